@@ -12,7 +12,16 @@ import torch
 from operant import rewards
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, minus_query, resolve, weighted
-from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
+from operant.rewards.shaping import (
+    RunningMoments,
+    ScoreOptions,
+    as_seen,
+    centred,
+    first_at,
+    penalised,
+    processed,
+    scaled,
+)
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, Rollout, Task, Turn
@@ -456,14 +465,18 @@ def test_a_constant_reward_is_not_blown_up():
     moments.update([5.0])
     assert moments.std == 1.0
     moments.update([5.0, 5.0])
-    assert scaled(5.0, moments, normalise=False) == pytest.approx(5.0)
-    assert scaled(5.0, moments, normalise=True) == 0.0
+    assert scaled(5.0, moments) == pytest.approx(5.0)
+    assert scaled(centred(5.0, moments), moments) == 0.0
+    thirds = RunningMoments()
+    for _ in range(9):
+        thirds.update([0.7] * 3)  # the mean of these is 0.7 only up to rounding
+    assert centred(0.7, thirds) == 0.0 and centred(0.2, thirds, pay=0.5) == pytest.approx(-0.5)
 
 
 def score(reward, rollouts, options, moments, tokenizer=None):
     """The reward's scores of the rollouts as it sees them, and the scores for training."""
     judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
-    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)
+    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
 def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():

@@ -97,8 +97,8 @@ value/explained_variance | | rises towards 1 | | 1 minus value/error_before over
     one
 value/explained_variance_fitted | | | ppo/val/var_explained | the same with value/error: these values are already
     fitted to the returns, so it is above 0 even for random returns
-returns/mean | scaled score | | ppo/returns/mean | mean of the value targets, over tokens
-returns/std | scaled score | | ppo/returns/var (its square) | spread of those targets
+returns/mean | scaled score | | ppo/returns/mean | mean of the returns, which a critic learns, over tokens
+returns/std | scaled score | | ppo/returns/var (its square) | spread of those returns
 loss/total | | hardly informative: watch reward and KL | ppo/loss/total | the loss of the update: policy, value,
     entropy and KL terms with their coefficients, mean over the optimizer steps made
 # Rollout

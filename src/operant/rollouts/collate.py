@@ -33,7 +33,7 @@ def collate(
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-        _add_rows(rows, episode, rollout, _action_rewards(rollout, score, turn_discount), joined)
+        _add_rows(rows, episode, rollout, action_rewards(rollout, score, turn_discount), joined)
     turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     trained = [turn for r in rollouts for turn in r.turns if turn.trained]
@@ -75,7 +75,7 @@ SETUP = {"cpu": 128, "cuda": 4096}
 """Fixed cost of a forward and backward pass by kind of device, as the number of tokens that take the same time."""
 
 
-def _action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float) -> list[float]:
+def action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float = 1.0) -> list[float]:
     """One reward per action of the rollout: the environment's rewards plus the score."""
     counts = [turn.count for turn in rollout.turns]
     if any(not turn.action for turn in rollout.turns if turn.trained):
