@@ -42,7 +42,8 @@ EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
 PARTS = {name: {"minibatch": 4, **more} for name, more in PARTS.items()}
-PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 1.0, "critic_minibatch": 4}
+PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 0.6, "critic_minibatch": 4}
+PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
 
 
 def learnt(which: list[int], **more) -> tuple[dict, dict]:

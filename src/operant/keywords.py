@@ -320,7 +320,7 @@ class UpdateKeywords(TypedDict, total=False):
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -526,8 +526,8 @@ class ReplayKeywords(TypedDict, total=False):
     """The options `replay.*`."""
 
     share: float
-    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself
-    are, too. 0: none, on-policy; 1: all, off-policy."""
+    """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of
+    the step itself are, too. 0: none, on-policy; 1: all, off-policy."""
     capacity: int
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
@@ -641,7 +641,7 @@ class LearnerArguments(
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
