@@ -87,7 +87,7 @@ def syntax_error(code: str) -> str | None:
 def unkept(*codes: str) -> str | None:
     """What one of these asks for that does not reach a program in a process of its own; None if there is nothing."""
     with warnings.catch_warnings(action="ignore"):
-        nodes = [node for code in codes if syntax_error(code) is None for node in ast.walk(ast.parse(code))]
+        nodes: list[Any] = [node for code in codes if syntax_error(code) is None for node in ast.walk(ast.parse(code))]
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
     imported = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | imported

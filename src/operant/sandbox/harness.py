@@ -6,7 +6,7 @@ checker      holds the tests, judges, and writes a frame for each test to the ru
 
 So the tests and what they expect are never in the memory of a program, and its answers are plain data. A test is Python
 code in which the program's names are stand-ins: a call sends plain data to the program and returns plain data of exact
-types, and no `__eq__` or `__add__` of the program is asked about a value that the test holds.
+types, and no comparison of the program is asked about a value that the test holds.
 
 `jail.py` passes this file to a bare interpreter, once for each program. It imports little of the standard library, and
 nothing else.
@@ -134,6 +134,10 @@ class Peer:
         self.last: Any = ""
         self.trusting = False
         """Whether the program has been asked how two of its own objects compare, or what they are together."""
+        self.unshown = False
+        """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
+        self.asserts: Any = lambda frame: False
+        """Whether the `with` that this frame of a test is about to leave asserts something."""
         self.stops = True
         """Whether the other end's functions may raise StopIteration, which ends the loops of whoever calls them."""
         self.passed: set = set()
@@ -165,7 +169,7 @@ class Peer:
         if kind in VIEWS:
             return ["view", VIEWS[kind], self.pack(dict(value.mapping))]
         if isinstance(value, type):
-            if value in TYPES.values():
+            if TYPES.get(value.__name__) is value:
                 return ["type", value.__name__]
             found = self.described(value)
             self.passed.add(found[1])
@@ -173,7 +177,11 @@ class Peer:
         if kind.__name__ in STANDARD.get(kind.__module__, ()):
             return ["standard", kind.__module__, kind.__name__, *map(self.pack, value.__reduce__()[1])]
         if isinstance(value, BaseException):
-            about = [["type", kind.__name__], -1] if kind in ERRORS else [self.described(kind), self.keep(value)]
+            about = (
+                [["type", kind.__name__], -1]
+                if TYPES.get(kind.__name__) is kind
+                else [self.described(kind), self.keep(value)]
+            )
             return ["error", *about, str(value)[:1000], *map(self.pack, value.args)]
         for base in PLAIN:
             if isinstance(value, base):
@@ -192,7 +200,10 @@ class Peer:
         """A class: its number, names, bases, and the special methods that it has itself."""
         if (number := number_of(kind)) is not None:
             return ["yours", number]
-        bases = [["type", base.__name__] if base in TYPES.values() else self.described(base) for base in kind.__bases__]
+        bases = [
+            ["type", base.__name__] if TYPES.get(base.__name__) is base else self.described(base)
+            for base in kind.__bases__
+        ]
         special = [name for name in vars(kind) if name in SPECIAL and vars(kind)[name] is not None]
         return ["class", self.keep(kind), kind.__name__, kind.__qualname__, kind.__module__, bases, special]
 
@@ -415,7 +426,9 @@ class Printed:
         self.texts, self.name = texts, name
 
     def write(self, text: str) -> int:
-        self.texts.append((self.name, text))
+        if sum(len(text) for _, text in self.texts[-1000:]) > MOST or len(self.texts) > MOST >> 4:
+            raise OSError(f"a call prints more than {MOST >> 20} MB")
+        self.texts.append((self.name, str(text)))
         return len(text)
 
     def writelines(self, lines) -> None:
@@ -527,8 +540,10 @@ def look(one, name: str):
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
         raise AttributeError(name)
     peer = peer_of(one)
-    if number in peer.told and any(hasattr(kind, name) for kind in PLAIN):
-        raise TypeError(UNSHOWN)
+    if number in peer.told:
+        standard = [getattr(__import__(module), kind) for module, kinds in STANDARD.items() for kind in kinds]
+        if any(hasattr(kind, name) for kind in (*PLAIN, *standard)):
+            raise TypeError(UNSHOWN)
     found = peer.unpack(*peer.ask("look", number, name))
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
         return getattr(__import__("dataclasses").make_dataclass("_", found), FIELDS)
@@ -634,6 +649,11 @@ async def result_of(value):
     return await value
 
 
+async def loud(value):
+    """The end of an `async with` that lets an exception pass, whatever the program says."""
+    await value
+
+
 def operator(special: str):
     """A special method of stand-ins. That of two may make an object of a value of the test's, and nothing plain."""
 
@@ -656,8 +676,19 @@ def operator(special: str):
     def call(self, *args, **named):
         return called(self, self.__called__ or type(self).__name__, args, named)
 
+    def equal(self, other):
+        self.__peer__.unshown |= number_of(other) is None
+        return Remote.__eq__(self, other)
+
+    def leave(self, *why):
+        silent = operate(self, special, *why)
+        own = why[0] is None or not issubclass(why[0], AssertionError) or MESSAGE in vars(why[1])
+        if why[0] is None or (own and not self.__peer__.asserts(sys._getframe(1))):
+            return silent
+        return False if special == "__exit__" else loud(silent)
+
     word = special.strip("_")
-    own = {"call": call, "eq": Remote.__eq__, "await": lambda self: waiting(self).__await__()}
+    own = {"call": call, "eq": equal, "exit": leave, "aexit": leave, "await": lambda self: waiting(self).__await__()}
     return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
 
 
@@ -1060,7 +1091,7 @@ class Checker:
         """Write a frame for each test: index, outcome, message, processor time, whether it trusts the program."""
         for index, test in enumerate(self.tests):
             if self.peer:
-                self.peer.last, self.peer.trusting = "", False
+                self.peer.last, self.peer.trusting, self.peer.unshown = "", False, False
             if self.each:
                 self.until = self.used() + self.seconds
             try:
@@ -1121,12 +1152,13 @@ class Checker:
         if self.run.read() != ["ready"]:
             raise self.run.kill("answered what is no message")
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
+        self.peer.asserts = self.asserts
         self.names = {"__name__": TEST, "__builtins__": builtins, "same": same}
         wanted, shadows, called, modules = set(), set(), set(), set()
         texts = [self.setup, *(test[0] for test in self.tests if len(test) == 1)]
         for code in texts:
             try:
-                found = set(named(self.compile(code)))
+                found = {name for part in parts(self.compile(code)) for name in part.co_names}
                 # To walk a syntax tree takes longer than all the rest of this loop.
                 tree = compile(code, TEST, "exec", ONLY_AST, dont_inherit=True) if found & MODULES else None
             except Exception:  # the test itself fails with it, where it is run
@@ -1153,8 +1185,18 @@ class Checker:
                 self.names[name] = self.peer.unpack(value)
         exec(self.compile(self.setup), self.names)
 
+    def asserts(self, frame) -> bool:
+        """Whether the `with` that a frame is about to leave asserts something, which a program must not silence."""
+        texts = {code: list(nodes(compile(text, TEST, "exec", ONLY_AST))) for text, code in self.compiled.items()}
+        helpers = {vars(node).get("name") for found in texts.values() for node in found if speaks(node, set())} - {None}
+        [found] = [found for code, found in texts.items() if frame.f_code in parts(code)] or [[]]
+        blocks = [node for node in found if hasattr(node, "items") and vars(node).get("lineno") == frame.f_lineno]
+        return not blocks or any(speaks(block, helpers) for block in blocks)
+
     def failure(self, error: AssertionError, code: str) -> str:
         line, reason = line_of(error, TEST), str(error)
+        if self.peer.unshown:
+            reason += (": " if reason else "") + UNSHOWN
         text = code.splitlines()[line - 1].strip() if line else code
         if isinstance(self.peer.last, tuple):
             name, args, result = self.peer.last
@@ -1178,6 +1220,15 @@ class Checker:
         return FAILED, f"test {index + 1}: printed {short(printed)} for {short(given)}, not {short(expected)}"
 
 
+def speaks(block, helpers: set) -> bool:
+    """Whether a node of a syntax tree has an assertion, a call such as `self.assertEqual`, or one of the helpers."""
+    words = [(type(node).__name__, vars(node)) for node in nodes(block)]
+    return any(
+        name == "Assert" or fields.get("attr", "").startswith("assert") or fields.get("id") in helpers
+        for name, fields in words
+    )
+
+
 def short_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -1191,12 +1242,12 @@ def nodes(tree):
                 yield from nodes(child)
 
 
-def named(code):
-    """The names in a piece of code."""
-    yield from code.co_names
+def parts(code):
+    """A piece of code, and those inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, type(code)):
-            yield from named(constant)
+            yield from parts(constant)
 
 
 # --- comparisons ----------------------------------------------------------------------------------------------------
