@@ -188,6 +188,23 @@ def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expect
     assert expected in verdict(History(series), [])
 
 
+@pytest.mark.parametrize(
+    ("kl", "rate", "control", "expected"),
+    [
+        (9.0, 1e-5, "adaptive", True),
+        (1.0, -1e-5, "adaptive", True),
+        (9.0, 0.02, "adaptive", False),  # the price is on its way
+        (6.5, 1e-5, "adaptive", False),  # near the target
+        (9.0, 0.0, "fixed", False),  # no target
+    ],
+)
+def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, rate, control, expected):
+    series = {"kl__per_reply": lambda i: kl, "kl__coef": lambda i: 0.1 * (1 + rate) ** i}
+    series |= {"reward__kl_penalty": lambda i: 0.1 * kl, "reward__mean": lambda i: 0.01 * i}
+    found = diagnose(History(steps(**series), config={"kl.control": control, "kl.target": 6.0}))
+    assert ("slow_price" in {f.name for f in found}) is expected
+
+
 # --- the demo ---------------------------------------------------------------------------------------------------------
 
 DEMO = sorted((ROOT / "runs" / "bench-sentiment").glob("seed-*"))

@@ -205,8 +205,10 @@ class KlKeywords(TypedDict, total=False):
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
 
@@ -551,8 +553,10 @@ class LearnerArguments(
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
     loss: LossKeywords | Mapping[str, Any]

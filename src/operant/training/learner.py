@@ -349,7 +349,7 @@ class Learner(Saveable):
     def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
         """Select, collate, score, credit, update, sync: the training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
-        self.controller.begin(self.progress.share(self.total_steps))
+        self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
