@@ -82,6 +82,11 @@ class IsolationKeywords(TypedDict, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""
@@ -881,6 +886,11 @@ class TrainArguments(LearnerArguments, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""
