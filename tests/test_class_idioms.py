@@ -102,6 +102,13 @@ def count(n):
 def cached(x): return x
 def tree(values): return Tree(values[0], *(Tree(v) for v in values[1:]))
 CONSTANT = Plain(9)
+def spied(f):
+    @functools.wraps(f)
+    def counted(*args):
+        counted.calls += 1
+        return f(*args)
+    counted.calls = 0
+    return counted
 """
 
 IDIOMS = """
@@ -270,6 +277,13 @@ assert (Money(1) + Money(2)).amount == 3 and (Money(3) - Money(1)).amount == 2
 assert (Money(1) + 2).amount == 3 and (2 * Money(2)).amount == (Money(2) * 2).amount == 4
 
 assert sum([Money(1), Money(2)]).amount == 3
+
+assert str(Money(1) * 2) == 'Money(2)' and f'{2 * Money(2)}' == '4.00 EUR'
+
+@spied
+def g(x): return x
+g(1); g(2)
+assert g.calls == 2 and g.__name__ == 'g'
 
 assert (-Money(1)).amount == -1 and abs(Money(-1)).amount == 1
 

@@ -94,6 +94,8 @@ ALONE = (
     "pos abs invert round trunc floor ceil contains aenter aexit aiter anext await call copy deepcopy delattr dir "
     "instancecheck"
 ).split()
+TEXT = "str repr format iter getitem len".split()
+"""What a sum or a product with a value of the test's still gives."""
 ORDER = "eq ne lt le gt ge".split()
 PAIRS = "add sub mul truediv floordiv mod pow and or xor matmul lshift rshift".split()
 SPECIAL = {f"__{start}{name}__" for start in ("", "i", "r") for name in PAIRS} | {f"__{n}__" for n in [*ALONE, *ORDER]}
@@ -129,8 +131,8 @@ class Peer:
         self.numbers: dict[int, int] = {}
         self.stand_ins: dict = {}
         """By number, so that an object is itself however often it comes."""
-        self.told: set = set()
-        """Numbers of objects that the program has made of an operand of the test's: they give no plain data."""
+        self.told: dict[int, list] = {}
+        """Numbers of objects that the program has made of an operand of the test's, and what plain data they give."""
         self.last: Any = ""
         self.trusting = False
         """Whether the program has been asked how two of its own objects compare, or what they are together."""
@@ -337,10 +339,10 @@ class Peer:
         name: of an attribute, which for a program may not begin with an underscore.
         """
         value = self.kept[number]
-        if not self.trusted and type(value).__module__ != TEST:
-            raise TypeError(f"a test keeps its {type(value).__name__} to itself")
         if not self.trusted and (type(name) is not str or name.startswith("_")):
             raise AttributeError(name)
+        if not self.trusted and type(value).__module__ != TEST:
+            raise TypeError(f"a test keeps its {type(value).__name__} to itself")
         return value
 
     def answer_call(self, number: int, packed: list, named: dict):
@@ -605,7 +607,7 @@ class Remote(metaclass=RemoteClass):
         return operate(self, "__dir__")
 
 
-ROOTED = vars(Remote).keys() - {"__eq__", "__hash__"}
+ROOTED = vars(Remote).keys() - {"__eq__", "__hash__", "__contains__"}
 TEXTS = ("__str__", "__repr__", "__format__")
 FIXED_METHODS = {
     "__getattr__": Remote.__getattr__,
@@ -635,7 +637,7 @@ def related(one, name: str, other):
 
 def operate(one, name: str, *args):
     peer = peer_of(one)
-    if number_of(one) in peer.told and name.strip("_") in ALONE:
+    if (word := name.strip("_")) in ALONE and word not in peer.told.get(number_of(one), ALONE):
         raise TypeError(UNSHOWN)
     return peer.unpack(*peer.ask("operate", number_of(one), name, [peer.pack(value) for value in args]))
 
@@ -665,16 +667,21 @@ def operator(special: str):
 
     def paired(self, other):
         told = self.__peer__.told
-        if number_of(other) is not None and not told & {number_of(self), number_of(other)}:
+        if number_of(other) is not None and not told.keys() & {number_of(self), number_of(other)}:
             return related(self, special, other)
         result = operate(self, special, other)
         if not issubclass(type(result), Remote):
             raise TypeError(UNSHOWN)
-        told.add(number_of(result))
+        told[number_of(result)] = TEXT if word.lstrip("ri") in ("add", "mul") else []  # the others may undo a value
         return result
 
     def call(self, *args, **named):
         return called(self, self.__called__ or type(self).__name__, args, named)
+
+    def contains(self, value):
+        if number_of(value) is None and not any("__iter__" in vars(kind) for kind in type(self).__mro__):
+            raise TypeError(UNSHOWN)
+        return Remote.__contains__(self, value)
 
     def equal(self, other):
         self.__peer__.unshown |= number_of(other) is None
@@ -688,7 +695,14 @@ def operator(special: str):
         return False if special == "__exit__" else loud(silent)
 
     word = special.strip("_")
-    own = {"call": call, "eq": equal, "exit": leave, "aexit": leave, "await": lambda self: waiting(self).__await__()}
+    own = {
+        "call": call,
+        "contains": contains,
+        "eq": equal,
+        "exit": leave,
+        "aexit": leave,
+        "await": lambda self: waiting(self).__await__(),
+    }
     return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
 
 
