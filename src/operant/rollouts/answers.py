@@ -1,16 +1,11 @@
 """A world's answers, checked: it is the user's code, and may raise or answer anything. torch is not imported."""
 
 import math
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from numbers import Real
-from pathlib import Path
 from typing import Any, get_args
 
+from operant.rollouts.silent_ends import heard
 from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
 
 
@@ -40,7 +35,7 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
 
 def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
     try:
-        with _heard(name_of(env)):
+        with heard(name_of(env)):
             steps = getattr(env, call)(given)
     except OperantError:
         raise
@@ -50,39 +45,6 @@ def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task
             "world, or let it answer Step(failed='raised') for the episodes that cannot go on"
         ) from error
     return checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
-
-
-@contextmanager
-def _heard(world: str) -> Iterator[None]:
-    """Inside this context, a call that would end this process without a word raises OperantError with the remedy.
-
-    Other threads, and processes that the world has forked, may still end so.
-    """
-    usual = {name: getattr(os, name) for name in ("_exit", "abort", "kill")}
-    owner = os.getpid(), threading.get_ident()
-
-    def instead(name: str) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
-            here = owner == (os.getpid(), threading.get_ident())
-            if not here or (name == "kill" and given != (os.getpid(), signal.SIGKILL)):
-                return usual[name](*given)
-            caller, called = sys._getframe(1), f"os.{name}({', '.join(map(str, given))})"
-            file = Path(caller.f_code.co_filename).name
-            raise OperantError(
-                f"world {world!r} called {called} ({file}, line {caller.f_lineno}), which "
-                "ends the process and the run with it; fix the world, or play it in processes of its own: "
-                "env=workers:file.py:World"
-            )
-
-        return call
-
-    for name in usual:
-        setattr(os, name, instead(name))
-    try:
-        yield
-    finally:
-        for name, function in usual.items():
-            setattr(os, name, function)
 
 
 def checked(called: str, steps: Any, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
