@@ -157,6 +157,7 @@ def steps(count=40, **series):
         ("high_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.1 * i}),
         ("unpaid_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.0}),
         ("flat", {"kl__per_reply": lambda i: 3.0}),
+        ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
         ("signs", {"text__exclamations": lambda i: 0.001 * i}),
         ("repetition", {"text__repeated": lambda i: 0.02 * i}),
         ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),

@@ -179,6 +179,7 @@ class Adaptive(Controller):
     """
 
     steps: int | None = None
+    """Of the run; None if that is unknown."""
 
     def begin(self, progress: float, steps: int | None = None) -> None:
         self.steps = steps
