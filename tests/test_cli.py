@@ -88,6 +88,7 @@ def test_generate_prints_a_reply(folder, capsys):
         (["report", "nowhere"], "nowhere"),
         (["report", "nowhere", "--prot", "80"], "option 'prot' is unknown; did you mean 'port'"),
         (["generate", "nowhere", "--promt", "ab"], "did you mean 'prompt'"),
+        (["eval", "--model", "runs/x"], "a model is named without an option: operant eval runs/x"),
         (["generate", "nowhere", "--prom", "ab"], "option 'prom' is unknown"),  # no abbreviations
         (["generate", "nowhere", "--prompt"], "--prompt: expected one argument"),
         (["train", "--resume"], "--resume: expected one argument; `operant train --help` shows examples"),

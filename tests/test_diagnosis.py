@@ -171,6 +171,40 @@ def test_a_rule_reports_its_fault_and_nothing_without_it(name, series):
     assert name not in {f.name for f in diagnose(History(steps(**healthy)))}
 
 
+def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range():
+    ratio = {"policy__ratio_max": lambda i: 82.0, "policy__ratio_min": lambda i: 0.0259}
+    (finding,) = diagnose(History(steps(3, **ratio, policy__ratio_std=lambda i: 3.0 + i)))
+    assert finding.message.endswith(" probabilities had a spread of 4 (healthy: at most 0.5).")
+    assert diagnose(History(steps(3, **ratio))) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(32, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("), (8, "reward 0.25 in steps 1 to 4 -> 0.762 in steps")],
+)
+def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
+    means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
+    series = steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)
+    assert expected in verdict(History(series), [])
+
+
+@pytest.mark.parametrize(
+    ("kl", "rate", "control", "expected"),
+    [
+        (9.0, 1e-5, "adaptive", True),
+        (1.0, -1e-5, "adaptive", True),
+        (9.0, 0.02, "adaptive", False),  # the price is on its way
+        (6.5, 1e-5, "adaptive", False),  # near the target
+        (9.0, 0.0, "fixed", False),  # no target
+    ],
+)
+def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, rate, control, expected):
+    series = {"kl__per_reply": lambda i: kl, "kl__coef": lambda i: 0.1 * (1 + rate) ** i}
+    series |= {"reward__kl_penalty": lambda i: 0.1 * kl, "reward__mean": lambda i: 0.01 * i}
+    found = diagnose(History(steps(**series), config={"kl.control": control, "kl.target": 6.0}))
+    assert ("slow_price" in {f.name for f in found}) is expected
+
+
 # --- the demo ---------------------------------------------------------------------------------------------------------
 
 DEMO = sorted((ROOT / "runs" / "bench-sentiment").glob("seed-*"))

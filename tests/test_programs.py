@@ -320,6 +320,41 @@ def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
         problem_of(Task("js", "Write f.", {"tests": ["assert f(2) == 1", test]}))
 
 
+MOCK = "from unittest.mock import patch\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "test", "reason"),
+    [
+        (
+            "",
+            "class Mine(Shape):\n    def area(self): return 4\nassert Mine().twice() == 8",
+            "derives Mine from Shape, a",
+        ),
+        ("", "class A: pass\nclass B(A, module.Base): pass", "derives B from module.Base, a class of the program"),
+        ("", "import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", "says .sys.stdin = .* does not reach"),
+        ("", "import builtins\nbuiltins.input = lambda: '3'\nassert f() == 3", "says .builtins.input = "),
+        ("", MOCK + "with patch('builtins.input', return_value='3'):\n    f()", "says .patch.*builtins.input"),
+        ("", MOCK + "@patch.object(A, 'b')\ndef g(x): f()", "says .patch.object"),
+        ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
+        ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
+        ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
+        ("class A: pass", "class B(A): pass\nassert f(B())", ""),
+        ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
+        ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),
+        ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1", ""),
+        ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
+    ],
+)
+def test_a_test_whose_meaning_a_process_of_its_own_does_not_keep_is_refused(setup, test, reason):
+    task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
+    if not reason:
+        assert problem_of(task).setup == setup
+        return
+    with pytest.raises(OperantError, match=f"^task 'a': a test {reason}.*leave the row out$"):
+        problem_of(task)
+
+
 def test_own_rows_may_have_their_tests_in_a_target():
     flat = {"prompt": "Write f.", "tests": ["assert f(2) == 4"], "examples": ["assert f(1) == 2"], "completion": "x"}
     nested = {"prompt": "Write f.", "target": {k: flat[k] for k in ("tests", "examples")}, "completion": "x"}

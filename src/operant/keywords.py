@@ -82,6 +82,11 @@ class IsolationKeywords(TypedDict, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""
@@ -205,8 +210,10 @@ class KlKeywords(TypedDict, total=False):
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
 
@@ -320,7 +327,7 @@ class UpdateKeywords(TypedDict, total=False):
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -526,8 +533,8 @@ class ReplayKeywords(TypedDict, total=False):
     """The options `replay.*`."""
 
     share: float
-    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself
-    are, too. 0: none, on-policy; 1: all, off-policy."""
+    """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of
+    the step itself are, too. 0: none, on-policy; 1: all, off-policy."""
     capacity: int
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
@@ -551,8 +558,10 @@ class LearnerArguments(
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
     loss: LossKeywords | Mapping[str, Any]
@@ -641,7 +650,7 @@ class LearnerArguments(
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -877,6 +886,11 @@ class TrainArguments(LearnerArguments, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""

@@ -28,6 +28,8 @@ class Factory:
 
     make: Callable[..., Any]
     skip: int = 0
+    gets: str = ""
+    """What it is called with, in words; empty: its first arguments, by their names."""
 
 
 Schema = Mapping[str, "type | Callable | Factory"]
@@ -55,8 +57,18 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
         if absent := [name for name in missing if name not in picked[group]]:
             full = f"{group}.{absent[0]}" if group else absent[0]
-            raise OperantError(f"option {full} is missing: it has no default")
+            raise OperantError(f"option {full} is missing: {_undefined(made, absent[0])}")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
+
+
+def _undefined(made: type | Callable | Factory, name: str) -> str:
+    """Why an option needs a value, and what else would help."""
+    if not isinstance(made, Factory):
+        return "it has no default"
+    called = getattr(made.make, "__name__", type(made.make).__name__)
+    passed = [*inspect.signature(made.make).parameters][: made.skip]
+    gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
+    return f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into {called}"
 
 
 def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +119,9 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
     if elsewhere := answer(key):
         raise OperantError(f"option {key!r} is unknown; {elsewhere}")
     near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
+    group = [name for full, (of, name) in known.items() if of and of == key.partition(".")[0] and full not in short]
     hint = f"did you mean {near[0]!r}?" if near else "`operant train --help-all` lists all"
+    hint = f"{key.partition('.')[0]} has the options {', '.join(group)}" if group else hint
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 

@@ -113,7 +113,7 @@ def each_formed(rows: Iterable[tuple[int, Any]], form: Form, source: str) -> Ite
             made = form(published)
         except OperantError as error:
             raise OperantError(f"{where}: {error}") from error
-        except Exception as error:  # a form may be the user's own
+        except (Exception, SystemExit) as error:  # a form may be the user's own
             why = f"it raised {type(error).__name__}: {error}"
             raise OperantError(f"{where}: {why} (fields: {names_in(published)})") from error
         several = not isinstance(made, Mapping)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from operant.import_by_name import Table, nearest
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
-from operant.types import OperantError, shown
+from operant.types import OperantError, describe_error, shown
 
 HELD_OUT = 256
 """Number of lines at the end of built-in tasks that are reserved for evaluation."""
@@ -44,8 +44,8 @@ def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int
             made = source()
         except OperantError:
             raise
-        except Exception as error:
-            raise OperantError(f"tasks: {_called(source)} raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise OperantError(f"tasks: {_called(source)} raised {describe_error(error)}") from error
         if not isinstance(made, Iterable):
             raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
         return _called(source), enumerate(made)

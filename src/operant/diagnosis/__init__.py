@@ -39,6 +39,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     distance.drowned,
     distance.unpaid_kl,
     distance.high_kl,
+    distance.slow_price,
     distance.unmeasured,
     texts.repetition,
     texts.diversity,

@@ -18,7 +18,7 @@ from operant.models import layout
 from operant.models.choices import branches, separate_rows
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.packing import quick
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, shown
 
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
 """Exceptions that a model raises when it cannot be called in some way."""
@@ -31,11 +31,24 @@ TOLERANCE = 2e-3
 def probe(policy: HiddenStates) -> Modes:
     """Try padding and packing on three rows of unequal length, and return the modes that are exact.
 
-    Raises: OperantError if the logits are not a known function of the hidden states.
+    Raises: OperantError for a model that token ids alone cannot call, whose states depend on the tokens that follow, or
+    whose logits are not a known function of its hidden states.
     """
     policy.modes = Modes()
     rows = three_rows(policy)
-    plain = [plain_state(policy, row) for row in rows]
+    try:
+        plain = [plain_state(policy, row) for row in rows]
+        ahead = _looks_ahead(policy, rows[1])
+    except FAILS as error:
+        raise OperantError(
+            f"{type(policy.model).__name__} cannot read token ids alone ({type(error).__name__}: {shown(str(error))}): "
+            "correct its config, or load another architecture"
+        ) from error
+    if ahead:
+        raise OperantError(
+            f"{type(policy.model).__name__}: its state at a token depends on the tokens after it, so it cannot say one "
+            "token after another; set is_decoder in its config.json to true if it has that, or load a causal model"
+        )
     finish = _find_logit_function(policy, rows[0])
     padded = agrees(lambda: _padded(policy, rows), plain)
     return Modes(padded=padded, packed=packs_exactly(policy), finish=finish)
@@ -168,6 +181,22 @@ def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
     return list(caught["states"][:, None])
 
 
+def _looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
+    """Whether the state before the last token depends on that token. Both calls have one shape, so they round alike."""
+    kwargs = feed(policy, row)
+    name = "decoder_input_ids" if policy.encoder_decoder else "input_ids"
+    states = []
+    for last in (row[-1], (row[-1] + 1) % policy.vocabulary):
+        kwargs[name] = torch.tensor(
+            [[policy.start_token, *row[:2], last] if policy.encoder_decoder else [*row[:-1], last]]
+        )
+        kwargs[name] = kwargs[name].to(policy.device)
+        with policy.catching(lambda hidden: hidden[:, -2]) as caught:
+            policy.call(**kwargs, use_cache=False)
+        states.append(caught["states"])
+    return not close(*states, TOLERANCE / 20)
+
+
 def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
     """Find the function that the model applies to the output of its head to get its logits."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
@@ -184,7 +213,7 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
     truth = policy.model(**feed(policy, row)).logits[:, -1].to(policy.numbers)
     mine = policy.head(plain_state(policy, row)).to(policy.numbers)
     for candidate in candidates:
-        if close(candidate(mine), truth):
+        if mine.shape == truth.shape and close(candidate(mine), truth):
             return candidate
     raise OperantError(
         f"{type(policy.model).__name__}: its logits are not a known function of its last hidden states, so log-probs "
@@ -192,8 +221,8 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
     )
 
 
-def close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor, tolerance: float = TOLERANCE) -> bool:
     """Whether two tensors of states differ by no more than rounding."""
     scale = b.abs().max().clamp(min=1e-6)
-    limit = TOLERANCE if b.dtype in (torch.float32, torch.float64) else 20 * TOLERANCE
+    limit = tolerance if b.dtype in (torch.float32, torch.float64) else 20 * tolerance
     return bool(((a - b).abs().max() / scale) < limit)

@@ -288,8 +288,11 @@ def _check_together(config: Config) -> None:
         )
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
-    if train.reward is None and algorithm.source != "data" and algorithm.needs.reward:
+    selects = config.learner["learner"].select
+    if train.reward is None and algorithm.source != "data" and (algorithm.needs.reward or selects is not None):
         pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
+        if not pays and not algorithm.needs.reward:
+            raise OperantError(best.unscored_selection(selects, train.algorithm))
         if not pays:
             raise OperantError(
                 "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"

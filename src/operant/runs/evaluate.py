@@ -11,6 +11,7 @@ import torch
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import games, judged_labels, judged_outcomes
+from operant.metrics.collect import trained_bytes
 from operant.metrics.evaluation import (
     NOTHING,
     EvaluationMetric,
@@ -302,9 +303,8 @@ def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 81
     out = forward_batch(batch, policy, PURE, micro_tokens)
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
-    tokens = [sum(len(turn.action) for turn in r.turns) for r in rollouts]
-    sizes = [sum(len(text.encode(errors="replace")) for text in r.texts) for r in rollouts]
-    return tuple(map(ReplyLoss, nats.tolist(), tokens, sizes))
+    tokens = [sum(turn.count for turn in r.turns) for r in rollouts]
+    return tuple(map(ReplyLoss, nats.tolist(), tokens, map(trained_bytes, rollouts)))
 
 
 @torch.no_grad()

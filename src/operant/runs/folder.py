@@ -23,6 +23,7 @@ import io
 import json
 import shutil
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -217,6 +218,9 @@ class RunFolder:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):  # a signal, or a generator that its user closed, is no failure
+            behind = error.__cause__ if isinstance(error, OperantError) else error
+            if behind is not None and not isinstance(behind, (OperantError, OSError)):  # such as of a user's reward
+                self.log_message("".join(traceback.format_exception(behind)).rstrip())
             self.log_message(f"{FAILED}{' '.join(str(error).split()) or type(error).__name__}")
         self.close()
 

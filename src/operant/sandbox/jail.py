@@ -110,7 +110,7 @@ class Verdict:
     seconds: float = 0.0
     """Processor time of the program."""
     trusting: tuple[int, ...] = ()
-    """The tests that asked the program whether two of its own objects are equal: these trust its word."""
+    """The tests that asked the program how two of its own objects compare, or what they make: these trust its word."""
 
     @property
     def share(self) -> float:

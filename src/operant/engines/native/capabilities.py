@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,9 @@ def try_decoding(policy: Policy) -> Modes:
         pooled = modes.pooled
         if pooled is None:
             pooled = left and alone and agrees(lambda: _pooled(policy, rows), plain)
+        if modes.cached is None and not pooled and alone and (left or policy.encoder_decoder):
+            ends = [_second(policy, row) for row in rows] if policy.encoder_decoder else plain
+            alone = agrees(lambda: _kept(policy, rows), [ends[2], ends[0]])
         policy.modes = replace(modes, left=left, cached=alone, pooled=pooled)
     return policy.modes
 
@@ -67,12 +71,27 @@ def _cached(policy: Policy, row: list[int]) -> Tensor:
     if policy.encoder_decoder:  # here the token that is fed by itself is one on the decoder's side
         decoding.admit([row])
         decoding.step(torch.tensor([row[0]], device=policy.device))
-        fed = feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
-        whole = policy.last_states(**{k: v.to(policy.device) for k, v in fed.items()})[0]
+        whole = _second(policy, row)
         return plain_state(policy, row) if close(decoding.states, whole) else torch.full_like(whole, torch.nan)
     decoding.admit([row[:-1]])
     decoding.step(torch.tensor(row[-1:], device=policy.device))
     return decoding.states
+
+
+def _second(policy: Policy, row: list[int]) -> Tensor:
+    """The state after the source `row` and its first token as the reply, of an encoder-decoder without a cache."""
+    fed = feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
+    return policy.last_states(**{k: v.to(policy.device) for k, v in fed.items()})[0]
+
+
+def _kept(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
+    """The last states of the third and the first row, whose cache was moved; that of the second was left out."""
+    decoding = Cached(policy)
+    decoding.admit(rows if policy.encoder_decoder else [row[:-1] for row in rows])
+    decoding.keep(np.asarray([2, 0]))
+    last = 0 if policy.encoder_decoder else -1
+    decoding.step(torch.tensor([rows[2][last], rows[0][last]], device=policy.device))
+    return list(decoding.states[:, None])
 
 
 def _pooled(policy: Policy, rows: list[list[int]]) -> list[Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from operant.engines.native.kv_cache import Window, plain_layers
 from operant.engines.native.prefixes import Prefix, Prefixes
@@ -199,7 +200,9 @@ class Cached(Decoding):
 
     def keep(self, order: np.ndarray) -> None:
         rows = self._keep_states(order)
-        self.cache.batch_select_indices(rows)
+        # Layers of linear attention cannot select rows, only reorder them, which may leave some out.
+        linear = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in getattr(self.cache, "layers", ()))
+        (self.cache.reorder_cache if linear else self.cache.batch_select_indices)(rows)
         if self.mask is not None:
             self.mask = self.mask[rows]
         if self.policy.encoder_decoder:
