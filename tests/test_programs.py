@@ -92,10 +92,10 @@ CALLED = {
         ("code", SANITISED, {}, "Double.\nassert f(1) == 2\n", ("c",),
          {"tests": ["assert f(1) == 2"], "examples": ["assert f(1) == 2"], "setup": "import math"}),
         ("code", HUMANEVAL, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
-         {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "setup": "METADATA = {}",
+         {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "examples": [], "setup": "METADATA = {}",
           "before": HUMANEVAL["prompt"]}),
         ("humaneval", HUMANEVAL | {"test": LOOPED}, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
-         {"tests": ["check(f)"], "setup": LOOPED, "before": HUMANEVAL["prompt"]}),
+         {"tests": ["check(f)"], "examples": [], "setup": LOOPED, "before": HUMANEVAL["prompt"]}),
         ("apps", STDIN, {"imports": False}, "QUESTION:\nDouble it.\nUse Standard Input format\nANSWER:\n", ("s\n",),
          {"tests": [{"stdin": "2\n", "stdout": "4\n"}], "examples": [], "before": "", "judge": "apps"}),
         ("apps", CALLED, {"imports": False, "examples": 1, "between": "", "cue": ""},
@@ -109,6 +109,25 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
     assert (task.prompt, task.references, task.target) == (prompt, references, target)
     assert len(problem_of(task).tests) == len(target["tests"])
     assert task.id.endswith(f"/{row.get('task_id', 0)}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "examples"),
+    [  # as the docstrings of HumanEval write them
+        (">>> f(1)\n2\n>>> f('a=>b')\n'c'", ["assert f(1) == 2", "assert f('a=>b') == 'c'"]),
+        (">>> f([1, 2]) == None\n>>> f([])\nTrue", ["assert f([1, 2]) == None", "assert f([]) == True"]),
+        ("f(1, 4) => true\n* f(2) ==> [3, 4].\nf(3) \u279e 'x' # why", ["assert f(1, 4) == True",
+         "assert f(2) == [3, 4]", "assert f(3) == 'x'"]),
+        ("for f('=') == 'a'\nf(2)   # returns \"b\"\nf(3) should return 4.\nf(4) = 5", ["assert f('=') == 'a'",
+         "assert f(2) == 'b'", "assert f(3) == 4", "assert f(4) == 5"]),
+        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value", []),
+    ],
+)  # fmt: skip
+def test_the_examples_of_a_docstring_are_read(lines, examples):
+    indented = lines.replace("\n", "\n    ")
+    prompt = f'def g(x):\n    """f(9) == 9"""\n    return x\n\ndef f(*x):\n    """Do it.\n    {indented}\n    """\n'
+    [task] = tasks_of([HUMANEVAL | {"prompt": prompt}], "humaneval")
+    assert task.target["examples"] == examples
 
 
 @pytest.mark.parametrize(

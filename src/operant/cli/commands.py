@@ -450,6 +450,8 @@ All other options are those of `operant train`. The same command resumes a sweep
   operant eval runs/x builtin:reviews-lm             by the reward, held-out tasks and sampling of the run
   operant eval runs/a runs/a@120 ./my-model --tasks held-out.jsonl --reward letters:e --reward length:20
   operant eval runs/code runs/code@60 --samples 20 --metrics pass@1,pass@8
+  operant eval samples.jsonl --tasks HumanEval.jsonl.gz --metrics pass@1,pass@10
+                                                     programs that are there already: {task_id, completion} a line
   operant eval runs/code runs/code@60 --samples 8 --tests --refine --repair policy
                                                      the programs that they hand in after a search
   operant eval runs/a runs/b --tasks held-out.jsonl --report page.html --label judge.jsonl

@@ -5,7 +5,9 @@ The target of each task is what `programs.problems` reads: {"tests", "examples",
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from operant.data.forms import Row, found_in, text_of, texts_in
@@ -13,6 +15,8 @@ from operant.types import OperantError, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
 """Fields that name the language of a row."""
+EXAMPLE = re.compile(r"==>|=>|==|\u279e|->|# returns|should return|\breturns?\b|(?<![=<>!])=(?!=)")
+"""What stands between a call and its value in a docstring."""
 APPS_IMPORTS = (
     "import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, "
     "sys, time; from bisect import *; from collections import *; from functools import *; from heapq import *; "
@@ -83,7 +87,8 @@ def mbpp(
 def humaneval(row: Row) -> Any:
     """HumanEval (Chen et al. 2021): the prompt is the head of a function, which the reply continues.
 
-    The assertions of its `check` are tests of their own where it has nothing else, or one test if it has.
+    The assertions of its `check` are tests of their own where it has nothing else, or one test if it has. The examples
+    of the docstring are examples.
     """
     if "tests" in row:
         return code(row)
@@ -97,8 +102,44 @@ def humaneval(row: Row) -> Any:
         "prompt": prompt,
         "references": texts_in(row, ("canonical_solution",)),
         **_named(row),
-        "target": {"tests": tests, "setup": setup, "before": prompt},
+        "target": {"tests": tests, "examples": examples_in(prompt, name), "setup": setup, "before": prompt},
     }
+
+
+def examples_in(prompt: str, name: str) -> list[str]:
+    """The examples in the docstring of a function as tests: doctests, and lines such as `f(2) == 4` or `f(2) => 4`."""
+    try:
+        functions = [node for node in ast.parse(f"{prompt}\n    pass").body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return []
+    text = "\n".join(ast.get_docstring(node) or "" for node in functions if node.name == name)
+    lines, found = [line.strip() for line in text.splitlines()], list[str]()
+    for line, after in pairwise([*lines, ""]):
+        sides = [(line[: one.start()], line[one.end() :]) for one in EXAMPLE.finditer(line)]
+        sides += [(line, after)] if line.startswith(">>>") else []
+        pairs = ((call_in(left, name), literal(right)) for left, right in sides)
+        found += [f"assert {call} == {value}" for call, value in pairs if call and value][:1]
+    return list(dict.fromkeys(found))
+
+
+def call_in(text: str, name: str) -> str | None:
+    """The call of the function that a text ends with, if its arguments are plain values."""
+    try:
+        call = ast.parse(text[text.index(f"{name}(") :].strip(" #"), mode="eval").body
+        for one in call.args if isinstance(call, ast.Call) else ():
+            ast.literal_eval(one)
+    except (ValueError, SyntaxError):
+        return None
+    return ast.unparse(call) if isinstance(call, ast.Call) else None
+
+
+def literal(text: str) -> str | None:
+    """A plain value as Python writes it; None for any other text."""
+    text = text.strip(" .`")
+    try:
+        return repr(ast.literal_eval({"true": "True", "false": "False"}.get(text, text)))
+    except (ValueError, SyntaxError):
+        return None
 
 
 def apps(

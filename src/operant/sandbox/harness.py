@@ -821,14 +821,32 @@ def nursery(control: socket, given: dict) -> None:
             finally:
                 os._exit(1)
         ours.close()
-        os.close(fault_write)
         fds = theirs.fileno().to_bytes(4, sys.byteorder) + fault_read.to_bytes(4, sys.byteorder)
         control.sendmsg([b"%20d" % pid], [(SOL_SOCKET, SCM_RIGHTS, fds)])
         theirs.close()
         os.close(fault_read)
+        if given["folder"]:
+            watch(pid, fault_write, given["folder"], given["names"])
+        os.close(fault_write)
         _, status, usage = os.wait4(pid, 0)
         control.send(b"%20d" % status + b"%20.6f" % (usage.ru_utime + usage.ru_stime))
     os._exit(0)
+
+
+def watch(pid: int, fault: int, folder: str, names: int) -> None:
+    """Wait for the end of a program, and end it if it makes more names in the folder than that.
+
+    No limit of the kernel counts the memory of a name, and the checker may be busy.
+    """
+    process, end = os.pidfd_open(pid), select.poll()
+    end.register(process, select.POLLIN)
+    while not end.poll(20):
+        found = os.statvfs(folder)
+        if found.f_files - found.f_ffree > names:
+            os.kill(pid, _signal.SIGKILL)
+            os.write(fault, f"\nmade more than {names:,} files, folders and links".encode())
+            break
+    os.close(process)
 
 
 def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> None:
@@ -1071,7 +1089,7 @@ class Running:
         if self.checker.spent > self.checker.until:
             newline, message = "\n", f"used more than {self.checker.seconds:g} s of processor time"
         elif code < 0:
-            message = f"was ended by signal {-code}, {_signal.strsignal(-code)}"
+            message = message or f"was ended by signal {-code}, {_signal.strsignal(-code)}"
         outcome = CRASHED if stage or newline else UNCOMPILED
         self.end = Ended(outcome, message or f"ended itself with exit status {code}")
         return self.end

@@ -403,8 +403,8 @@ def _asked(options: JailOptions, cell: levels.Cell, program: Program, nonce: byt
     """What the harness reads: itself, the program, and then, when the program has no part in it any more, the tests."""
     limits = [["RLIMIT_AS", options.memory], ["RLIMIT_CPU", int(options.seconds) + 2], ["RLIMIT_NOFILE", 64]]
     limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0], ["RLIMIT_NPROC", THREADS_OF_USER]]
-    given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
-    given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
+    given = {"uid": None, "drop": False, "landlock": None, "folder": None, **cell.settings, "limits": limits}
+    given |= {"run": os.getpid() if cell.parent else 0, "source": program.source, "names": levels.NAMES}
     each = options.seconds / max(1, len(program.tests)) if program.judge else options.seconds
     given |= {"seconds": each, "judge": program.judge, "compare": options.compare, "busy": _busy(options)}
     tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
