@@ -314,6 +314,8 @@ def told(returns, **more):
 
 Q = {kind: [float(Told.own[t, kind]) for t in (1, 2, 3, 3)] for kind in range(4)}
 """q of each class after the three letters and the stop token."""
+BEFORE = {kind: [float(Told.own[t, kind]) for t in (0, 1, 2, 3)] for kind in range(4)}
+"""q of each class at the state that predicts each of them."""
 WORTH = (-1.0, -0.6, -0.3, 1.0)
 V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.tolist()]
 
@@ -322,7 +324,8 @@ V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.
     ("returns", "wanted"),
     [
         # The replies pass (+1), crash (-0.6) and fail a test (-0.3); the greedy one fails a test.
-        ("coderl", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
+        ("coderl", [[1.3 * q for q in BEFORE[3]], [-0.3 * q for q in BEFORE[1]], [0.0] * 4]),
+        ("coderl_after", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
         (
             "group",
             [[(1 - 0.1 / 3) * q for q in Q[3]], [(-0.6 - 0.1 / 3) * q for q in Q[1]], [-1.0 / 3 * q for q in Q[2]]],
@@ -369,7 +372,7 @@ def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, group, difference, plain"),
+        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, coderl_after, group, difference, plain"),
         ({"worth": (1.0, 2.0)}, r"worth=\(1.0, 2.0\): give a number for each of compile error"),
         ({"refresh": -1.0}, r"a learning rate must be at least 0"),
         ({"batch": 0}, r"batch=0 must be at least 1"),
@@ -444,6 +447,9 @@ ESTIMATES = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).e
     [
         ("gpt2", {}),
         ("t5", {}),
+        ("gpt2", {"sampling.min_tokens": 5}),
+        ("t5", {"sampling.min_tokens": 5}),
+        ("gpt2", {"sampling.top_k": 4, "sampling.truncation": "stored"}),
         ("gpt2", {"importance": "token"}),
         ("gpt2", {"importance": "sequence", "importance_cap": 0.5}),
         ("gpt2", {"importance": "token", "importance_cap": 0.5, "importance_mask": True}),
@@ -454,7 +460,7 @@ ESTIMATES = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).e
 def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
     """Own programs with a number for every token, and given ones; and the same in three minibatches of any length.
 
-    Given programs have no sampler: importance weights and sampled KL are about the policy's own alone.
+    Given programs have no sampler: importance weights, KL and what was allowed are about the policy's own alone.
     """
     torch.manual_seed(0)
     fixed = {"max_tokens": 6, "keep_gradients": True, "optimizer.max_grad_norm": None, "loss.given_coef": 0.7}
@@ -472,19 +478,24 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
     mine = torch.cat([p.grad.flatten() for p in learner.policy.trainable()])
     twin, loss, count, in_loss = lm(kind).double(), 0.0, sum(r.count for r in own), 0.0
 
-    def said(model, prompt, reply):
+    def said(model, prompt, reply, turn=None):
         if kind == "t5":
             start = torch.tensor([[model.config.decoder_start_token_id, *reply[:-1]]])
             logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
         else:
             logits = model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
-        return logits.log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
+        out = torch.zeros_like(logits)  # of what could not be drawn
+        if turn is not None:
+            out[: options.get("sampling.min_tokens", 0), list(learner.sampling.stops)] = -torch.inf
+            for row, ids in zip(out, turn.allowed or [], strict=turn.allowed is not None):
+                row[[i for i in range(len(row)) if i not in list(ids)]] = -torch.inf
+        return (logits + out).log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
 
     for prompt, reply in texts:
         loss = loss - 0.7 * said(twin, prompt, reply).sum() / sum(len(r) for _, r in texts)
     weight = 0.0 if "importance_mask" in options else options.get("importance_cap", 1.0)
     for rollout, numbers in zip(own, paid, strict=True):
-        chosen = said(twin, rollout.turns[0].prompt, rollout.ids)
+        chosen = said(twin, rollout.turns[0].prompt, rollout.ids, rollout.turns[0])
         with torch.no_grad():
             ref = said(other, rollout.turns[0].prompt, rollout.ids)
         advantages = torch.tensor(numbers, dtype=torch.float64)
@@ -506,6 +517,17 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
     assert metrics.get("kl/in_loss", 0.0) == pytest.approx(float(in_loss), rel=1e-5)
     if "importance" in options:
         assert metrics["rollout/importance_mean"] == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("scores", [None, [1.0, 0.5], torch.tensor([1.0, 0.5]), [None, 0.5]])
+def test_a_reward_that_pays_one_token_of_a_reply_is_refused(scores):
+    learner = Learner(lm(), algorithm="coderl", max_tokens=6, fixed_length=True)
+    replies = learner.generate([[3, 4], [5]])
+    with pytest.raises(OperantError, match=r"only the last token of each would learn.*set advantage.gamma=1"):
+        learner.learn(replies, scores)
+    assert learner.progress.step == 0
+    learner.learn(replies, [[0.5] * 6, None])
+    Learner(lm(), algorithm="coderl", max_tokens=6, **{"advantage.gamma": 1.0}).learn(replies, [1.0, 0.5])
 
 
 def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):

@@ -100,7 +100,8 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         ({"output_mlp.width": 4, "model.train_layers": 1}, "the MLP is trained alone"),
         ({"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"}, "no MLP behind a frozen model"),
         ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
-        ({"loss.version": "v4"}, "it must be v0, v1, v2, v3, v2_v3"),
+        ({"loss.version": "v4"}, "it must be v1, v2, v3, v2_v3"),
+        ({"loss.version": "v0"}, "nothing would ever move; use v1, v2, v3, v2_v3"),
         ({"target.rate": 0}, "it must be above 0"),
         ({"target.every": -1}, "it must be a number of steps"),
         ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
@@ -138,8 +139,6 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
     a = [q[t] - v[t] for t in range(len(q))]
     for t in range(len(q)):
         ahead = v_copy[t + 1] if t < last else 0.0
-        if version == "v0":
-            total = total + (v[t] - v_copy[t]) ** 2
         if version == "v1":
             total = total + (q[t] - (rewards[t] if t == last else ahead)) ** 2
         if version in ("v2", "v2_v3"):
@@ -155,7 +154,6 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
 @pytest.mark.parametrize(
     "version, share, freeze",
     [
-        ("v0", 1.0, False),
         ("v1", 1.0, False),
         ("v2", 1.0, False),
         ("v2", 0.3, False),

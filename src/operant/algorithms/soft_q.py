@@ -16,8 +16,8 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
 operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.share 0.5
 ```
 
-- `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v0` (values
-  alone) and `v1` (one step of Q).
+- `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v1`
+  (one step of Q). `v0` (values alone) is refused, because nothing moves by it.
 - `loss.forward_share` is the weight of these losses against those in which policy and copy change roles. The former
   train A alone, because $V'$ belongs to the copy, and the latter V alone. With both (0.5, the default) the policy goes
   to its optimum, which a test shows on a bandit. RLPrompt used the former alone (1): $V$ is then trained by nothing and

@@ -18,7 +18,7 @@ from operant.options import Factory
 from operant.types import OperantError
 
 ARGUMENTS = {
-    "version": "Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
+    "version": "Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
     "forward_share": "Weight of these losses, which train A, against those that train V: policy and copy exchanged.",
     "freeze_later": "In v3, no gradient goes through the A of later actions.",
     "standardise": "Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none.",

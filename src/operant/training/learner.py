@@ -65,7 +65,7 @@ from operant.training.scoring import (
     with_trunk_states,
     within_context,
 )
-from operant.training.select import TrainingBatch, select, select_all, select_both
+from operant.training.select import TrainingBatch, check_token_scores, select, select_all, select_both
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
@@ -427,6 +427,8 @@ class Learner(Saveable):
         if not scored:
             unjudged = select(rollouts, [0.0] * len(rollouts), judged=False, **known)
             return replace(unjudged, raw_scores=[None] * len(rollouts))
+        if self.algorithm.needs.token_scores and not self.options["advantage"].get("gamma"):
+            distributed.together(lambda: check_token_scores(rollouts, scores, self.named["algorithm"]))
         scores = [0.0] * len(rollouts) if scores is None else scores
         return (select_both if self.algorithm.source == "both" else select)(rollouts, scores, **known)
 
