@@ -189,6 +189,13 @@ def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expect
     assert expected in verdict(History(series), [])
 
 
+@pytest.mark.parametrize(("env", "remedy"), [(None, "--reference copy"), ("rooms", "--loss.entropy-coef 0.01")])
+def test_a_lost_entropy_without_a_reference_has_a_remedy_that_fits_the_task(env, remedy):
+    series = steps(policy__entropy=lambda i: 2.0 if i == 0 else 0.1, reward__mean=lambda i: 0.01 * i)
+    (finding,) = [f for f in diagnose(History(series, config={"env": env})) if f.name == "unmeasured"]
+    assert remedy in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("kl", "rate", "control", "expected"),
     [

@@ -113,12 +113,15 @@ def unmeasured(history: History) -> Finding | None:
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
     if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
         return None
+    remedy = f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`"
+    if history.option("env"):  # a policy that plays well is sure of its commands, and far from a model of language
+        remedy = "compare the games that it wins before and after; if they are fewer, `--loss.entropy-coef 0.01`"
     return Finding(
         "unmeasured",
         "warning",
         f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has moved.",
         "there is no reference model, so KL is neither measured nor penalised",
-        f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`",
+        remedy,
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x < LOST * first),
     )
