@@ -257,7 +257,7 @@ class LossKeywords(TypedDict, total=False):
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
+    """Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
     """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
@@ -595,7 +595,7 @@ class LearnerArguments(
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
+    """Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
     """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
