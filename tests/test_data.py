@@ -8,7 +8,9 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from toys import letters, lm
 
+from operant import train
 from operant.data import DataOptions, Order, load_tasks
 from operant.storage.hub import BUILTIN
 from operant.types import OperantError, Task
@@ -390,3 +392,54 @@ def test_orders_are_fair():
     for _ in range(400):
         firsts[order.take(4)[0]] += 1
     assert min(firsts.values()) > 70
+
+
+# --- chats ------------------------------------------------------------------------------------------------------------
+
+SAID = [{"role": "system", "content": "xy"}, {"role": "user", "content": "abcdefgh"}]
+
+
+def talking():
+    """One token per letter; the template puts u and a around the messages: SAID has 12 tokens."""
+    made = letters()
+    made.chat_template = "u{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected"),
+    [
+        ([{"prompt": SAID}], {"prompt_tokens": 12}, "abcdefgh"),
+        ([{"prompt": SAID}], {"prompt_tokens": 7}, "abc"),
+        ([{"prompt": SAID}], {"prompt_tokens": 7, "prompt_keeps": "end"}, "fgh"),
+        (["abcdefgh"], {"chat": True}, "abcdefgh"),
+        (["abcdefgh"], {"chat": True, "prompt_tokens": 5}, "abc"),
+    ],
+)
+def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, expected):
+    (task,) = load_tasks(rows, talking(), DataOptions(**options))
+    assert task.prompt[:-1] == (SAID[:1] if isinstance(rows[0], dict) else [])
+    assert task.prompt[-1] == {"role": "user", "content": expected}
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds", "why"),
+    [
+        ({"query_tokens": 3}, {}, r"data\.query_tokens=3: the prompt of task '[^']+' is a chat, .*prompt_tokens"),
+        ({"prompt_tokens": 4}, {}, r"data\.prompt_tokens=4: the messages of task '[^']+' have more tokens without"),
+        ({}, {"context": 14, "max_new": 3}, r"task '[^']+': its prompt of 12 tokens and 3 new ones are more"),
+        ({}, {"vocabulary": 5}, r"task '[^']+': its prompt"),
+    ],
+)
+def test_a_chat_that_cannot_be_cut_or_does_not_fit_is_named_before_training(options, bounds, why):
+    with pytest.raises(OperantError, match=why):
+        load_tasks([{"prompt": SAID}], talking(), DataOptions(**options), **bounds)
+    load_tasks([{"prompt": SAID}], talking(), context=15, max_new=3)
+
+
+@pytest.mark.parametrize(("options", "notes", "tokens"), [({}, 1, 8), ({"data.chat": True}, 0, 10)])
+def test_a_chat_policy_that_reads_plain_texts_says_so_at_the_start(options, notes, tokens):
+    known = {"algorithm": "rloo", "samples": 2, "batch": 2, "max_tokens": 2, "probes": 0, "steps": 1, "quiet": True}
+    run = train(lm(vocab=50), ["abcdefgh"], lambda rs: [1.0] * len(rs), tokenizer=talking(), **known, **options)
+    assert [("--data.chat true" in note) for note in run.parts.notes] == [True] * notes
+    assert run.metrics[0]["rollout/query_tokens"] == tokens

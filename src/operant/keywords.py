@@ -22,11 +22,14 @@ class DataKeywords(TypedDict, total=False):
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
     prompt_tokens: int | None
     """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are
-    kept."""
+    kept. Of a chat, the text of the last message is cut, so that the chat template makes this many tokens of
+    all messages."""
     prompt_keeps: str
     """The side of such a prompt that is kept: start or end."""
     template: str | None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
+    chat: bool
+    """Make each prompt that is a text the message of a user, which the policy's chat template is given."""
     limit: int | None
     """Maximal number of tasks."""
     shuffle: bool
@@ -840,9 +843,12 @@ class TrainArguments(LearnerArguments, total=False):
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
     prompt_tokens: int | None
     """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are
-    kept."""
+    kept. Of a chat, the text of the last message is cut, so that the chat template makes this many tokens of
+    all messages."""
     prompt_keeps: str
     """The side of such a prompt that is kept: start or end."""
+    chat: bool
+    """Make each prompt that is a text the message of a user, which the policy's chat template is given."""
     limit: int | None
     """Maximal number of tasks."""
     shuffle: bool

@@ -108,7 +108,8 @@ TRL = {
     "num_iterations": Theirs("update.epochs"),
     "max_completion_length": Theirs("sampling.max_tokens"),
     "max_prompt_length": Theirs(
-        "data.query_tokens", "keeps the first tokens; a prompt too long for the model is an error"
+        "data.prompt_tokens",
+        "of a longer prompt, `data.prompt_keeps` says which side stays; of a chat, its last message",
     ),
     "epsilon": Theirs("loss.clip"),
     "epsilon_high": Theirs("loss.clip_high"),
@@ -211,7 +212,7 @@ OPENRLHF = {
     "input_key": Theirs("data.text_field"),
     "label_key": Theirs("data.target_field"),
     "input_template": Theirs("data.template"),
-    "apply_chat_template": Theirs("", "not needed: rows with messages get the model's chat template"),
+    "apply_chat_template": Theirs("data.chat", "for rows of text; rows with messages get the template without it"),
     "actor_learning_rate": Theirs("optimizer.lr"),
     "critic_learning_rate": Theirs(
         "optimizer.lr", "policy and critic have one; `loss.value_coef` weighs the critic's loss"
@@ -227,7 +228,8 @@ OPENRLHF = {
     "max_epochs": Theirs("update.epochs"),
     "num_episodes": Theirs("steps", "`num_episodes * tasks * samples / batch`"),
     "prompt_max_len": Theirs(
-        "data.query_tokens", "keeps the first tokens; a prompt too long for the model is an error"
+        "data.prompt_tokens",
+        "of a longer prompt, `data.prompt_keeps` says which side stays; of a chat, its last message",
     ),
     "generate_max_len": Theirs("sampling.max_tokens"),
     "max_samples": Theirs("data.limit"),

@@ -18,6 +18,7 @@ from operant.data.order import permutation
 from operant.data.preferences import labelled_task
 from operant.data.replies import task_with_reply
 from operant.data.sources import read
+from operant.rollouts.chat import encode_more, encode_prompt
 from operant.sampling import check_ids, counter
 from operant.types import OperantError, Task, shown
 
@@ -42,11 +43,14 @@ class DataOptions:
     query_tokens: int | str | None = None
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
     prompt_tokens: int | None = None
-    """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are kept."""
+    """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are kept. Of a
+    chat, the text of the last message is cut, so that the chat template makes this many tokens of all messages."""
     prompt_keeps: str = "start"
     """The side of such a prompt that is kept: start or end."""
     template: str | None = None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
+    chat: bool = False
+    """Make each prompt that is a text the message of a user, which the policy's chat template is given."""
     limit: int | None = None
     """Maximal number of tasks."""
     shuffle: bool = False
@@ -199,7 +203,10 @@ def _filtered(
         if text is not None and not was_task and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
             continue
         passed["length in characters"] += 1
-        yield replace(task, prompt=around[0] + task.prompt + around[1]) if any(around) else task, was_task, around
+        task = replace(task, prompt=around[0] + task.prompt + around[1]) if any(around) else task
+        if options.chat and isinstance(task.prompt, str):
+            task = replace(task, prompt=[{"role": "user", "content": task.prompt}])
+        yield task, was_task, around
 
 
 def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
@@ -291,7 +298,9 @@ def _encoded(
         ids = iter(_ids([str(task.prompt) for (task, _, _), w in zip(chunk, wanted) if w], tokenizer, span))
         for (task, _, around), text in zip(chunk, wanted):
             prompt: Any = next(ids) if text else task.prompt
-            if span and isinstance(prompt, list) and isinstance(prompt[0], int):
+            if (span or most) and tokenizer is not None and prompt and isinstance(prompt[0], dict):
+                prompt = _shortened_chat(tokenizer, task, options, around)
+            elif span and isinstance(prompt, list) and isinstance(prompt[0], int):
                 prompt = _query(prompt, span, special, counter(seed, "query", task.id))
             if most and len(prompt) > most and isinstance(prompt, list) and isinstance(prompt[0], int):
                 kept = [tokenizer.encode(part, add_special_tokens=False) if part else [] for part in around]
@@ -321,6 +330,36 @@ def shortened(ids: list[int], most: int, keeps: str, around: list[list[int]], sp
         )
     core = core[: len(before) + room] + behind if keeps == "start" else before + core[-room - len(behind) :]
     return ids[:lead] + core + ids[len(ids) - last :]
+
+
+def _shortened_chat(tokenizer: Any, task: Task, options: DataOptions, around: tuple[str, str]) -> list[dict[str, str]]:
+    """The messages of a chat, the text of the last one cut until all have `prompt_tokens` in the chat template.
+
+    Raises: OperantError if they have more without it, or for a query, which would be the template's first tokens.
+    """
+    most, (before, behind), messages = options.prompt_tokens, around, list[Any](task.prompt)
+    *others, last = messages
+    if options.query_range() or most is None:
+        raise OperantError(
+            f"data.query_tokens={options.query_tokens!r}: the prompt of task {task.id!r} is a chat, whose first "
+            "tokens are those of its template; leave it out, or cut the last message with data.prompt_tokens"
+        )
+    text = last.get("content")
+    if not isinstance(text, str):
+        raise OperantError(
+            f"data.prompt_tokens={most}: the last message of task {task.id!r} has no text to cut; leave it out"
+        )
+    core = encode_more(tokenizer, text[len(before) : len(text) - len(behind)])
+    while (over := len(encode_prompt(tokenizer, messages)) - most) > 0:
+        if over >= len(core):
+            raise OperantError(
+                f"data.prompt_tokens={most}: the messages of task {task.id!r} have more tokens without the text of the "
+                "last one; raise it, or leave messages out"
+            )
+        core = core[:-over] if options.prompt_keeps == "start" else core[over:]
+        cut = tokenizer.decode(core).strip("\ufffd")  # half a character
+        messages = [*others, {**last, "content": before + cut + behind}]
+    return messages
 
 
 def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
@@ -400,6 +439,8 @@ def _check_prompts(
         prompt = task.prompt
         if isinstance(prompt, str) and tokenizer is not None:
             prompt = tokenizer(prompt).input_ids
+        elif prompt and isinstance(prompt[0], dict) and getattr(tokenizer, "chat_template", None):
+            prompt = encode_prompt(tokenizer, prompt)
         if not (isinstance(prompt, list) and isinstance(prompt[0], int)):
             continue
         if vocabulary is not None:

@@ -163,6 +163,10 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
+    untold = env is None and getattr(policy.tokenizer, "chat_template", None) and config.data.query_range() is None
+    if untold and not isinstance(tasks[0].prompt[0], dict):
+        what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
+        notes = (f"{what}; --data.chat true makes each text the message of a user", *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
