@@ -103,9 +103,11 @@ def summary(run: Any) -> str:
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
     rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
+    done = run.learner.progress.step
     return (
         f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on "
         f"{counted(len(run.parts.tasks), 'task')}, {counted(train.steps, 'step')} of {train.batch} {rows}; "
+        f"{f'it goes on after step {done}; ' if done else ''}"
         "Ctrl-C stops after the current step and saves"
     )
 

@@ -163,9 +163,19 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
+    notes = (*idle(config), *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
+
+
+def idle(config: Config) -> list[str]:
+    """Sentences on options that change nothing in this run."""
+    size, rate = config.learner["update"].minibatch, getattr(config.learner.get("optimizer"), "lr", None)
+    notes = [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] if rate == 0 else []
+    if size and size > config.train.batch and config.train.env is None:
+        notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
+    return notes
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:
