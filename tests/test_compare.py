@@ -380,7 +380,10 @@ def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
     assert "kl.coef=1  1     1       1.5" in printed and "They differ in: kl.coef." in printed
     assert printed.endswith(f"comparison: {tmp_path / 'sweep' / 'report.html'}\n")
     run(tmp_path / "alone")
-    assert main(["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out", str(tmp_path / "c.html")]) == 0
+    both = ["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out"]
+    assert main([*both, str(tmp_path / "c")]) == 2 and not (tmp_path / "c").exists()
+    assert "let its name end in .html" in capsys.readouterr().err
+    assert main([*both, str(tmp_path / "c.html")]) == 0
     assert (tmp_path / "c.html").stat().st_size > 50_000
 
 

@@ -66,6 +66,8 @@ def write_comparison(
     Raises: OperantError for a folder that is not a run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
+    if path.suffix not in (".html", ".htm"):
+        raise OperantError(f"--out {out}: the comparison is a page; let its name end in .html")
     with parquet.reading_run(", ".join(map(str, places))):
         data = comparison(places, path.parent)
         text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)

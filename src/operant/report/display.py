@@ -112,10 +112,11 @@ def summary(run: Any) -> str:
         f"a rate of {rate:g} suits models of a few million parameters, so try --optimizer.lr 1e-5; " if fast else ""
     )
     rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
+    done = run.learner.progress.step
     return (
         f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on "
         f"{counted(len(run.parts.tasks), 'task')}, {counted(train.steps, 'step')} of {train.batch} {rows}; "
-        f"{advice}Ctrl-C stops after the current step and saves"
+        f"{f'it goes on after step {done}; ' if done else ''}{advice}Ctrl-C stops after the current step and saves"
     )
 
 

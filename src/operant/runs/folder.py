@@ -78,6 +78,8 @@ class RunFolder:
         Raises: OperantError if nothing can be written there.
         """
         text = _dump(config)
+        if Path(out).is_file():
+            raise OperantError(f"--out {out}: that is a file, and a run writes a folder; choose another name")
         path = _claim(Path(out))
         try:
             _probe(path, needs)
@@ -151,6 +153,11 @@ class RunFolder:
                 atomic_io.sync(path)
             atomic_io.sync_folder(self.path)
         return {path.name: size for path, size in sizes.items()}
+
+    def check_lines(self, lengths: Mapping[str, int]) -> None:
+        """Read the lines up to a checkpoint with these `lengths`. Raises: OperantError for a damaged one."""
+        for path in (self.metrics_path, self.distributions_path):
+            atomic_io.records(path, lengths.get(path.name))
 
     def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
         """Delete the records of the steps after `step`, since a resumed run repeats these steps.

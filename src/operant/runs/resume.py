@@ -4,7 +4,10 @@ An option passed with `--resume` changes the run: it is checked, recorded in `ch
 step on. An option that the checkpoint depends on cannot change, and is refused before any model loads.
 """
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,20 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
     return options | {name: value for name, value in overrides.items() if name not in pinned}
 
 
+@contextmanager
+def elsewhere(out: Path) -> Iterator[None]:
+    """Let an error about a missing file say in which folder the run was started, if that is another one than this."""
+    try:
+        yield
+    except OperantError as error:
+        began = None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            began = json.loads((out / "environment.json").read_text(encoding="utf-8"))["folder"]
+        if "there is no" not in str(error) or began in (None, os.getcwd()):
+            raise
+        raise OperantError(f"{error}; {out} was started in {began}: resume it from there") from error
+
+
 def _is_object(value: Any) -> bool:
     return str(value).startswith("<")
 
@@ -161,7 +178,8 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
 
     Raises: OperantError like `stored_options` and `changes`.
     """
-    config = configure(stored_options(out, changed))
+    with elsewhere(out):
+        config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
     steps = config.train.steps
     exported = is_export(out / "export")
