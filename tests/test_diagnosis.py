@@ -10,6 +10,7 @@ from toys import letters, lm
 
 from operant.diagnosis import RULES, History, diagnose, read_history, verdict
 from operant.diagnosis.sampling import SETTINGS
+from operant.report.run_report import in_reward_units, key_numbers
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.training.learner import Learner
 from operant.types import OUTCOMES
@@ -186,6 +187,23 @@ def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expect
     means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
     series = steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)
     assert expected in verdict(History(series), [])
+
+
+def labelled(labelled=24, count=6):
+    each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
+    ends = [{"metrics": {"preference/accuracy": right}, "labelled": labelled} for right in (14 / 24, 1.0)]
+    return History([{"step": i + 1} | each for i in range(count)], evaluation=dict(zip(("before", "after"), ends)))
+
+
+def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_rewards():
+    # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.
+    sentence = verdict(labelled(), [])
+    assert sentence.startswith("It learned: held-out pairs in the right order 58 % -> 100 % (+21 to +42 points, 95 %)")
+    assert "KL" not in sentence and "has not learned yet" in verdict(labelled(4), [])
+    shown = key_numbers(labelled())
+    assert [n["after"] for n in shown if n["label"] == "Log-ratio to the reference"] == [-0.722]
+    assert not any("KL" in n["label"] for n in shown)
+    assert not any(name.startswith("reward/") for m in in_reward_units(labelled()) for name in m)
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------
