@@ -134,7 +134,8 @@ def test_runs_with_the_same_seed_are_not_averaged(tmp_path):
         (["lr=1e-5,seed=1,steps=3", "lr=1e-5,seed=2,steps=3"], ["lr=1e-5,steps=3"]),
         (["seed=1", "seed=2"], ["seed=*"]),
         (["x/long", "y/long"], ["*/long"]),
-        (["one", "two", "three"], ["one and 2 more"]),
+        (["one", "two", "three"], ["one, two and 1 more"]),
+        (["let1", "rev"], ["let1, rev"]),
     ],
 )
 def test_a_group_goes_by_what_the_names_of_its_runs_share(folders, names, tmp_path):
@@ -260,6 +261,25 @@ def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
     assert [data["groups"][i]["name"] for i in plane["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
     assert plane["of"] == "kl" and len(plane["points"]) == 8 and plane["start"] == [0.0, 1.0]
     assert data["groups"][0]["values"] == {"kl.coef": "0"} and data["options"] == ["kl.coef"]
+    for seed in (1, 2):  # below the reward of 1 before training, at more KL than none: no training beats it in both
+        run(tmp_path / f"5.0-{seed}", coef=5.0, seed=seed, after=(-4.0 + seed, 0.5), replies=["a b c"])
+    data = comparison(sorted(tmp_path.iterdir()))
+    assert [data["groups"][i]["name"] for i in data["rewards"][0]["planes"][0]["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
+
+
+def test_runs_whose_names_share_nothing_go_by_what_differs(tmp_path):
+    for seed, (folder, reward) in enumerate(
+        {"let1": "letters:e", "let2x": "letters:e", "b": "letters:a", "c": "letters:a"}.items()
+    ):
+        run(tmp_path / folder, seed=seed, reward=reward)
+    assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["reward=letters:a", "reward=letters:e"]
+
+
+@pytest.mark.parametrize(("option", "parts"), [("memory", 1), ("template", 1), ("win", 2), ("test_games", 2)])
+def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_held_out_games(tmp_path, option, parts):
+    for i, value in enumerate((1, 2)):
+        run(tmp_path / str(i), after=(3.0, 1.0), replies=["a"], reward=None, env={option: value})
+    assert len(comparison(sorted(tmp_path.iterdir()))["rewards"]) == parts
 
 
 def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):

@@ -10,6 +10,7 @@ from toys import letters, lm
 
 from operant.diagnosis import RULES, History, diagnose, read_history, verdict
 from operant.diagnosis.sampling import SETTINGS
+from operant.report.run_report import in_reward_units, key_numbers
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.training.learner import Learner
 from operant.types import OUTCOMES
@@ -189,6 +190,7 @@ def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expect
     assert expected in verdict(History(series), [])
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(("env", "remedy"), [(None, "--reference copy"), ("rooms", "--loss.entropy-coef 0.01")])
 def test_a_lost_entropy_without_a_reference_has_a_remedy_that_fits_the_task(env, remedy):
     series = steps(policy__entropy=lambda i: 2.0 if i == 0 else 0.1, reward__mean=lambda i: 0.01 * i)
@@ -211,6 +213,23 @@ def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, ra
     series |= {"reward__kl_penalty": lambda i: 0.1 * kl, "reward__mean": lambda i: 0.01 * i}
     found = diagnose(History(steps(**series), config={"kl.control": control, "kl.target": 6.0}))
     assert ("slow_price" in {f.name for f in found}) is expected
+=======
+def labelled(labelled=24, count=6):
+    each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
+    ends = [{"metrics": {"preference/accuracy": right}, "labelled": labelled} for right in (14 / 24, 1.0)]
+    return History([{"step": i + 1} | each for i in range(count)], evaluation=dict(zip(("before", "after"), ends)))
+
+
+def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_rewards():
+    # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.
+    sentence = verdict(labelled(), [])
+    assert sentence.startswith("It learned: held-out pairs in the right order 58 % -> 100 % (+21 to +42 points, 95 %)")
+    assert "KL" not in sentence and "has not learned yet" in verdict(labelled(4), [])
+    shown = key_numbers(labelled())
+    assert [n["after"] for n in shown if n["label"] == "Log-ratio to the reference"] == [-0.722]
+    assert not any("KL" in n["label"] for n in shown)
+    assert not any(name.startswith("reward/") for m in in_reward_units(labelled()) for name in m)
+>>>>>>> partH
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------

@@ -54,6 +54,11 @@ class RewardChange:
     """Of a mean over steps, which steps these are, as in `in steps 8 to 12`: the mean itself was never printed."""
 
     @property
+    def held_out(self) -> bool:
+        """Whether it was measured once before and once after training."""
+        return self.label.startswith("held-out") and self.confidence == CONFIDENCE
+
+    @property
     def rise(self) -> float:
         """The improvement."""
         return self.before - self.after if self.falls else self.after - self.before
@@ -114,8 +119,13 @@ def _won(judged: Mapping[str, Any]) -> float | None:
 
 
 def _supervised(history: History) -> RewardChange:
-    """Compare held-out losses before and after training, or the losses of the first and the last steps."""
+    """Compare held-out pairs or losses before and after training, or the losses of the first and the last steps."""
     before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
+    rights = [end.get("metrics", {}).get("preference/accuracy") for end in (before, after)]
+    pairs = after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
+    if None not in rights and pairs:
+        error = (sum(right * (1 - right) for right in rights) / pairs) ** 0.5
+        return RewardChange("held-out pairs in the right order", *rights, error, 0.0, 2 * pairs, share=True)
     if before.get("loss") is not None and after.get("loss") is not None:
         known = [(b["nats"] - a["nats"], a["tokens"]) for b, a in zip(before.get("given", ()), after.get("given", ()))]
         # The error of a ratio of sums: nats over tokens.
