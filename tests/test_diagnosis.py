@@ -190,7 +190,6 @@ def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expect
     assert expected in verdict(History(series), [])
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(("env", "remedy"), [(None, "--reference copy"), ("rooms", "--loss.entropy-coef 0.01")])
 def test_a_lost_entropy_without_a_reference_has_a_remedy_that_fits_the_task(env, remedy):
     series = steps(policy__entropy=lambda i: 2.0 if i == 0 else 0.1, reward__mean=lambda i: 0.01 * i)
@@ -213,7 +212,8 @@ def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, ra
     series |= {"reward__kl_penalty": lambda i: 0.1 * kl, "reward__mean": lambda i: 0.01 * i}
     found = diagnose(History(steps(**series), config={"kl.control": control, "kl.target": 6.0}))
     assert ("slow_price" in {f.name for f in found}) is expected
-=======
+
+
 def labelled(labelled=24, count=6):
     each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
     ends = [{"metrics": {"preference/accuracy": right}, "labelled": labelled} for right in (14 / 24, 1.0)]
@@ -229,7 +229,6 @@ def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_reward
     assert [n["after"] for n in shown if n["label"] == "Log-ratio to the reference"] == [-0.722]
     assert not any("KL" in n["label"] for n in shown)
     assert not any(name.startswith("reward/") for m in in_reward_units(labelled()) for name in m)
->>>>>>> partH
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------
