@@ -390,7 +390,10 @@ class Learner(Saveable):
         return self._log(metrics, coef, lr)
 
     def preview(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
-        """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes."""
+        """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes.
+
+        Raises: OperantError as `step`.
+        """
         moments = self.moments.state_dict()
         try:
             selected = self._select(rollouts, scores)
