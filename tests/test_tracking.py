@@ -14,6 +14,7 @@ from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
 from operant.metrics.rollout_table import rows
 from operant.runs.folder import RunFolder
 from operant.trackers.console import Console, before_after
+from operant.trackers.notebook import Chart
 from operant.trackers.trackers import Trackers
 from operant.types import Batch, Rollout, Task, Turn
 
@@ -238,3 +239,12 @@ def test_rows_of_a_table(tmp_path):
     assert back == [{"reward/taste": None} | row for row in table]
     named = {name for names in COLUMNS for name in names.split(", ")}
     assert {n.replace("reward/taste", "reward/<part>") for n in back[0]} <= named  # every column is documented
+
+
+def test_the_log_ratio_of_given_replies_is_not_called_kl():
+    metrics = {"preference/loss": 0.5, "kl/per_reply": -0.722}
+    assert not [text for text in Console().line(1, metrics)[0] if "KL" in text]
+    chart = Chart()
+    chart.draw = lambda: None
+    chart.log(1, metrics)
+    assert "KL" not in chart.html()

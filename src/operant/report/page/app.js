@@ -31,10 +31,10 @@
     specs.forEach((spec) => figure(spec.small ? panel(grid) : grid, spec));
   }
 
-  /** A section that folds; on a phone it is folded at first, because all of them would be twenty screens. */
-  function folding({ id, title, about }) {
+  /** A section that folds; on a phone all but the first of the charts begin folded, as they would be twenty screens. */
+  function folding({ id, title, about }, place) {
     const details = make("details", {}, make("summary", {}, make("h2", {}, title), make("span", {}, about)));
-    details.open = !matchMedia("(max-width: 40rem)").matches;
+    details.open = place === 0 || !matchMedia("(max-width: 40rem)").matches;
     return make("section", { id }, details);
   }
 
