@@ -57,11 +57,11 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
         if absent := [name for name in missing if name not in picked[group]]:
             full = f"{group}.{absent[0]}" if group else absent[0]
-            raise OperantError(f"option {full} is missing: {_undefined(made, absent[0])}")
+            raise OperantError(f"option {full} is missing: {without_default(made, absent[0])}")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
-def _undefined(made: type | Callable | Factory, name: str) -> str:
+def without_default(made: type | Callable | Factory, name: str) -> str:
     """Why an option needs a value, and what else would help."""
     if not isinstance(made, Factory):
         return "it has no default"

@@ -205,7 +205,7 @@ def factory(spec: Any) -> Factory | None:
     Raises: OperantError for a name that is unknown or cannot be imported.
     """
     if isinstance(spec, str):
-        _refuse_several(spec)
+        check_single(spec)
         name, _, argument = spec.strip().partition(":")
         if name in OF_ANOTHER:
             return factory(argument) if argument else None
@@ -298,7 +298,7 @@ def _find(spec: str) -> Callable[..., Any]:
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
 
 
-def _refuse_several(spec: str) -> None:
+def check_single(spec: str) -> None:
     """Raises: OperantError for several rewards with commas between them. A regular expression may have commas."""
     parts = [part.strip() for part in spec.split(",")]
     named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in parts]

@@ -43,7 +43,7 @@ class Weighted:
         scores: list[Total] = [None] * len(rollouts)
         parts: dict[str, list[float | None]] = {}
         results: list[Judged] = []
-        for (name, (reward, weight)), judged in zip(self.rewards.items(), self._each(rollouts)):
+        for (name, (reward, weight)), judged in zip(self.rewards.items(), self.each(rollouts)):
             results.append(judged)
             scores = [_add_weighted(sum_, score, weight) for sum_, score in zip(scores, judged.scores)]
             for part, values in judged.parts.items():
@@ -61,7 +61,7 @@ class Weighted:
         passing = next((judged.passing for judged in results if judged.passing), [])
         return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)
 
-    def _each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
+    def each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
         """What each reward answers; those that wait, such as for a server, wait at the same time."""
         waiting = {name: reward for name, (reward, _) in self.rewards.items() if waits(reward)}
         with ThreadPoolExecutor(max(1, len(waiting))) as threads:

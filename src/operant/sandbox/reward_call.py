@@ -40,13 +40,13 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     A coroutine is awaited.
     Raises: OperantError for an argument that has no value.
     """
-    returned = reward(**_keywords(reward, rollouts)) if as_in_trl(reward) else reward(rollouts)
+    returned = reward(**keywords(reward, rollouts)) if as_in_trl(reward) else reward(rollouts)
     if not inspect.iscoroutine(returned):
         return returned
     import asyncio
 
     with _ONE_LOOP:
-        loop = _loop(os.getpid())
+        loop = event_loop(os.getpid())
     return asyncio.run_coroutine_threadsafe(returned, loop).result()
 
 
@@ -56,7 +56,7 @@ def waits(reward: Any) -> bool:
 
 
 @functools.cache
-def _loop(process: int) -> Any:
+def event_loop(process: int) -> Any:
     """The loop that async rewards of this process run in: the same one at every step, as their clients belong to it.
 
     It has a thread of its own, as a notebook's thread has a loop already.
@@ -68,7 +68,7 @@ def _loop(process: int) -> Any:
     return loop
 
 
-def _keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """The arguments of a function of TRL's form. Raises: OperantError for one that has no value."""
     known: dict[str, list[Any]] = {name: [] for name in GIVEN}
     for rollout in rollouts:
