@@ -13,7 +13,7 @@ from contextlib import suppress
 from inspect import Parameter
 from typing import Any
 
-from operant.algorithms import ALGORITHMS, PRESETS
+from operant.algorithms import ALGORITHMS, PRESETS, preset_names
 from operant.cli.commands import COMMANDS
 from operant.cli.parser import sentences
 from operant.data.forms import ROW_FORMS
@@ -58,6 +58,7 @@ def known_options() -> str:
         options |= {
             f"{spec}.{name}": _about({"": made}, name, sentences(made).get(name, "")) for name in defaults(made)
         }
+    options["preset"] = (options["preset"][0], preset_names(), False)
     whole = {"options": options, "methods": methods, "parts": _parts(), "presets": PRESETS, "declared": declared}
     whole["unused"] = {kind: sorted(f"optimizer.{name}" for name in unused(kind)) for kind in USED}
     return json.dumps(whole, indent=0, default=list, ensure_ascii=False) + "\n"

@@ -175,7 +175,8 @@ class Minibatch:
         new, entropy = torch.cat(new), torch.cat(entropy)
         used, spread = flat(e.advantages for e in members), 1.0
         if rules.whiten:
-            spread = math.sqrt(np.var(used) + 1e-8)
+            # Of a minibatch of one action there is no deviation to divide by.
+            spread = math.sqrt(np.var(used) + 1e-8) if len(used) > 1 else 1.0
             used = (used - used.mean()) / spread
         self.each = np.split(used, np.cumsum(sizes)[:-1])
         adv, ratio = torch.tensor(used), (new - old).exp()

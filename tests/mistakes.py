@@ -37,6 +37,10 @@ def silent(rollouts): pass
 def by_trl(prompts, completions, answer, **kwargs): return [float(a in c) for c, a in zip(completions, answer)]
 class Judge: pass
 limit = 3
+def single(rollout): return len(rollout.reply)
+def two(prompt, reply): return 1.0
+def near(rollouts, target=20): return [-abs(len(r.reply) - target) for r in rollouts]
+def leaves(rollouts): raise SystemExit(3)
 """,
 }
 BASE = "operant train --policy model --tasks tasks.txt --reward letters:e --batch 4 --steps 1 --max-tokens 4"
@@ -124,7 +128,12 @@ TABLE = {
         BASE.replace(" --reward letters:e", ""),
         f"{OWN} lettres:e",
         f"{OWN} my.py",
+        f"{OWN} my.py:tow",
         f"{OWN} my.py:two",
+        f"{OWN} my.py:single",
+        f"{OWN} my.py:near,letters:e",
+        f"{OWN} my.py:near --reward.goal 3",
+        f"{OWN} my.py:leaves",
         f"{OWN} my.py:limit",
         f"{OWN} my.py:Judge",
         f"{OWN} my.py:one",

@@ -47,7 +47,7 @@ def test_every_step_is_played_by_the_weights_that_the_page_promises(n, tmp_path,
     """Step s reads the weights from before step s - n; the first n + 1 steps the initial ones."""
     monkeypatch.setattr(Seen, "calls", [])
     before = []
-    for run in _runs(tmp_path / "run", ahead=n, engine=Seen):
+    for run in _runs(tmp_path / "run", rollouts_ahead=n, engine=Seen):
         before.append(next(run.policy.parameters()).flatten()[5].item())
     expected = [max(0, s - n) for s in range(SMALL["steps"])]
     assert Seen.calls == [(True, version, before[version]) for version in expected]
@@ -63,22 +63,22 @@ def _runs(out, **more):
 
 
 def test_timing_changes_nothing(tmp_path):
-    quick = train(model(), TASKS, count_a, out=tmp_path / "quick", **options(ahead=1))
-    slow = train(model(), TASKS, count_a, out=tmp_path / "slow", **options(ahead=1, engine=Slowly))
+    quick = train(model(), TASKS, count_a, out=tmp_path / "quick", **options(rollouts_ahead=1))
+    slow = train(model(), TASKS, count_a, out=tmp_path / "slow", **options(rollouts_ahead=1, engine=Slowly))
     assert told(quick) == told(slow)
 
 
 def test_the_first_step_is_that_of_a_run_in_turn(tmp_path):
     """Only later steps have other weights; without importance weights, all of the first step is the same."""
     given = options(steps=1, **{"learner.importance": "none"})
-    ahead, turn = (train(model(), TASKS, count_a, out=tmp_path / str(n), **given, ahead=n) for n in (2, 0))
+    ahead, turn = (train(model(), TASKS, count_a, out=tmp_path / str(n), **given, rollouts_ahead=n) for n in (2, 0))
     assert told(ahead) == told(turn) and all(torch.equal(x, weights(turn)[k]) for k, x in weights(ahead).items())
 
 
 @pytest.mark.parametrize(("n", "after"), [(1, 1), (1, 3), (2, 2)])
 def test_a_killed_run_resumes_bit_identically(n, after, tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=n))
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options(ahead=n)):
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(rollouts_ahead=n))
+    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options(rollouts_ahead=n)):
         if metrics["step"] == after:
             break
     resumed = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
@@ -87,14 +87,14 @@ def test_a_killed_run_resumes_bit_identically(n, after, tmp_path):
 
 
 def test_a_run_that_goes_on_is_that_of_more_steps(tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=1))
-    train(model(), TASKS, count_a, out=tmp_path / "two", **options(ahead=1, steps=2))
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(rollouts_ahead=1))
+    train(model(), TASKS, count_a, out=tmp_path / "two", **options(rollouts_ahead=1, steps=2))
     longer = train(model(), TASKS, count_a, out=tmp_path / "two", resume=True, tokenizer=letters(), steps=4)
     assert told(whole) == told(longer)
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(ahead=1))
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(rollouts_ahead=1))
     calls = []
 
     def flaky(rollouts):
@@ -104,7 +104,7 @@ def test_a_reward_that_fails_once_changes_no_number(tmp_path):
         return count_a(rollouts)
 
     with pytest.raises(OperantError, match=r"flaky.*the judge is out"):
-        train(model(), TASKS, flaky, out=tmp_path / "run", **options(ahead=1))
+        train(model(), TASKS, flaky, out=tmp_path / "run", **options(rollouts_ahead=1))
     resumed = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
     assert told(whole) == told(resumed)
 
@@ -117,7 +117,7 @@ def test_an_error_in_the_thread_is_that_of_the_run_and_no_thread_is_left(tmp_pat
         generate = broken
 
     with pytest.raises(OperantError, match="out of paper"):
-        train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=1, engine=Broken))
+        train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=1, engine=Broken))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
 
 
@@ -125,7 +125,7 @@ def test_evaluations_wait_for_the_thread_and_have_the_weights_of_their_step(tmp_
     """The held-out tasks and probes of each step are answered by its own weights, as in a run in turn."""
     monkeypatch.setattr(Seen, "calls", [])
     more = {"evaluate": ["ba"], "evaluate_every": 1, "probes": 2, "probe_every": 1, "engine": Seen}
-    assert len(list(_runs(tmp_path / "run", ahead=1, **more))) == SMALL["steps"] + 2
+    assert len(list(_runs(tmp_path / "run", rollouts_ahead=1, **more))) == SMALL["steps"] + 2
     here = [version for in_thread, version, _ in Seen.calls if not in_thread]
     assert sorted(set(here)) == list(range(SMALL["steps"] + 1))
     assert len([call for call in Seen.calls if call[0]]) == SMALL["steps"]
@@ -133,7 +133,7 @@ def test_evaluations_wait_for_the_thread_and_have_the_weights_of_their_step(tmp_
 
 def test_the_steps_of_a_light_checkpoint_are_played_by_its_own_weights(tmp_path):
     """It holds which tasks are planned, and not the weights of the versions before it."""
-    given = options(ahead=1, checkpoint="light")
+    given = options(rollouts_ahead=1, checkpoint="light")
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
         if metrics["step"] == 2:
             break
@@ -142,7 +142,7 @@ def test_the_steps_of_a_light_checkpoint_are_played_by_its_own_weights(tmp_path)
 
 
 def test_a_checkpoint_holds_the_weights_of_the_planned_steps_alone(tmp_path):
-    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=2))
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=2))
     state = run.state.snapshot(only=("ahead", "shadow/ahead"))
     assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
 
@@ -157,7 +157,7 @@ def ends(tmp_path, reward, seeds, count, **more):
         student = learner(seed=seed)
         tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
         given = {name: value for name, value in student.option_values().items() if name in KEPT} | more
-        given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "ahead": 1}
+        given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "rollouts_ahead": 1}
         run = train(student.policy, tasks, reward, out=tmp_path / str(seed), **given)
         rewards = [m["reward/mean"] for m in told(run)]
         found.append(sum(rewards[-4:]) / 4)
@@ -189,13 +189,13 @@ def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ahead": -1}, "ahead=-1: it must be at least 0"),
-        ({"ahead": 1, "algorithm": "sft", "reward": None}, "algorithm=sft: it plays no rollouts"),
-        ({"ahead": 1, "algorithm": "nlpo", "sampling.top_p": 0.9}, "its mask follows the policy"),
-        ({"ahead": 1, "algorithm": "trpo"}, "switches the kernels of attention; use engine=ray"),
-        ({"ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards judge whole steps"),
-        ({"ahead": 2, "learner.max_staleness": 1}, "learner.max_staleness=1: rollouts would be too old"),
-        ({"ahead": 1, "learner.rescore": False}, "leave rescore out"),
+        ({"rollouts_ahead": -1}, "rollouts_ahead=-1: it must be at least 0"),
+        ({"rollouts_ahead": 1, "algorithm": "sft", "reward": None}, "algorithm=sft: it plays no rollouts"),
+        ({"rollouts_ahead": 1, "algorithm": "nlpo", "sampling.top_p": 0.9}, "its mask follows the policy"),
+        ({"rollouts_ahead": 1, "algorithm": "trpo"}, "switches the kernels of attention; use engine=ray"),
+        ({"rollouts_ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards judge whole steps"),
+        ({"rollouts_ahead": 2, "learner.max_staleness": 1}, "learner.max_staleness=1: rollouts would be too old"),
+        ({"rollouts_ahead": 1, "learner.rescore": False}, "leave rescore out"),
     ],
 )
 def test_what_cannot_be_played_ahead_is_refused_before_a_model_loads(given, message):
@@ -204,10 +204,10 @@ def test_what_cannot_be_played_ahead_is_refused_before_a_model_loads(given, mess
 
 
 def test_importance_weights_are_those_that_are_given():
-    given = {"tasks": TASKS, "reward": count_a, "ahead": 1}
+    given = {"tasks": TASKS, "reward": count_a, "rollouts_ahead": 1}
     assert configure(given).learner["learner"].importance == "token"
     assert configure({**given, "learner.importance": "none"}).learner["learner"].importance == "none"
-    assert configure({**given, "ahead": 0}).learner["learner"].importance == "none"
+    assert configure({**given, "rollouts_ahead": 0}).learner["learner"].importance == "none"
 
 
 class Counting:
@@ -249,17 +249,19 @@ class Twice(Counting):
 
 def test_a_world_with_a_state_is_refused_and_one_without_is_played(tmp_path):
     with pytest.raises(OperantError, match="the world Counting, which has a state"):
-        train(model(), TASKS, None, out=tmp_path / "run", **options(ahead=1, env=Counting()))
+        train(model(), TASKS, None, out=tmp_path / "run", **options(rollouts_ahead=1, env=Counting()))
     assert not (tmp_path / "run").exists()
-    run = train(model(), TASKS, None, out=tmp_path / "run", **options(ahead=1, env=Twice()))
+    run = train(model(), TASKS, None, out=tmp_path / "run", **options(rollouts_ahead=1, env=Twice()))
     assert [m["rollout/staleness"] for m in told(run)] == [0, 1, 1, 1]
     assert all(m["rollout/turns"] == 2 for m in told(run))
 
 
 def test_ahead_cannot_change_on_resume(tmp_path):
-    train(model(), TASKS, count_a, out=tmp_path / "run", **options(ahead=1, steps=1))
-    with pytest.raises(OperantError, match="ahead=0 with --resume"):
-        train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), ahead=0, steps=2)
+    train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=1, steps=1))
+    with pytest.raises(OperantError, match="rollouts_ahead=0 with --resume"):
+        train(
+            model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), rollouts_ahead=0, steps=2
+        )
 
 
 def test_the_figures_of_the_page_are_those_of_the_file():

@@ -1,5 +1,5 @@
-"""Replies that are carried over (`--carry`): pieces make whole replies, nothing is lost, and the log-probs are those of
-the weights that drew each token."""
+"""Replies that are carried over (`--partial-rollout-tokens`): pieces make whole replies, nothing is
+lost, and the log-probs are those of the weights that drew each token."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ from operant.runs.scored_rollouts import demonstration_rollouts
 from operant.types import Completion
 
 ROOT = Path(__file__).parents[1]
-GIVEN = {"carry": 3, "steps": 6}
+GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
@@ -175,7 +175,7 @@ def test_every_step_trains_on_whole_groups_of_the_oldest_tasks_that_have_ended(s
         return count_a(rollouts)
 
     tasks = [Task(f"t/{i}", chr(ord("a") + i % 26) + "ab"[i // 26]) for i in range(52)]
-    given = options(carry=2, steps=9, samples=samples, max_tokens=8)
+    given = options(partial_rollout_tokens=2, steps=9, samples=samples, max_tokens=8)
     train(model(), tasks, judge, out=tmp_path / "run", **given)
     order = [index for batch in batches for index in dict.fromkeys(int(r.task.id[2:]) for r in batch)]
     assert len(set(order)) == len(order) == 9 * 4 // samples  # of 40 that were begun
@@ -189,7 +189,7 @@ def test_every_step_trains_on_whole_groups_of_the_oldest_tasks_that_have_ended(s
     assert all(step - r.turns[0].version <= 5 for step, batch in enumerate(batches) for r in batch)
 
 
-@pytest.mark.parametrize("more", [{}, {"ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
+@pytest.mark.parametrize("more", [{}, {"rollouts_ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
 def test_a_killed_run_resumes_bit_identically(more, tmp_path):
     given = options(**GIVEN, **more)
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **given)
@@ -206,9 +206,17 @@ def test_a_killed_run_resumes_bit_identically(more, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ({}, {"carry": 0}, "carry=0 with --resume: the run has 3, and it can have another number, but neither"),
-        ({"ahead": 1}, {"carry": 0}, "carry=0 with --resume: the run has 3"),
-        ({"ahead": 1, "carry": 0}, {"carry": 3}, "carry=3 with --resume: the run has 0"),
+        (
+            {},
+            {"partial_rollout_tokens": 0},
+            "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither",
+        ),
+        ({"rollouts_ahead": 1}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3"),
+        (
+            {"rollouts_ahead": 1, "partial_rollout_tokens": 0},
+            {"partial_rollout_tokens": 3},
+            "partial_rollout_tokens=3 with --resume: the run has 0",
+        ),
         ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
         ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
     ],
@@ -230,7 +238,7 @@ def stopped(out, after, **given):
 @pytest.mark.parametrize("batch", [2, 16])
 def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
-    stopped(tmp_path / "run", 2, **GIVEN, ahead=ahead)
+    stopped(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
     counts, sizes, continued = [], [], Learner.continue_replies
 
     def judge(rollouts):
@@ -243,7 +251,16 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
         return continued(learner, groups, *args)
 
     monkeypatch.setattr(Learner, "continue_replies", recorded)
-    again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, tokenizer=letters(), batch=batch, carry=4)
+    again = train(
+        model(),
+        TASKS,
+        judge,
+        out=tmp_path / "run",
+        resume=True,
+        tokenizer=letters(),
+        batch=batch,
+        partial_rollout_tokens=4,
+    )
     assert counts[ahead:] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
     assert told(again)[-1]["rollout/carried"] > 0
 
@@ -251,7 +268,9 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_step_that_earlier_weights_have_played_tells_what_an_earlier_step_has_begun(ahead, tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
-    run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, ahead=ahead, fixed_length=True))
+    run = train(
+        model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
+    )
     assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
 
 
@@ -270,13 +289,13 @@ def test_demonstrations_are_those_of_the_tasks_that_a_step_trains_on(ahead, tmp_
 
     monkeypatch.setattr("operant.runs.run.demonstration_rollouts", shown)
     tasks = [Task(f"t/{i}", "abcdef"[i % 6], replies=["ab"]) for i in range(24)]
-    more = options(carry=2, steps=4, ahead=ahead, max_tokens=8, algorithm="coderl")
+    more = options(partial_rollout_tokens=2, steps=4, rollouts_ahead=ahead, max_tokens=8, algorithm="coderl")
     train(model(), tasks, judge, out=tmp_path / "run", **more)
     assert given == played and all(len(tasks) == 4 for tasks in given)
 
 
 def test_a_method_without_importance_weights_is_asked_for_none():
-    for name in ("ahead", "carry"):
+    for name in ("rollouts_ahead", "partial_rollout_tokens"):
         found = configure({"tasks": TASKS, "reward": count_a, "algorithm": "ilql", name: 1})
         assert found.learner["learner"].importance == "none"
 
@@ -285,7 +304,7 @@ def learnt(tmp_path, reward, count, **more):
     """The mean reward of the last four steps."""
     student = learner(seed=1)
     given = {name: value for name, value in student.option_values().items() if name in KEPT} | more
-    given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "carry": 2}
+    given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "partial_rollout_tokens": 2}
     tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
     rewards = [m["reward/mean"] for m in told(train(student.policy, tasks, reward, out=tmp_path / "run", **given))]
     return sum(rewards[-4:]) / 4
@@ -324,11 +343,11 @@ class Pays:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"carry": -1}, "carry=-1: it must be at least 0"),
-        ({"algorithm": "sft", "reward": None}, "carry=3 with algorithm=sft: it plays no rollouts"),
+        ({"partial_rollout_tokens": -1}, "partial_rollout_tokens=-1: it must be at least 0"),
+        ({"algorithm": "sft", "reward": None}, "partial_rollout_tokens=3 with algorithm=sft: it plays no rollouts"),
         ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
-        ({"reward_chunks": 2}, "carry=3 with reward_chunks=2: rewards judge whole steps"),
-        ({"max_tokens": 3}, "carry=3 with sampling.max_tokens=3: no reply would be carried over"),
+        ({"reward_chunks": 2}, "partial_rollout_tokens=3 with reward_chunks=2: rewards judge whole steps"),
+        ({"max_tokens": 3}, "partial_rollout_tokens=3 with sampling.max_tokens=3: no reply would be carried over"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_before_a_model_loads(given, message):
@@ -344,7 +363,9 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
 
     monkeypatch.setattr("operant.distributed.launched", launched)
     monkeypatch.setattr("operant.runs.build.Learner", None)
-    with pytest.raises(OperantError, match="carry=3 with 2 ranks: their steps would end unequally; use engine=ray"):
+    with pytest.raises(
+        OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally; use engine=ray"
+    ):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
     assert not (tmp_path / "run").exists()
 
@@ -352,8 +373,8 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"engine": Whole}, "carry=3 with the engine Whole: it cannot continue a reply; use native"),
-        ({"env": Pays()}, "carry=3 with the world Pays: it plays more than one reply"),
+        ({"engine": Whole}, "partial_rollout_tokens=3 with the engine Whole: it cannot continue a reply; use native"),
+        ({"env": Pays()}, "partial_rollout_tokens=3 with the world Pays: it plays more than one reply"),
     ],
 )
 def test_what_cannot_be_carried_over_is_refused_and_no_folder_is_left(given, message, tmp_path):
@@ -373,7 +394,7 @@ def test_what_cannot_be_carried_over_is_refused_and_no_folder_is_left(given, mes
 
 def test_carry_is_no_option_of_a_run_without_it():
     assert configure({"tasks": TASKS, "reward": count_a}).learner["learner"].importance == "none"
-    assert SMALL["max_tokens"] > GIVEN["carry"]
+    assert SMALL["max_tokens"] > GIVEN["partial_rollout_tokens"]
 
 
 def test_the_table_of_the_page_is_what_was_measured():

@@ -12,7 +12,7 @@ import warnings
 import pytest
 from toys import letters, lm
 
-from operant.algorithms import ALGORITHMS
+from operant.algorithms import ALGORITHMS, PRESETS
 from operant.cli import commands, help, main
 from operant.cli.arguments import parse
 from operant.cli.commands import COMMANDS
@@ -88,6 +88,7 @@ def test_generate_prints_a_reply(folder, capsys):
         (["report", "nowhere"], "nowhere"),
         (["report", "nowhere", "--prot", "80"], "option 'prot' is unknown; did you mean 'port'"),
         (["generate", "nowhere", "--promt", "ab"], "did you mean 'prompt'"),
+        (["eval", "--model", "runs/x"], "a model is named without an option: operant eval runs/x"),
         (["generate", "nowhere", "--prom", "ab"], "option 'prom' is unknown"),  # no abbreviations
         (["generate", "nowhere", "--prompt"], "--prompt: expected one argument"),
         (["train", "--resume"], "--resume: expected one argument; `operant train --help` shows examples"),
@@ -152,6 +153,18 @@ def test_every_command_has_a_help_with_its_options(command, capsys):
     assert text.index(f"  operant {command}") < text.index("-h, --help"), "examples come first"
 
 
+@pytest.mark.parametrize(("command", "own"), [("generate", {"--submit", "--all"}), ("eval", set())])
+def test_options_of_programs_stand_in_a_group_of_their_own(command, own, capsys):
+    assert main([command, "--help"]) == 0
+    before, title, behind = capsys.readouterr().out.partition(f"\n{commands.OF_PROGRAMS}:")
+    group = behind.partition("\n\n")[0]
+    search = set(
+        "--tests --refine --cut --repair --repairs --repair-template --rounds --budget --critic --jail".split()
+    )
+    assert title and set(re.findall(r"(?m)^  (--[a-z-]+)", group)) == search | own
+    assert not (search | own) & set(re.findall(r"(?m)^  (--[a-z-]+)", before)), "they stand nowhere else"
+
+
 def options_of_help(capsys, *words):
     """By name as typed, the values that `--help-all` shows."""
     assert main(["train", *words, "--help-all"]) == 0
@@ -165,6 +178,12 @@ def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_reci
     assert grpo["algorithm"] == "grpo" and grpo["advantage.deviation"] == "population" and "loss.value-clip" not in grpo
     assert grpo["optimizer.lr"] == "0.3" and grpo["optimizer.schedule"] == "linear"
     assert grpo["policy"] == load_recipe("letters")["policy"]
+
+
+def test_the_help_of_all_options_lists_the_presets(capsys):
+    assert main(["train", "--help-all"]) == 0
+    text = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert all(name in text for name in PRESETS if not name.startswith("rl4lms-")) and "rl4lms-TASK-METHOD" in text
 
 
 def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, monkeypatch):

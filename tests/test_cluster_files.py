@@ -66,7 +66,7 @@ def test_the_command_of_each_file_is_understood(name):
     assert options.pop("resume_if_there") and options.pop("out")
     later = {"parallel"} - {field.name for field in fields(LearnerOptions)}
     if "engine" in options and not (ROOT / "src/operant/engines/ray.py").exists():
-        later |= {name for name in options if name == "ahead" or name.startswith("engine")}
+        later |= {name for name in options if name == "rollouts_ahead" or name.startswith("engine")}
     configure({name: value for name, value in options.items() if name not in later}, recipe[0])
 
 

@@ -134,7 +134,8 @@ def test_runs_with_the_same_seed_are_not_averaged(tmp_path):
         (["lr=1e-5,seed=1,steps=3", "lr=1e-5,seed=2,steps=3"], ["lr=1e-5,steps=3"]),
         (["seed=1", "seed=2"], ["seed=*"]),
         (["x/long", "y/long"], ["*/long"]),
-        (["one", "two", "three"], ["one and 2 more"]),
+        (["one", "two", "three"], ["one, two and 1 more"]),
+        (["let1", "rev"], ["let1, rev"]),
     ],
 )
 def test_a_group_goes_by_what_the_names_of_its_runs_share(folders, names, tmp_path):
@@ -260,6 +261,25 @@ def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
     assert [data["groups"][i]["name"] for i in plane["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
     assert plane["of"] == "kl" and len(plane["points"]) == 8 and plane["start"] == [0.0, 1.0]
     assert data["groups"][0]["values"] == {"kl.coef": "0"} and data["options"] == ["kl.coef"]
+    for seed in (1, 2):  # below the reward of 1 before training, at more KL than none: no training beats it in both
+        run(tmp_path / f"5.0-{seed}", coef=5.0, seed=seed, after=(-4.0 + seed, 0.5), replies=["a b c"])
+    data = comparison(sorted(tmp_path.iterdir()))
+    assert [data["groups"][i]["name"] for i in data["rewards"][0]["planes"][0]["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
+
+
+def test_runs_whose_names_share_nothing_go_by_what_differs(tmp_path):
+    for seed, (folder, reward) in enumerate(
+        {"let1": "letters:e", "let2x": "letters:e", "b": "letters:a", "c": "letters:a"}.items()
+    ):
+        run(tmp_path / folder, seed=seed, reward=reward)
+    assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["reward=letters:a", "reward=letters:e"]
+
+
+@pytest.mark.parametrize(("option", "parts"), [("memory", 1), ("template", 1), ("win", 2), ("test_games", 2)])
+def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_held_out_games(tmp_path, option, parts):
+    for i, value in enumerate((1, 2)):
+        run(tmp_path / str(i), after=(3.0, 1.0), replies=["a"], reward=None, env={option: value})
+    assert len(comparison(sorted(tmp_path.iterdir()))["rewards"]) == parts
 
 
 def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
@@ -313,6 +333,23 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
     assert [row[head.index("distinct")] for row in rows] == ["0.5", "0.6", "0.7"]
 
 
+def test_every_number_of_a_metric_has_its_column_and_its_chart(tmp_path):
+    measured = {"rouge/rouge1": 0.25, "rouge/rougeL": 0.2, "bertscore/f1": 0.9}
+    for i, name in enumerate("ab"):
+        made = run(tmp_path / name, coef=i / 10, after=(4.0, 1.0), replies=["a"])
+        config = yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8"))
+        config["evaluation"] = {"metrics": "rouge,bertscore"}
+        (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
+        judged["after"]["metrics"] = measured if name == "a" else {key: x / 2 for key, x in measured.items()}
+        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    data = comparison([tmp_path / name for name in "ab"])
+    head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:3])
+    for name, cells in {"rouge/rouge1": ["0.25", "0.125"], "bertscore/f1": ["0.9", "0.45"]}.items():
+        assert [row[head.index(name)] for row in rows] == cells
+    assert {f"evaluate/{name}" for name in measured} <= {chart["name"] for chart in data["curves"]}
+
+
 def test_a_damaged_file_of_replies_is_left_out(tmp_path):
     run(tmp_path / "a")
     probes(tmp_path / "a", "step-00001.parquet", {"x": "reply"})
@@ -363,7 +400,10 @@ def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
     assert "kl.coef=1  1     1       1.5" in printed and "They differ in: kl.coef." in printed
     assert printed.endswith(f"comparison: {tmp_path / 'sweep' / 'report.html'}\n")
     run(tmp_path / "alone")
-    assert main(["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out", str(tmp_path / "c.html")]) == 0
+    both = ["report", str(tmp_path / "sweep"), str(tmp_path / "alone"), "--out"]
+    assert main([*both, str(tmp_path / "c")]) == 2 and not (tmp_path / "c").exists()
+    assert "let its name end in .html" in capsys.readouterr().err
+    assert main([*both, str(tmp_path / "c.html")]) == 0
     assert (tmp_path / "c.html").stat().st_size > 50_000
 
 

@@ -49,6 +49,7 @@ def test_the_page_in_a_browser(browser, size, tmp_path):
     url = sweep_page(tmp_path)
     with visit(browser, url, WIDTHS[size]) as page:
         assert page.inner_text(".status") == "6 runs in 3 settings, 2 seeds each"
+        assert page.locator(".frontier").is_visible(), "the first chart is not folded on a phone either"
         unfold(page)
         assert page.locator(".frontier .mean").count() == 3 and page.locator(".frontier .run").count() == 6
         drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v)"

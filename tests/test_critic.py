@@ -314,6 +314,8 @@ def told(returns, **more):
 
 Q = {kind: [float(Told.own[t, kind]) for t in (1, 2, 3, 3)] for kind in range(4)}
 """q of each class after the three letters and the stop token."""
+BEFORE = {kind: [float(Told.own[t, kind]) for t in (0, 1, 2, 3)] for kind in range(4)}
+"""q of each class at the state that predicts each of them."""
 WORTH = (-1.0, -0.6, -0.3, 1.0)
 V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.tolist()]
 
@@ -322,7 +324,8 @@ V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.
     ("returns", "wanted"),
     [
         # The replies pass (+1), crash (-0.6) and fail a test (-0.3); the greedy one fails a test.
-        ("coderl", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
+        ("coderl", [[1.3 * q for q in BEFORE[3]], [-0.3 * q for q in BEFORE[1]], [0.0] * 4]),
+        ("coderl_after", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
         (
             "group",
             [[(1 - 0.1 / 3) * q for q in Q[3]], [(-0.6 - 0.1 / 3) * q for q in Q[1]], [-1.0 / 3 * q for q in Q[2]]],
@@ -369,7 +372,7 @@ def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, group, difference, plain"),
+        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, coderl_after, group, difference, plain"),
         ({"worth": (1.0, 2.0)}, r"worth=\(1.0, 2.0\): give a number for each of compile error"),
         ({"refresh": -1.0}, r"a learning rate must be at least 0"),
         ({"batch": 0}, r"batch=0 must be at least 1"),
@@ -435,12 +438,35 @@ def test_a_run_subtracts_the_score_of_the_greedy_reply(chunks, tmp_path):
     assert run.metrics[0]["reward/mean"] == pytest.approx(sum(right) / 8)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind):
-    """Own programs with a number for every token, and given ones; and the same in three minibatches of any length."""
+ESTIMATES = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp() - 1 + d}
+"""The sampled kinds of KL, of the difference of two log-probs."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gpt2", {}),
+        ("t5", {}),
+        ("gpt2", {"sampling.min_tokens": 5}),
+        ("t5", {"sampling.min_tokens": 5}),
+        ("gpt2", {"sampling.top_k": 4, "sampling.truncation": "stored"}),
+        ("gpt2", {"importance": "token"}),
+        ("gpt2", {"importance": "sequence", "importance_cap": 0.5}),
+        ("gpt2", {"importance": "token", "importance_cap": 0.5, "importance_mask": True}),
+        *(("gpt2", {"kl.loss_coef": 0.3, "kl.loss_kind": name}) for name in ESTIMATES),
+        *(("gpt2", {"kl.coef": 0.3, "kl.kind": name}) for name in ESTIMATES),
+    ],
+)
+def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
+    """Own programs with a number for every token, and given ones; and the same in three minibatches of any length.
+
+    Given programs have no sampler: importance weights, KL and what was allowed are about the policy's own alone.
+    """
     torch.manual_seed(0)
-    options = {"max_tokens": 6, "keep_gradients": True, "optimizer.max_grad_norm": None, "loss.given_coef": 0.7}
-    learner = Learner(Policy(lm(kind).double()), algorithm="coderl", **options, **{"update.micro_tokens": 12})
+    fixed = {"max_tokens": 6, "keep_gradients": True, "optimizer.max_grad_norm": None, "loss.given_coef": 0.7}
+    other, coef = lm(kind, seed=1).double(), options.get("kl.loss_coef", 0.0)
+    known = fixed | {"update.micro_tokens": 12, "reference": Policy(other)} | options
+    learner = Learner(Policy(lm(kind).double()), algorithm="coderl", **known)
     own = learner.generate([[3, 4, 5], [6, 7], [3, 4, 5], [8]])
     paid = [torch.randn(one.count).tolist() for one in own]
     texts = [([3, 4], [9, 8, 2]), ([5], [7, 7, 7, 7, 2])]
@@ -450,27 +476,58 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind):
     ]
     metrics = learner.learn(own + given, [*paid, None, None])
     mine = torch.cat([p.grad.flatten() for p in learner.policy.trainable()])
-    twin, loss = lm(kind).double(), 0.0
-    for (prompt, reply), numbers in [
-        *(((r.turns[0].prompt, r.ids), score) for r, score in zip(own, paid, strict=True)),
-        *((pair, None) for pair in texts),
-    ]:
+    twin, loss, count, in_loss = lm(kind).double(), 0.0, sum(r.count for r in own), 0.0
+
+    def said(model, prompt, reply, turn=None):
         if kind == "t5":
-            start = torch.tensor([[twin.config.decoder_start_token_id, *reply[:-1]]])
-            logits = twin(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
+            start = torch.tensor([[model.config.decoder_start_token_id, *reply[:-1]]])
+            logits = model(input_ids=torch.tensor([prompt]), decoder_input_ids=start).logits[0]
         else:
-            logits = twin(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
-        if numbers is None:
-            loss = loss - 0.7 * chosen.sum() / sum(len(r) for _, r in texts)
-        else:
-            loss = loss - (torch.tensor(numbers, dtype=torch.float64) * chosen).sum() / sum(r.count for r in own)
+            logits = model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
+        out = torch.zeros_like(logits)  # of what could not be drawn
+        if turn is not None:
+            out[: options.get("sampling.min_tokens", 0), list(learner.sampling.stops)] = -torch.inf
+            for row, ids in zip(out, turn.allowed or [], strict=turn.allowed is not None):
+                row[[i for i in range(len(row)) if i not in list(ids)]] = -torch.inf
+        return (logits + out).log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0]
+
+    for prompt, reply in texts:
+        loss = loss - 0.7 * said(twin, prompt, reply).sum() / sum(len(r) for _, r in texts)
+    weight = 0.0 if "importance_mask" in options else options.get("importance_cap", 1.0)
+    for rollout, numbers in zip(own, paid, strict=True):
+        chosen = said(twin, rollout.turns[0].prompt, rollout.ids, rollout.turns[0])
+        with torch.no_grad():
+            ref = said(other, rollout.turns[0].prompt, rollout.ids)
+        advantages = torch.tensor(numbers, dtype=torch.float64)
+        if name := options.get("kl.kind"):
+            term = 0.3 * ESTIMATES[name](chosen - ref)
+            advantages = advantages - term.detach()
+            loss = loss + (term.sum() if name != "k1" else 0.0) / count
+        loss = loss - weight * (advantages * chosen).sum() / count
+        if name := options.get("kl.loss_kind"):
+            ratio = (chosen - chosen.detach()).exp()
+            term = (ratio.detach() if name == "k2" else ratio) * ESTIMATES[name](chosen - ref)
+            loss, in_loss = loss + coef * term.sum() / count, in_loss + term.sum() / count
     loss.backward()
     truth = torch.cat([p.grad.flatten() for p in twin.parameters()])
     assert float((mine - truth).abs().max()) < 1e-6 * float(truth.abs().max())
     assert metrics["loss/total"] == pytest.approx(float(loss), rel=1e-5)
     right = -sum(bare_logprobs(twin, *pair).sum() for pair in texts) / sum(len(r) for _, r in texts)
     assert metrics["given/loss"] == pytest.approx(float(right), rel=1e-5)
+    assert metrics.get("kl/in_loss", 0.0) == pytest.approx(float(in_loss), rel=1e-5)
+    if "importance" in options:
+        assert metrics["rollout/importance_mean"] == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("scores", [None, [1.0, 0.5], torch.tensor([1.0, 0.5]), [None, 0.5]])
+def test_a_reward_that_pays_one_token_of_a_reply_is_refused(scores):
+    learner = Learner(lm(), algorithm="coderl", max_tokens=6, fixed_length=True)
+    replies = learner.generate([[3, 4], [5]])
+    with pytest.raises(OperantError, match=r"only the last token of each would learn.*set advantage.gamma=1"):
+        learner.learn(replies, scores)
+    assert learner.progress.step == 0
+    learner.learn(replies, [[0.5] * 6, None])
+    Learner(lm(), algorithm="coderl", max_tokens=6, **{"advantage.gamma": 1.0}).learn(replies, [1.0, 0.5])
 
 
 def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):

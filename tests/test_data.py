@@ -256,8 +256,8 @@ def test_files_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ([{"reviews": "x"}], {"text_field": "review"}, "row 0: there is no field 'review'; did you mean 'reviews'"),
-        ([{"text": "x"}, {"txt": "x"}], {}, "row 1: there is no field 'text'; did you mean 'txt'"),
+        ([{"reviews": "x"}], {"text_field": "review"}, "row 1: there is no field 'review'; did you mean 'reviews'"),
+        ([{"text": "x"}, {"txt": "x"}], {}, "row 2: there is no field 'text'; did you mean 'txt'"),
         ([{"text": "x"}], {"id_field": "id"}, "no field 'id'"),
         ([{"text": "x"}], {"target_field": "label"}, "no field 'label'"),
         ([{"text": 3}], {}, "is a int, not text"),

@@ -10,6 +10,7 @@ from toys import letters, lm
 
 from operant.diagnosis import RULES, History, diagnose, read_history, verdict
 from operant.diagnosis.sampling import SETTINGS
+from operant.report.run_report import in_reward_units, key_numbers
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.training.learner import Learner
 from operant.types import OUTCOMES
@@ -157,6 +158,7 @@ def steps(count=40, **series):
         ("high_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.1 * i}),
         ("unpaid_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.0}),
         ("flat", {"kl__per_reply": lambda i: 3.0}),
+        ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
         ("signs", {"text__exclamations": lambda i: 0.001 * i}),
         ("repetition", {"text__repeated": lambda i: 0.02 * i}),
         ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),
@@ -169,6 +171,64 @@ def test_a_rule_reports_its_fault_and_nothing_without_it(name, series):
     assert name in {f.name for f in diagnose(History(steps(**series)))}
     healthy = {k: (lambda i, v=v: v(0) if v(0) != v(39) else 0.0) for k, v in series.items()}  # no trend, or 0
     assert name not in {f.name for f in diagnose(History(steps(**healthy)))}
+
+
+def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range():
+    ratio = {"policy__ratio_max": lambda i: 82.0, "policy__ratio_min": lambda i: 0.0259}
+    (finding,) = diagnose(History(steps(3, **ratio, policy__ratio_std=lambda i: 3.0 + i)))
+    assert finding.message.endswith(" probabilities had a spread of 4 (healthy: at most 0.5).")
+    assert diagnose(History(steps(3, **ratio))) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(32, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("), (8, "reward 0.25 in steps 1 to 4 -> 0.762 in steps")],
+)
+def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
+    means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
+    series = steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)
+    assert expected in verdict(History(series), [])
+
+
+@pytest.mark.parametrize(("env", "remedy"), [(None, "--reference copy"), ("rooms", "--loss.entropy-coef 0.01")])
+def test_a_lost_entropy_without_a_reference_has_a_remedy_that_fits_the_task(env, remedy):
+    series = steps(policy__entropy=lambda i: 2.0 if i == 0 else 0.1, reward__mean=lambda i: 0.01 * i)
+    (finding,) = [f for f in diagnose(History(series, config={"env": env})) if f.name == "unmeasured"]
+    assert remedy in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("kl", "rate", "control", "expected"),
+    [
+        (9.0, 1e-5, "adaptive", True),
+        (1.0, -1e-5, "adaptive", True),
+        (9.0, 0.02, "adaptive", False),  # the price is on its way
+        (6.5, 1e-5, "adaptive", False),  # near the target
+        (9.0, 0.0, "fixed", False),  # no target
+    ],
+)
+def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, rate, control, expected):
+    series = {"kl__per_reply": lambda i: kl, "kl__coef": lambda i: 0.1 * (1 + rate) ** i}
+    series |= {"reward__kl_penalty": lambda i: 0.1 * kl, "reward__mean": lambda i: 0.01 * i}
+    found = diagnose(History(steps(**series), config={"kl.control": control, "kl.target": 6.0}))
+    assert ("slow_price" in {f.name for f in found}) is expected
+
+
+def labelled(labelled=24, count=6):
+    each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
+    ends = [{"metrics": {"preference/accuracy": right}, "labelled": labelled} for right in (14 / 24, 1.0)]
+    return History([{"step": i + 1} | each for i in range(count)], evaluation=dict(zip(("before", "after"), ends)))
+
+
+def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_rewards():
+    # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.
+    sentence = verdict(labelled(), [])
+    assert sentence.startswith("It learned: held-out pairs in the right order 58 % -> 100 % (+21 to +42 points, 95 %)")
+    assert "KL" not in sentence and "has not learned yet" in verdict(labelled(4), [])
+    shown = key_numbers(labelled())
+    assert [n["after"] for n in shown if n["label"] == "Log-ratio to the reference"] == [-0.722]
+    assert not any("KL" in n["label"] for n in shown)
+    assert not any(name.startswith("reward/") for m in in_reward_units(labelled()) for name in m)
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------

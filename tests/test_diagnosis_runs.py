@@ -364,8 +364,8 @@ def means(trained: TrainedLearner) -> list[float]:
 
 
 def before_and_after(trained: TrainedLearner) -> tuple[str, str]:
-    """Return the mean scores of the first 64 replies, and of the last five steps."""
-    first = math.ceil(64 / len(trained.replies[0]))
+    """Return the mean scores of the first 32 replies, and of the last five steps."""
+    first = math.ceil(32 / len(trained.replies[0]))
     return f"{average(means(trained)[:first]):.3g}", f"{average(means(trained)[-5:]):.3g}"
 
 
@@ -415,12 +415,7 @@ def lost(trained: TrainedLearner) -> str:
 
 def ratios(trained: TrainedLearner) -> tuple[str, ...]:
     last = trained.learner.history[-3:]
-    high, low = max(m["policy/ratio_max"] for m in last), min(m["policy/ratio_min"] for m in last)
-    return (
-        f"up to {high:.3g} ",
-        f"down to {low:.3g} " if low >= 1e-3 else "down to ",
-        f"{average(m['policy/ratio_std'] for m in last):.3g}",
-    )
+    return (f"a spread of {average(m['policy/ratio_std'] for m in last):.3g} (healthy: at most 0.5)",)
 
 
 def penalties(trained: TrainedLearner) -> tuple[str, str]:

@@ -7,9 +7,11 @@ from html import escape, unescape
 from types import SimpleNamespace
 
 import pytest
+import torch
 from toys import letters, lm
 
 from operant import Observer, steps, train
+from operant.report.display import summary
 from operant.trackers import notebook
 from operant.trackers.notebook import Chart, in_notebook
 
@@ -32,6 +34,21 @@ def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, c
     assert len(list(steps(**given(tmp_path / "b", quiet=True)))) == 2
     assert capsys.readouterr().out == ""
     assert "IPython" not in sys.modules or not in_notebook()
+
+
+@pytest.mark.parametrize(
+    ("weights", "rate", "said"),
+    [(124e6, 3e-4, True), (124e6, 1e-5, False), (124e6, 5e-5, False), (5e6, 3e-4, False)],
+)
+def test_the_start_says_that_the_rate_of_a_small_model_is_high_for_a_large_one(weights, rate, said):
+    model = torch.nn.ParameterList([torch.empty(int(weights), device="meta")])
+    policy = SimpleNamespace(model=model, trainable=lambda: list(model))
+    needs = SimpleNamespace(needs=SimpleNamespace(labels=False))
+    learner = SimpleNamespace(algorithm=needs, option_values=lambda: {"optimizer.lr": rate})
+    train = SimpleNamespace(algorithm="ppo", policy="./mine", steps=2, batch=4)
+    parts, config = SimpleNamespace(tasks=["a"]), SimpleNamespace(train=train)
+    text = summary(SimpleNamespace(config=config, policy=policy, learner=learner, parts=parts))
+    assert ("a rate of 0.0003 suits models of a few million parameters, so try --optimizer.lr 1e-5; " in text) is said
 
 
 class Finds(Observer):

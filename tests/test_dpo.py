@@ -9,6 +9,7 @@ from rigs import Caught, gap, on_ranks
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, train
+from operant.algorithms.kto import exchanged
 from operant.cli import main
 from operant.objectives.preference import good_or_bad, paired, preference
 from operant.rollouts.collate import token_weights
@@ -132,6 +133,14 @@ def test_two_ranks_have_the_gradient_of_one():
                 assert told[metric] == pytest.approx(metrics[metric], abs=1e-10), metric
 
 
+def test_a_reply_to_another_prompt_is_none_to_an_equal_prompt_of_another_task():
+    prompts, replies = [[1], [1], [2], [1]], [[5], [6, 7], [8], [9]]
+    batch = Batch.given(prompts, replies).with_(groups=torch.tensor([0, 1, 2, 3]))
+    made = exchanged(batch)
+    found = [made.tokens[row][made.mask[row]].tolist() for row in range(4)]
+    assert found == [[1, 8], [1, 8], [2, 5], [1, 8]]
+
+
 def test_online_dpo_is_dpo_on_its_own_replies_and_equal_scores_are_counted():
     learner = learner_of("online-dpo", max_tokens=3)
     replies = learner.generate([[5, 6], [4], [5, 6], [4]])
@@ -142,6 +151,10 @@ def test_online_dpo_is_dpo_on_its_own_replies_and_equal_scores_are_counted():
     assert metrics["preference/loss"] == pytest.approx(loss) == pytest.approx(2 * metrics["loss/total"])
     assert metrics["preference/unpaired"] == 0.5
     learner.step([[5], [5]], [[6], [7]], [1.0, 1.0])  # a step without any pair
+    assert not learner.optimizer.gradients[-1].any()
+    # Nor is a total that was summed in another order: 0.1 + 0.2 + 0.3 is not 0.3 + 0.2 + 0.1 in float arithmetic.
+    pays = [0.1, 0.2, 0.3, 0.3, 0.2, 0.1]
+    learner.step([[5], [5, 6, 4], [5, 6, 4, 7, 4]] * 2, [[6], [7], [8]] * 2, pays, episodes=[0] * 3 + [1] * 3)
     assert not learner.optimizer.gradients[-1].any()
 
 
@@ -264,7 +277,7 @@ def test_wrong_steps_and_one_sample_are_refused(tmp_path):
     with pytest.raises(OperantError, match="this step has one prompt"):
         kto.step([[5], [5]], [[6], [7]], [1.0, 0.0])
     assert kto.progress.step == dpo.progress.step == 0
-    assert paired([[1, 1], [0, 1]], {}, whole=False) == [False, True]
+    assert paired([[1, 1], [0, 1], [0.1 + 0.2, 0.3]], {}, whole=False) == [False, True, False]
     assert good_or_bad([[1], [1, 1]], {}, whole=False) == [True, True]  # a step may have good replies alone
 
 

@@ -87,7 +87,7 @@ def test_a_field_becomes_the_references():
     tasks = load_tasks(rows, options=DataOptions(reference_field="good"))
     assert [task.references for task in tasks] == [("b",), ("d", "e")]
     assert rollout_from_plain(rollout_to_plain(held_out()[0])) == held_out()[0]
-    with pytest.raises(OperantError, match=r"row 0: the reference in 'good' is 5; it must be a text or"):
+    with pytest.raises(OperantError, match=r"row 1: the reference in 'good' is 5; it must be a text or"):
         load_tasks([{"text": "a", "good": 5}], options=DataOptions(reference_field="good"))
     with pytest.raises(OperantError, match=r"no field 'god'; did you mean 'good'"):
         load_tasks(rows, options=DataOptions(reference_field="god"))

@@ -124,7 +124,7 @@ def test_references_are_what_supervised_training_learns():
     tasks = load_tasks(ROWS["commongen"], form=form, with_replies=True)
     assert [task.replies for task in tasks] == [("A dog runs home.", "The dog can run."), ("A cat sleeps.",)]
     assert tasks[0].references == tasks[0].replies
-    with pytest.raises(OperantError, match=r"row 0: the form found no reference .* \(fields: concepts\)"):
+    with pytest.raises(OperantError, match=r"row 1: the form found no reference .* \(fields: concepts\)"):
         load_tasks([{"concepts": ["a"]}], form=form, with_replies=True)
 
 
@@ -241,12 +241,12 @@ def test_sentences(parts):
             "summarize",
             {"id": 1, "artikle": "A"},
             {},
-            r"tasks, row 1, form 'summarize': it reads article or document or source, and the row has no such field; "
+            r"tasks, row 2, form 'summarize': it reads article or document or source, and the row has no such field; "
             r"did you mean 'artikle'\? \(fields: id, artikle\); name yours with --form\.source FIELD",
         ),
-        ("summarize", {"article": 5}, {}, r"row 1.* the source is 5; it must be a text, or a list of sentences"),
+        ("summarize", {"article": 5}, {}, r"row 2.* the source is 5; it must be a text, or a list of sentences"),
         ("summarize", {"article": "A", "highlights": 5}, {}, r"highlights is 5; it must be a text, or a list of texts"),
-        ("summarize", {"article": " "}, {}, r"row 1: the text that form .* is empty; .*--data.min-chars 1"),
+        ("summarize", {"article": " "}, {}, r"row 2: the text that form .* is empty; .*--data.min-chars 1"),
         ("translate", {"translation": {"fr": "A"}}, {}, r"it reads de, .*\(fields: fr\).*--form\.source"),
         ("translate", {"translation": "A"}, {}, r"translation is 'A'; it must map languages to texts"),
         ("commongen", {"concepts": [3]}, {}, r"concepts is \[3\]; it must be a list of words"),
@@ -257,7 +257,7 @@ def test_sentences(parts):
         ("imdb", {"text": "A b"}, {"share": 1}, r"form\.share=1\.0, .*a share between 0 and 1"),
         ("totto", {"table": TABLE, "highlighted_cells": []}, {}, r"no cell is highlighted.*--form\.whole true"),
         ("totto", {"table": "x", "highlighted_cells": [[0, 0]]}, {}, r"cannot be linearised: it is 'x' and not a list"),
-        ("totto", {"table": [["x"]], "highlighted_cells": [[0, 0]]}, {}, r"linearised: in its row 0 stands 'x'"),
+        ("totto", {"table": [["x"]], "highlighted_cells": [[0, 0]]}, {}, r"linearised: in its row 1 stands 'x'"),
         ("totto", {"table": TABLE, "highlighted_cells": [[2, 3]]}, {}, r"cell \[2, 3\] is not in the table of 3"),
     ],
 )  # fmt: skip
@@ -274,7 +274,7 @@ def test_empty_texts_are_left_out_on_request():
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        (lambda row: row["x"], r"row 0, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
+        (lambda row: row["x"], r"row 1, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
         (lambda row: 5, r"it returned a int; it must return a mapping, or a list"),
         (lambda row: [{"text": "a"}], r"it returned \{'text': 'a'\}; it must be a mapping with a prompt"),
         (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, cue"),

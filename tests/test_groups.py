@@ -242,9 +242,10 @@ def test_constant_scores_are_not_blown_up_by_the_running_scale():
     assert metrics["reward/scaled_mean"] == pytest.approx(0.1, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["policy/advantage_zero", "preference/unpaired"])
 @pytest.mark.parametrize(("zero", "level"), [([1], "problem"), ([0, 1, 0], None), ([1, 1, 0], "warning")])
-def test_most_steps_without_advantages_are_a_finding(zero, level):
-    found = no_advantage(History([{"step": i, "policy/advantage_zero": share} for i, share in enumerate(zero, 1)]))
+def test_most_steps_without_advantages_or_pairs_are_a_finding(zero, level, name):
+    found = no_advantage(History([{"step": i, name: share} for i, share in enumerate(zero, 1)]))
     assert (found and found.level) == level
 
 
@@ -253,3 +254,6 @@ def test_a_step_whose_advantages_are_all_zero_is_a_finding():
     learner.step(learner.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
     found = next(f for f in learner.diagnose() if f.name in ("no_advantage", "constant"))
     assert found.name == "no_advantage" and "every advantage" in found.message
+    paired = Learner(lm(), algorithm="online-dpo", max_tokens=4)
+    paired.step(paired.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
+    assert "no prompt had a better and a worse reply" in next(f.message for f in paired.diagnose())

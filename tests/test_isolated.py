@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
 import hostile
@@ -266,6 +267,35 @@ def test_each_outcome_is_handled_as_configured():
         reward.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "outcome", "calls"),
+    [
+        ({"retries": 3, "each": True}, "ok", 3),
+        ({"retries": 3, "again": False}, "ok", 3),
+        ({"retries": 1, "each": True}, "error", 2),
+        ({"each": True}, "error", 1),
+        ({"retries": 9, "each": True, "retry_seconds": 9.0}, "error", 1),  # no time is left for the pause
+    ],
+)
+def test_a_busy_server_is_asked_again_after_a_pause_that_doubles(options, outcome, calls, tmp_path, monkeypatch):
+    busy = """import time
+def asks(rollouts):
+    with open("calls.txt", "a") as file:
+        file.write(f"{time.monotonic()} ")
+    if len(open("calls.txt").read().split()) < 3:
+        raise ConnectionError("429: too many requests")
+    return [1.0 for r in rollouts]
+"""
+    monkeypatch.chdir(tmp_path)
+    Path("busy.py").write_text(busy, encoding="utf-8")
+    reward = isolated("busy.py:asks", **{"timeout": 8.0, "retry_seconds": 0.2, **options})
+    assert judge(reward, rollouts(1)).outcomes == [outcome]
+    reward.close()
+    times = [float(word) for word in Path("calls.txt").read_text(encoding="utf-8").split()]
+    pauses = [later - before for before, later in pairwise(times)]
+    assert len(times) == calls and all(pause >= 0.2 * 2**i for i, pause in enumerate(pauses))
+
+
 @pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
 def test_a_reward_without_isolation_stops_the_run_unless_configured(reward):
     with pytest.raises(OperantError, match=reward.__name__):
@@ -305,7 +335,8 @@ def test_options_of_the_run_reach_rewards_without_options_of_their_own():
     "wrong",
     [
         {"timeout": 0.0}, {"timeout": float("inf")}, {"sample_timeout": -1.0}, {"memory": 0.0}, {"workers": 0},
-        {"processes": 0}, {"on_error": "ignore"}, {"on_timeout": float("nan")}, {"on_abstain": True}, {"level": "jail"},
+        {"processes": 0}, {"retries": -1}, {"retry_seconds": 0.0},
+        {"on_error": "ignore"}, {"on_timeout": float("nan")}, {"on_abstain": True}, {"level": "jail"},
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(wrong):

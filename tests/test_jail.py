@@ -161,7 +161,7 @@ def third(): return fractions.Fraction(1, 3), decimal.Decimal("0.1")
         "s = Stack()\nassert not s and str(s.push(1)) == 'Stack[1]' and s.items == [1]",
         "s = Stack(1)\ns.items = [5]\nassert s.top() == 5 and isinstance(s, Stack) and not isinstance(3, Stack)",
         "assert Stack(1) + Stack(2) == Stack(1, 2) != Stack()",
-        "assert Stack(1) != [1] and same_(s := Stack()) is not s and same_(s) == s",
+        "assert Stack(1) != [1] and same_(s := Stack()) is s and same_(s) == s",
         # Objects of a test's own classes: attributes and methods, nothing hidden.
         "class Node:\n    def __init__(self, value, left=None): self.value, self.left = value, left\n"
         "    def sum(self): return self.value + self.left.value\n"
@@ -194,10 +194,45 @@ def test_what_no_value_may_do(jail: Jail, test: str) -> None:
 
 def test_an_object_that_a_test_passes_keeps_what_is_hidden(jail: Jail) -> None:
     # A function of the test's knows, by its globals, what the test expects.
-    peek = "def f(g): return g.__globals__\ndef h(x): return x._secret\ndef k(x): return x.__class__"
-    tests = ["assert f(lambda: 1)", "class A: _secret = 1\nassert h(A()) == 1", "class A: pass\nassert k(A()) is A"]
-    [verdict] = jail.run([Program(peek, [Code(test) for test in tests])])
-    assert verdict.share == 0
+    [verdict] = jail.run([Program(PEEK, [Code(test) for test in [*HIDDEN, *(NODE + test for test in OF_A_NODE)]])])
+    assert verdict.share == 0, verdict.results
+
+
+PEEK = """
+import copy
+def f(g): return g.__globals__
+def look(x, name): return getattr(x, name)
+def put(x, name, value): setattr(x, name, value); return 1
+def turn(x, other): x.__class__ = type(other); return 1
+def text(x): return "{0._v}".format(x)
+def raw(x, *ask): return x.__peer__.ask(ask[0], x.__number__, *ask[1:])
+def of(x): return vars(x)
+def copied(x): return copy.copy(x).v
+def gone(x): del x.v; return 1
+def names(x): return dir(x)
+def make(x): return type(x)("text")
+"""
+HIDDEN = [
+    "assert f(lambda: 1)",
+    "class A: _secret = 1\nassert look(A(), '_secret') == 1",
+    "import io\nassert make(io.StringIO())",
+    "import io\nassert look(io.StringIO('x'), 'read')() == 'x'",
+]
+NODE = "class N:\n    def __init__(self): self.v = self._v = 41\nclass M: pass\nx = N()\n"
+OF_A_NODE = [
+    *(f"assert look(x, {name!r}) == 41" for name in ("_v", "__dict__", "__init__")),
+    "assert text(x) == '41'",
+    "assert raw(x, 'look', '_v') == [41]",
+    "assert of(x)",
+    "assert names(x)",
+    "assert copied(x) == 41",
+    "put(x, '_v', 7); assert x._v == 7",
+    "put(x, '__dict__', {'_v': 7}); assert x._v == 7",
+    "turn(x, M()); assert type(x) is M",
+    "raw(x, 'set', '__class__', 'no')",
+    "raw(x, 'operate', '__delattr__', ['_v']); assert not hasattr(x, '_v')",
+    "gone(x); assert not hasattr(x, 'v')",
+]
 
 
 @pytest.mark.parametrize(
@@ -257,9 +292,82 @@ def test_cgroups_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
-    equal = "class A:\n    def __eq__(self, other): return True\ndef f(): return A()"
-    [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), Code("assert f() == A()")])])
-    assert (verdict.outcome, verdict.trusting) == ("passed", (1,))
+    names = "eq lt le gt ge ne contains".split()
+    equal = "class A:\n" + "".join(f"    def __{name}__(self, other): return True\n" for name in names)
+    equal += "    def __sub__(self, other): return 0\n    def __iadd__(self, other): return 5\ndef f(): return A()"
+    trusting = [f"assert f() {sign} A()" for sign in "== < <= > >= !=".split()]
+    trusting += [
+        "assert A() in f()",
+        "assert f() - A() == 0",
+        "assert max(f(), A())",
+        "x = f(); x += A(); assert x == 5",
+    ]
+    [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), *map(Code, trusting)])])
+    assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 11))), verdict.message
+
+
+LINES = """
+import time
+def f(x):
+    time.sleep(0 if x == 3 else 9)
+    return "\\n".join(["ready", *['["passed", "", 0.0, false]'] * 3])
+"""
+SEEK = """
+import os
+for number in range(3, 64):
+    try: os.write(number, b'[0, "passed", "", 0.0, false]\\n')
+    except OSError: pass
+"""
+SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print('x', file=sys.__stdout__, flush=True)"
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "process"])
+@pytest.mark.parametrize(
+    ("source", "tests", "results"),
+    [
+        (DOUBLE, [f"assert f(2) == 4\n{SAY}", f"{SAY}\nassert f(2) == 5"], ["passed", "failed test"]),
+        (LINES, [f"{SAY}\nassert f(3) == 4"] * 2, ["failed test"] * 2),
+        (LINES, ["print(f(3)); assert f(2) == 4"] * 2, ["runtime error"] * 2),
+        (DOUBLE, [SEEK, "assert f(2) == 4"], ["failed test"] * 2),
+        (DOUBLE, ["import os\nif os.fork(): os.wait()", "assert f(2) == 4"], ["passed"] * 2),
+        (DOUBLE, ["try: x = input()\nexcept EOFError: x = 4\nassert f(2) == x"], ["passed"]),
+    ],
+)
+def test_what_a_test_prints_is_no_result(level: str, source: str, tests: list[str], results: list[str]) -> None:
+    try:
+        jail = Jail(JailOptions(level=level, seconds=1.0, patience=0.5))
+    except OperantError as error:
+        pytest.skip(str(error))
+    [verdict] = jail.run([Program(source, [Code(test) for test in tests])])
+    assert list(verdict.results) == results, verdict.message
+
+
+GOOD = [0, "passed", "", 0.1, False]
+
+
+@pytest.mark.parametrize(
+    ("frames", "outcomes"),
+    [
+        ([GOOD, [1, *GOOD[1:]]], ["passed", "passed"]),
+        ([GOOD], ["passed"]),
+        ([], []),
+        ([GOOD, GOOD], ["failed test"] * 2),  # a second result
+        ([GOOD, [1, *GOOD[1:]], [2, *GOOD[1:]]], ["failed test"] * 2),
+        ([[1, *GOOD[1:]]], ["failed test"] * 2),
+        ([[0, "great", "", 0.1, False]], ["failed test"] * 2),
+        ([[0, "passed", None, 0.1, False]], ["failed test"] * 2),
+        ([[0, "passed"]], ["failed test"] * 2),
+        ([{"0": "passed"}], ["failed test"] * 2),
+        ([7], ["failed test"] * 2),
+    ],
+)
+def test_results_that_are_none_are_failed_tests(frames: list, outcomes: list[str]) -> None:
+    written = b"".join(
+        b"n" * 16 + len(text).to_bytes(4, "big") + text for text in (json.dumps(frame).encode() for frame in frames)
+    )
+    assert [result[0] for result in jails._results(written, b"n" * 16, 2)] == outcomes
+    for torn in (written[:-1], written + b"n", written.replace(b"nn", b"nm", 1), b"\n" + written):
+        assert not torn or [result[0] for result in jails._results(torn, b"n" * 16, 2)] == ["failed test"] * 2
 
 
 def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
@@ -370,7 +478,7 @@ def test_time_is_counted_over_the_processes_of_tests_that_are_a_standard_input(j
         ({"memory": 1 << 20}, "memory is 1,048,576 bytes, and an interpreter alone needs 67,108,864"),
         ({"at_once": 0}, "at_once is 0: use 1 or more"),
         ({"level": "chroot"}, "level 'chroot' is unknown: use auto, container, namespaces, landlock, process"),
-        ({"compare": "loose"}, "comparison 'loose' is unknown: use strict or apps"),
+        ({"compare": "loose"}, "comparison 'loose' is unknown: use auto, strict, apps"),
     ],
 )
 def test_impossible_limits_are_refused(options: dict, sentence: str) -> None:

@@ -491,6 +491,21 @@ def test_a_port_in_use_and_a_missing_extra(store, monkeypatch, capsys):
     assert "the labelling page needs uvicorn: pip install 'operant[label]'" in capsys.readouterr().err
 
 
+def test_a_database_that_a_run_will_fill_is_made_where_its_kind_is_named(tmp_path, monkeypatch, capsys):
+    """The first command of "People in the loop" comes before the run."""
+
+    def ended(server):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LabelServer, "run", ended)
+    page = (ROOT / "docs/rlhf.md").read_text(encoding="utf-8").partition("## People in the loop")[2]
+    command = next(line for line in page.splitlines() if line.startswith("operant label"))
+    assert main(command.split()[1:]) == 0 and "0 prompts, 0 labels so far, in live.sqlite" in capsys.readouterr().out
+    with Store("live.sqlite", create=False) as store:
+        assert store.kind == "pick"
+
+
 def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
     """In the order of the page; two people label everything before Ctrl-C ends a server."""
     monkeypatch.chdir(tmp_path)

@@ -232,13 +232,17 @@ class Game(Known):
         self.probed_before, self.probed_reference, self.probed_twice = probes[:3]
         self.probed = probes[2 + number]
         self.cuts = [cut for cut in cuts if cut.step == number - 1]
-        self.seen = [score(r) for game in [*past, self] for r in game.all if score(r) is not None]
+        self.seen = [total(r) for game in [*past, self] for r in game.all if score(r) is not None]
+
+    @cached_property
+    def spread(self):
+        """The deviation of all totals that were seen so far, by which everything that is paid is divided."""
+        return np.std(self.seen, ddof=1) + np.finfo(np.float32).eps
 
     @cached_property
     def used(self):
-        """Scores as they are trained on: normalised by all that were seen so far, and clipped."""
-        spread = np.std(self.seen, ddof=1) + np.finfo(np.float32).eps
-        return [float(np.clip((score(r) - mean(self.seen)) / spread, -CLIP, CLIP)) for r in self.kept]
+        """Totals of reward and world as they are trained on: normalised, and clipped."""
+        return [float(np.clip((total(r) - mean(self.seen)) / self.spread, -CLIP, CLIP)) for r in self.kept]
 
     @cached_property
     def coef(self):
@@ -259,9 +263,8 @@ class Game(Known):
 
     @cached_property
     def returns(self):
-        """Of each reply: its score as it is trained on, what the world paid, less the penalty."""
-        sums = zip(self.used, self.kept, self.charged)
-        return [used + sum(paid(r)) - self.coef * charged.sum() for used, r, charged in sums]
+        """Of each reply: its total as it is trained on, less the penalty."""
+        return [used - self.coef * charged.sum() for used, charged in zip(self.used, self.charged)]
 
     @cached_property
     def episodes(self):
@@ -278,8 +281,10 @@ class Game(Known):
         for episode, used, charged in zip(self.episodes, self.used, self.charged):
             r, last = episode.rollout, episode.rollout.turns[-1]
             rewards = -self.coef * charged
-            rewards[np.cumsum([1 if turn.options else len(turn.action) for turn in r.turns]) - 1] += paid(r)
-            rewards[-1] += used
+            rewards[np.cumsum([1 if turn.options else len(turn.action) for turn in r.turns]) - 1] += (
+                paid(r) / self.spread
+            )
+            rewards[-1] += used - sum(paid(r)) / self.spread
             more = letters()("en", add_special_tokens=False)["input_ids"]
             after = bare.value_after(last.prompt + last.action + more) if r.end == "cut" else 0.0
             advantages = credited(r, rewards, episode.values, after)
@@ -368,8 +373,8 @@ GAME = {
     "reward/std": lambda s: std(scores(s.all)),
     "reward/min": lambda s: min(scores(s.all)),
     "reward/max": lambda s: max(scores(s.all)),
-    "reward/scaled_mean": lambda s: mean([used + sum(paid(r)) for used, r in zip(s.used, s.kept)]),
-    "reward/scaled_std": lambda s: std([used + sum(paid(r)) for used, r in zip(s.used, s.kept)]),
+    "reward/scaled_mean": lambda s: mean(s.used),
+    "reward/scaled_std": lambda s: std(s.used),
     "reward/kl_penalty": lambda s: mean([s.coef * x.sum() for x in s.charged]),
     "reward/kl_penalty_std": lambda s: std([s.coef * x.sum() for x in s.charged]),
     "reward/return": lambda s: mean(s.returns),

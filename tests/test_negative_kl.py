@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from operant.diagnosis.sampling import SETTINGS
+from operant.models.reference import MaskOptions
 from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
@@ -102,6 +103,10 @@ def test_stored_truncation_makes_kl_negative_too():
     (finding,) = NEGATIVE.findings(learner)
     assert below_zero(learner) and finding.name == "negative_kl"
     assert finding.cause.startswith("sampling.top_k=10") and "--sampling.top_k 0" in finding.remedy
+    learner.options["mask"] = MaskOptions()  # NLPO without its mask is refused, so that is no remedy
+    (finding,) = NEGATIVE.findings(learner)
+    assert "the method's mask" in finding.cause and finding.remedy.endswith("`--kl.kind reverse`")
+    assert "--sampling" not in finding.remedy
 
 
 @pytest.mark.parametrize("push", ["blame", "variety"])

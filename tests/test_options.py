@@ -8,6 +8,7 @@ from operant import Learner, OperantError
 from operant.options import compose, convert, names
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
+from operant.sweep.grid import divide
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,42 @@ def test_a_configuration_of_an_unknown_schema_is_refused(schema):
 @pytest.mark.parametrize("given", [{"guests.timeout": 3}, {"guests": {"timeout": 3}}])
 def test_an_old_name_that_somebody_gives_is_refused_with_todays(given):
     with pytest.raises(OperantError, match="is called 'isolation"):
+        configure({"tasks": "builtin:openings/train", "reward": "letters:e", **given})
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "value"),
+    [("model", "policy", "./gpt2"), ("ahead", "rollouts_ahead", 2), ("carry", "partial_rollout_tokens", 3)],
+)
+def test_an_alias_is_accepted_for_its_option(alias, name, value, tmp_path):
+    """From Python and the command line, in a recipe, and in a sweep; beside the option itself it is refused."""
+    usual = {"tasks": "builtin:openings/train", "reward": "letters:e"}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("".join(f"{name}: {value}\n" for name, value in (usual | {alias: value}).items()))
+    for config in (configure(usual | {alias: value}), configure({}, str(recipe))):
+        assert getattr(config.train, name) == value
+    axes, fixed = divide({alias: str(value), "kl.coef": "0,1"}, "sentiment")
+    assert fixed == {name: str(value)} and [axis.name for axis in axes] == ["kl.coef"]
+    with pytest.raises(OperantError, match=f"option {name} is given twice, as {alias} too"):
+        configure(usual | {alias: value, name: value})
+
+
+def test_the_group_model_is_no_alias():
+    config = configure({"tasks": "builtin:openings/train", "reward": "letters:e", "model": {"precision": "bfloat16"}})
+    assert config.learner["model"].precision == "bfloat16" and config.train.policy == "builtin:reviews-lm"
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"kl": "0.1"}, r"kl='0\.1': kl is a group of options \(coef, kind, .*\): write kl\.coef=0\.1$"),
+        ({"optimizer": 1e-4}, r"write optimizer\.lr=0\.0001$"),
+        ({"update": 4}, r"write update\.micro_tokens=4$"),
+        ({"sampling": "greedy"}, r"write sampling\.temperature=VALUE$"),
+    ],
+)
+def test_a_value_for_a_whole_group_names_an_option_of_it(given, remedy):
+    with pytest.raises(OperantError, match=remedy):
         configure({"tasks": "builtin:openings/train", "reward": "letters:e", **given})
 
 

@@ -151,7 +151,7 @@ def test_21_a_reply_cut_at_a_token_is_scored_to_there_penalised_without_it_and_p
 
     options = ScoreOptions(truncate_token=full_stop, truncate_after=2, truncate_penalty=-1.0)
     said_ = judge(reward, as_seen(rollouts, options, tokenizer, Sampling())).scores
-    used = processed(said_, rollouts, options, RunningMoments(), tokenizer)
+    used, _ = processed(said_, rollouts, options, RunningMoments(), tokenizer)
     assert seen[0] == "ab."  # the first full stop at position >= 2, and nothing behind it
     assert used == [0.25, -1.0, -1.0]  # an early full stop is none; without one the penalty replaces the score
     batch = collate(rollouts, used)

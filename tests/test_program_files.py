@@ -35,7 +35,8 @@ def place(tmp_path_factory):
     model.save_pretrained(folder / "model")
     rows = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
     write(folder / "problems.jsonl", rows)
-    write(folder / "bare.jsonl", [rows[0], {"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}])
+    write(folder / "bare.jsonl", [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2)
+    write(folder / "humaneval.jsonl", [published("Twice", 2, ">>> f(1)\\n    2"), published("Same", 1, "x")])
     write(folder / "shown.jsonl", [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}])
     write(folder / "plain.jsonl", [{"prompt": "Same:"}])
     (folder / "ones.py").write_text(
@@ -51,6 +52,13 @@ def place(tmp_path_factory):
 
 
 BEFORE = "def f(x): return"
+
+
+def published(name, factor, example):
+    """A problem as HumanEval publishes it, whose prompt is not one of the model's texts."""
+    prompt = f'def f(x):\n    """{name}:\n    {example}\n    """\n    return'
+    test = f"def check(c):\n    assert c(2) == {2 * factor}\n    assert c(5) == {5 * factor}\n"
+    return {"task_id": f"HumanEval/{name}", "prompt": prompt, "entry_point": "f", "test": test}
 
 
 def target(factor):
@@ -146,7 +154,7 @@ def test_candidates_become_pairs_for_a_repair_model(candidates, place):
         (["--tests", "--jail", "{second: 2}"], "second"),
         (["--tests", "--jail", "4"], "give options in braces"),
         (["--tests", "--out", "x.parquet"], "must end in .jsonl"),
-        (["--tests", "--tasks", "bare.jsonl"], "1 of 2 tasks, first 'bare/1', have no example tests"),
+        (["--tests", "--tasks", "bare.jsonl"], "none of 2 tasks, first 'bare/0', has example tests"),
         (["--tests", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
     ],
 )  # fmt: skip
@@ -382,14 +390,14 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
         (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
         (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
         (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
-        (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/1' has none: ask for pass@1"),
+        (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/0' has none: ask for pass@1"),
         (["eval", "model", "--metrics", "pass@1", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
         (["eval", "model", "--refine"], "--refine is about programs that tests judge: give --tests too"),
         (["eval", "model", "--tests", "--metrics", "pass@1"], "--metrics beside --tests"),
         (["eval", "model", "--tests", "--beams", 2], "--beams 2 beside --tests"),
         (["eval", "model", "--reward", "false"], "--reward false leaves nothing to compare models by"),
         (["eval", "model", "--tests", "--submit", 2], "submit"),
-        (["eval", "model", "--tests", "--tasks", "bare.jsonl"], "1 of 2 tasks, first 'bare/1', have no example tests"),
+        (["eval", "model", "--tests", "--tasks", "bare.jsonl"], "none of 2 tasks, first 'bare/0', has example tests"),
         (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),
     ],
 )  # fmt: skip
@@ -412,7 +420,7 @@ def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatc
         shutil.copy(place / "problems.jsonl", tmp_path / name)
     done = []
     for _, command, *words in commands("docs/code-test-time.md"):
-        if words[0] == "code":  # tests/test_commands_of_the_pages.py
+        if words[0] in ("code", "samples.jsonl"):  # tests/test_commands_of_the_pages.py, and below
             continue
         shorter = [{"32": "12"}.get(word, word) for word in words]
         more = ["--steps", 1, "--batch", 4] if command == "train" else SAMPLING
@@ -422,3 +430,69 @@ def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatc
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"id"')]
     assert len(printed) == len(read(tmp_path / "better.jsonl")) == 3
     assert all(0 < program["critic"] < 1 for row in printed for program in row["programs"])
+
+
+def test_humaneval_is_read_by_its_fields_and_its_docstrings_choose(place, capsys):
+    """One of the two problems has an example: the chosen program passes it; the other is told of."""
+    out = place / "of-humaneval.jsonl"
+    words = ["--tasks", place / "humaneval.jsonl", "--tests", "--samples", 40, *SAMPLING, "--out", out]
+    assert run("generate", place / "model", *words) == 0
+    assert "1 of 2 tasks, first 'humaneval/HumanEval/Same', have no example tests" in capsys.readouterr().err
+    twice, same = read(out)
+    assert passes(twice["replies"][0], [1], 2) == (twice["programs"][0]["examples"] == "passed")
+    assert same["programs"][0]["hidden"]
+    assert run("eval", place / "model", *words[:-2]) == 0
+
+
+# --- a file of samples ------------------------------------------------------------------------------------------------
+
+SAMPLES = {"Twice": [" 2 * x", " x + x", " x", " x +", " x[0]"], "Same": [" x", " 2 * x", " 3", " None", " 0"]}
+
+
+def test_samples_of_anyone_are_scored_as_humaneval_does(place, capsys):
+    """pass@k by counting all draws of k samples, and the rows again with what became of them."""
+    rows = [{"task_id": f"HumanEval/{name}", "completion": x, "by": i} for name, some in SAMPLES.items()
+            for i, x in enumerate(some)]  # fmt: skip
+    write(place / "samples.jsonl", rows)
+    asked = ["--tasks", place / "humaneval.jsonl", "--metrics", "pass@1,pass@2,pass@5,1@3"]
+    assert run("eval", place / "samples.jsonl", *asked) == 0
+    told, factors = capsys.readouterr().out, {"Twice": 2, "Same": 1}
+    right = {name: [passes(x.strip(), [2, 5], factors[name]) for x in some] for name, some in SAMPLES.items()}
+    assert sorted(map(sum, right.values())) == [1, 2]
+    shares = [fmean(fmean(map(any, combinations(each, k))) for each in right.values()) for k in (1, 2, 5)]
+    shown = {"Twice": [True, True, False, False, False], "Same": [True] * 5}  # of Twice, f(1) == 2
+    of_three = fmean(
+        fmean(fmean([r for r, kept in draw if kept] or [0.0]) for draw in combinations(zip(each, shown[name]), 3))
+        for name, each in right.items()
+    )
+    assert "pass@1 {:.4f}, pass@2 {:.4f}, pass@5 {:.4f}, 1@3 {:.4f}".format(*shares, of_three) in told
+    written = read(place / "samples.jsonl_results.jsonl")
+    assert [row["passed"] for row in written] == [*right["Twice"], *right["Same"]]
+    assert [{name: row[name] for name in rows[0]} for row in written] == rows
+    assert [row["result"] for row in written[2:5]] == ["failed test", "compile error", "runtime error"]
+    usual = place / "usual.jsonl"
+    assert run("eval", place / "samples.jsonl", *asked[:2], "--out", usual) == 0 and usual.exists()
+    assert "\npass@1 0.3000\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "told"),
+    [
+        ([{"task_id": "HumanEval/Twice", "completion": " x"}], [], "1 of 2 tasks, first 'humaneval/HumanEval/Same'"),
+        ([{"task_id": "HumanEval/9", "completion": " x"}], [], "there is no task 'HumanEval/9', but humaneval/Human"),
+        (
+            [{"task_id": "HumanEval/Twice", "text": " x"}],
+            [],
+            "{'task_id': 'HumanEval/Twice', 'text': ' x'} is no sample; give {task_id, completion}",
+        ),
+        (None, ["--metrics", "pass@6"], "pass@6 needs 6 replies to each task, and there are 5"),
+        (None, ["--metrics", "bleu"], "--metrics bleu: samples are scored by pass@k and n@k"),
+        (None, ["--beams", 4], "--beams is about models that write"),
+        (None, ["model"], "samples.jsonl is a file of samples: score it alone"),
+    ],
+)
+def test_what_is_no_file_of_samples_gets_a_sentence(rows, words, told, place, tmp_path, capsys):
+    every = [{"task_id": f"HumanEval/{name}", "completion": x} for name, some in SAMPLES.items() for x in some]
+    write(tmp_path / "samples.jsonl", every if rows is None else rows)
+    assert run("eval", tmp_path / "samples.jsonl", "--tasks", place / "humaneval.jsonl", *words) == 2
+    assert told in capsys.readouterr().err and not list(tmp_path.glob("*results*"))

@@ -92,16 +92,16 @@ CALLED = {
         ("code", SANITISED, {}, "Double.\nassert f(1) == 2\n", ("c",),
          {"tests": ["assert f(1) == 2"], "examples": ["assert f(1) == 2"], "setup": "import math"}),
         ("code", HUMANEVAL, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
-         {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "setup": "METADATA = {}",
+         {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "examples": [], "setup": "METADATA = {}",
           "before": HUMANEVAL["prompt"]}),
         ("humaneval", HUMANEVAL | {"test": LOOPED}, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
-         {"tests": ["check(f)"], "setup": LOOPED, "before": HUMANEVAL["prompt"]}),
+         {"tests": ["check(f)"], "examples": [], "setup": LOOPED, "before": HUMANEVAL["prompt"]}),
         ("apps", STDIN, {"imports": False}, "QUESTION:\nDouble it.\nUse Standard Input format\nANSWER:\n", ("s\n",),
-         {"tests": [{"stdin": "2\n", "stdout": "4\n"}], "examples": [], "before": ""}),
+         {"tests": [{"stdin": "2\n", "stdout": "4\n"}], "examples": [], "before": "", "judge": "apps"}),
         ("apps", CALLED, {"imports": False, "examples": 1, "between": "", "cue": ""},
          f"QUESTION:\nDouble.\n{CALLED['starter_code']}", (),
-         {"tests": ["assert Solution().f([2]) in ([2, 2], [[2, 2]])"],
-          "examples": ["assert Solution().f(1) in (2, [2])"], "before": ""}),
+         {"tests": ["assert same(Solution().f([2]), [[2, 2]])"],
+          "examples": ["assert same(Solution().f(1), [2])"], "before": "", "judge": "apps"}),
     ],
 )  # fmt: skip
 def test_a_published_row_becomes_a_problem(form, row, options, prompt, references, target):
@@ -112,9 +112,28 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
 
 
 @pytest.mark.parametrize(
+    ("lines", "examples"),
+    [  # as the docstrings of HumanEval write them
+        (">>> f(1)\n2\n>>> f('a=>b')\n'c'", ["assert f(1) == 2", "assert f('a=>b') == 'c'"]),
+        (">>> f([1, 2]) == None\n>>> f([])\nTrue", ["assert f([1, 2]) == None", "assert f([]) == True"]),
+        ("f(1, 4) => true\n* f(2) ==> [3, 4].\nf(3) \u279e 'x' # why", ["assert f(1, 4) == True",
+         "assert f(2) == [3, 4]", "assert f(3) == 'x'"]),
+        ("for f('=') == 'a'\nf(2)   # returns \"b\"\nf(3) should return 4.\nf(4) = 5", ["assert f('=') == 'a'",
+         "assert f(2) == 'b'", "assert f(3) == 4", "assert f(4) == 5"]),
+        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value", []),
+    ],
+)  # fmt: skip
+def test_the_examples_of_a_docstring_are_read(lines, examples):
+    indented = lines.replace("\n", "\n    ")
+    prompt = f'def g(x):\n    """f(9) == 9"""\n    return x\n\ndef f(*x):\n    """Do it.\n    {indented}\n    """\n'
+    [task] = tasks_of([HUMANEVAL | {"prompt": prompt}], "humaneval")
+    assert task.target["examples"] == examples
+
+
+@pytest.mark.parametrize(
     ("row", "words"),
     [
-        (MBPP | {"test_list": []}, r"tasks, row 1, form 'code': test_list is \[\]: the row has no tests"),
+        (MBPP | {"test_list": []}, r"tasks, row 2, form 'code': test_list is \[\]: the row has no tests"),
         (MBPP | {"language": "C++"}, "language is 'C\\+\\+': tests run in Python only"),
         (STDIN | {"input_output": {"inputs": []}}, "it has no tests"),
         (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
@@ -140,6 +159,57 @@ def test_mbpp_is_read_and_its_programs_pass(file, count):
     assert [(task.id, v.outcome) for task, v in zip(some, verdicts) if v.outcome != "passed"] == []
 
 
+def called(inputs, outputs, name="f"):
+    return {"question": "?", "input_output": {"fn_name": name, "inputs": inputs, "outputs": outputs}}
+
+
+def printing(*pairs):
+    inputs, outputs = zip(*pairs)
+    return {"question": "?", "input_output": {"inputs": inputs, "outputs": outputs}}
+
+
+BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\nprint(input())"
+
+
+@pytest.mark.parametrize(
+    ("row", "program", "outcome", "as_own_row"),
+    [  # as_own_row: the outcome of the same pair of input and output in a row of one's own
+        (called([[3]], [[3, 4]]), "def f(x): return x, x + 1", "passed", None),
+        (called([[3]], [[[3, 4]]]), "def f(x): return [(x, x + 1)]", "passed", None),
+        (called([[3]], [[3, 4]]), "def f(x): return x", "failed test", None),
+        (called([[{"1": "a"}]], [{"2": "a"}]), "def f(x): return {k + 1: v for k, v in x.items()}", "passed", None),
+        (called([[{"k": 1}]], [[{"k": 1}]]), "def f(x): return x", "passed", None),
+        (called([[3]], [[9]], "same"), "def same(x): return x * x", "passed", None),
+        (called([[3]], [[9]], "same"), "def same(x): return x", "failed test", None),
+        (printing(("4", "4")), "x = int(input())\nif x > 3:\n    print(x)\n    return\nprint(0)", "passed",
+         "compile error"),
+        (printing(("4", "5")), "from math import *\nx = int(input())\ndef f():\n    global x\n    x += floor(1.5)\n"
+         "f()\nprint(x)\nreturn x", "passed", "compile error"),
+        (printing(("4", "5")), "x: int = 1 + int(input())\ndef f(): print(x)\nf()\nreturn", "passed", "compile error"),
+        (printing(("4", "5")), "def f(:\n  return", "compile error", "compile error"),
+        (printing(("4", "0.5 1\n")), "print(0.5000001, '1.0')", "passed", "failed test"),
+        (printing(*[("4", "4")] * 3), BUSY, "passed", "runtime error"),
+        (printing(*[("4", "4")] * 3), "while True: pass", "runtime error", "runtime error"),
+    ],
+)  # fmt: skip
+def test_apps_is_judged_as_its_own_judge_does(row, program, outcome, as_own_row):
+    given = row["input_output"]
+    pairs = [{"stdin": one, "stdout": other} for one, other in zip(given["inputs"], given["outputs"])]
+    verdicts = Verdicts(JailOptions(seconds=0.8))
+    for task, wanted in zip(tasks_of([row, {"prompt": "?", "tests": pairs}]), (outcome, as_own_row)):
+        if wanted is not None:
+            [verdict] = verdicts([problem_of(task).program(program)])
+            assert verdict.outcome == wanted, verdict.message
+
+
+def test_published_solutions_of_apps_pass():
+    if not (path := SHARED / "code_apps_sample/apps_coderl_sample.jsonl.gz").is_file():
+        pytest.skip(f"{path} is missing")
+    task = tasks_of(str(path), "apps")[2]
+    verdicts = Verdicts()([problem_of(task).program(solution) for solution in task.references])
+    assert [verdict.outcome for verdict in verdicts] == ["passed"] * 10
+
+
 @pytest.mark.slow
 def test_verdicts_on_samples_of_coderl_are_its_own():
     """Its labels came from a judge that stops at other places, so errors may be named otherwise; passes may not."""
@@ -150,7 +220,7 @@ def test_verdicts_on_samples_of_coderl_are_its_own():
     found = []
     for row, task in zip(rows, tasks_of(rows, "apps"), strict=True):
         samples = row["gen_solutions"][::3]
-        verdicts = Jail(JailOptions(compare="apps")).run([problem_of(task).program(one["code"]) for one in samples])
+        verdicts = Jail(JailOptions()).run([problem_of(task).program(one["code"]) for one in samples])
         found += [(one["result"], verdict.outcome) for one, verdict in zip(samples, verdicts, strict=True)]
     names = {-2: "compile error", -1: "runtime error", False: "failed test", True: "passed"}
     assert len(found) == 30
@@ -248,6 +318,41 @@ def test_other_ladders_are_refused(outcomes):
 def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
     with pytest.raises(OperantError, match=reason):
         problem_of(Task("js", "Write f.", {"tests": ["assert f(2) == 1", test]}))
+
+
+MOCK = "from unittest.mock import patch\n"
+
+
+@pytest.mark.parametrize(
+    ("setup", "test", "reason"),
+    [
+        (
+            "",
+            "class Mine(Shape):\n    def area(self): return 4\nassert Mine().twice() == 8",
+            "derives Mine from Shape, a",
+        ),
+        ("", "class A: pass\nclass B(A, module.Base): pass", "derives B from module.Base, a class of the program"),
+        ("", "import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", "says .sys.stdin = .* does not reach"),
+        ("", "import builtins\nbuiltins.input = lambda: '3'\nassert f() == 3", "says .builtins.input = "),
+        ("", MOCK + "with patch('builtins.input', return_value='3'):\n    f()", "says .patch.*builtins.input"),
+        ("", MOCK + "@patch.object(A, 'b')\ndef g(x): f()", "says .patch.object"),
+        ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
+        ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
+        ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
+        ("class A: pass", "class B(A): pass\nassert f(B())", ""),
+        ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
+        ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),
+        ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1", ""),
+        ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
+    ],
+)
+def test_a_test_whose_meaning_a_process_of_its_own_does_not_keep_is_refused(setup, test, reason):
+    task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
+    if not reason:
+        assert problem_of(task).setup == setup
+        return
+    with pytest.raises(OperantError, match=f"^task 'a': a test {reason}.*leave the row out$"):
+        problem_of(task)
 
 
 def test_own_rows_may_have_their_tests_in_a_target():

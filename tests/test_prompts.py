@@ -45,11 +45,11 @@ def test_a_folder_is_one_task_with_all_its_texts_and_its_test_file_is_held_out(p
     "rows, message",
     [
         ([{"text": "a", "label": 1}, {"text": "b", "label": 1}], "all 2 rows have the label 1"),
-        ([{"text": "a", "label": "good"}], "row 0: the label is 'good'; it must be the number of a class"),
+        ([{"text": "a", "label": "good"}], "row 1: the label is 'good'; it must be the number of a class"),
         ([{"text": "a", "label": True}], "the label is True"),
-        ([{"text": " ", "label": 1}], "row 0: the text is empty"),
-        ([{"words": "a", "label": 1}], "row 0: it reads text or sentence or review or content"),
-        (["a"], "row 0: it is a str"),
+        ([{"text": " ", "label": 1}], "row 1: the text is empty"),
+        ([{"words": "a", "label": 1}], "row 1: it reads text or sentence or review or content"),
+        (["a"], "row 1: it is a str"),
     ],
 )
 def test_rows_that_are_no_labelled_texts_are_refused(rows, message):
@@ -97,7 +97,11 @@ def test_a_run_ends_with_its_best_prompts_beside_baselines_and_changes_the_mlp_a
         [{row["name"]: row["test"] for row in found["baselines"]}["none"], best["test"]]
     )
     (out / "prompts.json").write_text(json.dumps(found | {"calibrate": "mean"}))
-    assert main(["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]) == 0
+    transfer = ["prompt", "transfer", str(out), "--task-model", "builtin:reviews-lm", "--best", "1"]
+    assert main([*transfer, "--template", "{prompt} {sentence} It was"]) == 0
+    rows = json.loads((out / "prompts.json").read_text())["transfer"]
+    assert {row["template"] for row in rows} == {"{prompt} {sentence} It was"}
+    assert main(transfer) == 0
     calibrated = json.loads((out / "prompts.json").read_text())["transfer"][0]["test"]
     assert (
         calibrated == pytest.approx(recounted("", opinions, calibrated=True)) != pytest.approx(recounted("", opinions))
@@ -142,7 +146,7 @@ TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "b
         (["train", "prompt", "--reward.words", "terrible,wonderfullest"], "'wonderfullest' is not one token"),
         (["train", "prompt", "--template", "{prompt}"], "{sentence}"),
         (["train", "prompt", "--tasks", "none.tsv", "--words", "bad,good"], "none.tsv has a header"),
-        (["train", "prompt", "--tasks", "none.csv", "--words", "bad,good"], "tasks of none: it has no rows"),
+        (["train", "prompt", "--tasks", "none.csv", "--words", "bad,good"], "tasks of none.csv: it has no rows"),
         (["train", "prompt", "--reward.keep", "0"], "keep=0: it must be at least 1"),
         (["train", "prompt", "--reward.measure", "luck"], "measure='luck'"),
         (["train", "prompt", "--task-model", "nothing-here"], "nothing-here"),

@@ -1,6 +1,7 @@
 """Two ranks log and learn the same as one process: metrics are pooled as sums and counts, statistics over all ranks."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from rigs import on_ranks, said
 from toys import lm
 
 from operant import distributed
+from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
@@ -16,7 +18,7 @@ from operant.rewards.shaping import RunningMoments
 from operant.runs.probe_prompts import Probes
 from operant.tally import Tally
 from operant.training.learner import Learner
-from operant.types import OperantError, Task
+from operant.types import Batch, OperantError, Task
 
 SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
 REPLIES = [
@@ -40,7 +42,8 @@ EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
 PARTS = {name: {"minibatch": 4, **more} for name, more in PARTS.items()}
-PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 1.0, "critic_minibatch": 4}
+PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 0.6, "critic_minibatch": 4}
+PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
 
 
 def learnt(which: list[int], **more) -> tuple[dict, dict]:
@@ -147,6 +150,16 @@ def test_the_logged_reward_is_the_weighted_one_that_is_learnt_from(ranks):
     assert world["0/reward/scaled_mean"] == pytest.approx(sum(SCORES) / 7 / std, rel=1e-5)
     expected = world["0/reward/scaled_mean"] - world["0/reward/kl_penalty"]
     assert world["0/reward/return"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_advantage_of_rounding_is_none_beside_those_of_all_ranks(monkeypatch):
+    """A sum over ranks in another order leaves 1e-9 where one rank has 0; another rank has an advantage of 1."""
+    monkeypatch.setattr(collect, "distributed", SimpleNamespace(largest_float=lambda x: max(x, 1.0)))
+    batch = Batch.given([[3]] * 3, [[4, 5]] * 3)
+    advantages = torch.tensor([[0.0, 1e-9, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
+    tally = Tally()
+    collect.of_advantages(tally, batch.with_(advantages=advantages, weights=batch.actions.float()))
+    assert tally.result()["policy/advantage_zero"] == pytest.approx(2 / 3)
 
 
 def test_counts_and_lengths_are_those_of_all_ranks(ranks):

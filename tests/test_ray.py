@@ -199,7 +199,7 @@ def options(**more):
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
     """With one actor each batch is the same, so every number is, with the reference's probes and evaluations."""
-    more = {"ahead": ahead, "probes": 2, "probe_every": 2, "evaluate": ["ba", "ed"], "evaluate_every": 2}
+    more = {"rollouts_ahead": ahead, "probes": 2, "probe_every": 2, "evaluate": ["ba", "ed"], "evaluate_every": 2}
     native = options(**more)
     native = {name: value for name, value in native.items() if not name.startswith("engine")}
     whole = train(model(), TASKS, count_a, out=tmp_path / "native", **native)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from operant.cli.arguments import parse
+from operant.diagnosis import diagnose, read_history, verdict
 from operant.runs.config import configure
 from operant.storage.hub import builtin_models
 
@@ -26,6 +27,8 @@ def test_the_python_snippets_run(tmp_path, monkeypatch):
     assert {path.parent.name for path in tmp_path.glob("runs/*/report.html")} == {"personal", "words", "own"}
     metrics = (tmp_path / "runs/personal/metrics.jsonl").read_text(encoding="utf-8").splitlines()
     first, last = json.loads(metrics[0]), json.loads(metrics[-1])
+    assert "It learned" in verdict(history := read_history(tmp_path / "runs/personal"), found := diagnose(history))
+    assert not found and not (tmp_path / "runs/personal/log.txt").exists(), "no warning during training either"
     half = 1.96 * max(x["reward/std"] / x["rollout/count"] ** 0.5 for x in (first, last))
     assert last["reward/mean"] - half > first["reward/mean"] + half, "the reward moves beyond its interval"
 

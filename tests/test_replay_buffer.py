@@ -94,6 +94,10 @@ def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
         ({"replay.share": 0.5, "replay.capacity": 0}, "replay.capacity=0: it must be at least 1"),
         ({"replay.share": 0.5, "advantage.standardise": "group"}, "stands alone, without the others to its task"),
         ({"replay.share": 0.5, "learner.importance": "token"}, "no log-probs of its sampler, and the loss needs none"),
+        *(
+            ({"replay.share": 0.5, "kl.loss_coef": 0.1, "kl.loss_kind": kind}, "it has not drawn those of the buffer")
+            for kind in ("k1", "k2", "k3", "plain_k3")
+        ),
         ({"algorithm": "grpo", "replay.share": 0.5}, "replay.share.*with algorithm=grpo: it belongs to soft_q"),
     ],
 )

@@ -732,6 +732,19 @@ def test_the_page_of_a_run_before_its_first_step(browser, tmp_path):
     folder.close()
 
 
+def test_the_page_of_held_out_labels_without_a_disagreement(browser, tmp_path):
+    folder = RunFolder.create(tmp_path / "x", {"steps": 1})
+    folder.log(1, {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "reward/kl_penalty": 0.0})
+    labels = {"of": 4, "right": 4.0, "labellers": [{"name": "ann", "of": 4, "right": 4.0}], "worst": []}
+    labels["calibration"] = [{"from": 0.9, "to": 1.0, "of": 4, "right": 1.0, "confidence": 0.99}]
+    (folder.path / "evaluation.json").write_text(json.dumps({"labels": labels}), encoding="utf-8")
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
+        text = page.inner_text("body")
+        assert "4 judgements" in text and "null" not in text and "KL per reply" not in text
+        assert page.locator("#chart-reward-return, #chart-reward-kl_penalty").count() == 0
+    folder.close()
+
+
 def test_the_live_page_is_updated_in_place(browser, tmp_path):
     path = tmp_path / "x"
     shutil.copytree(write_run(tmp_path / "y"), path)

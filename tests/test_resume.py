@@ -57,6 +57,64 @@ def command(folder, *more):
     return ["train", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *more]
 
 
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda out: damage_all(out), r"has no checkpoint that is whole: step-0000\d .*put back a copy"),
+        (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
+        (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_damaged_run_is_refused_before_anything_loads(tmp_path, damage, said, fresh, monkeypatch):
+    out = tmp_path / "run"
+    cut(out, 2)
+    damage(out)
+    monkeypatch.setattr("operant.runs.trainer.build", lambda *a, **k: pytest.fail("it loads"))
+    with pytest.raises(OperantError, match=said):
+        again(out, fresh_optimizer=fresh)
+
+
+def damage_all(out):
+    for file in (out / "checkpoints").glob("*/tensors.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+
+
+def damage_line(out, name):
+    (out / name).write_text("?" + (out / name).read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def test_a_resume_says_after_which_step_it_goes_on(tmp_path, capsys):
+    cut(tmp_path / "run", 2)
+    step = about(newest_whole(tmp_path / "run/checkpoints"))["step"]
+    capsys.readouterr()
+    again(tmp_path / "run")
+    assert step > 0 and f"it goes on after step {step}; Ctrl-C" in capsys.readouterr().out
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path):
+    (tmp_path / "tiny.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OperantError, match=r"tiny\.txt: that is a file, and a run writes a folder"):
+        train(model(), TASKS, count_a, out=tmp_path / "tiny.txt", **options())
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]
+
+
+def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
+    words = command(folder)
+    words[words.index("letters:a")] = "own.py:score"
+    words[words.index("--minibatch") + 1] = "64"
+    assert main([*words, "--lr", "0"]) == 0
+    printed = capsys.readouterr()
+    said = " ".join((printed.out + printed.err).split())
+    assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
+    (folder / "other").mkdir()
+    monkeypatch.chdir(folder / "other")
+    assert main(["train", "--resume", str(folder / "run"), "--steps", "3"]) == 2
+    assert f"there is no file 'own.py'; {folder / 'run'} was started in {folder}" in capsys.readouterr().err
+
+
 # --- changed options ------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +174,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
 def test_a_change_that_an_earlier_version_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     out = tmp_path / "run"
     cut(out, 2, **{"kl.control": "adaptive"})
-    monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}})
+    monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}, 2: {}})
     config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     del config["schema"], config["kl"]["coef"]
     config["kl"]["price"] = 0.7

@@ -1,7 +1,10 @@
 """Rewards: small ones against numbers by hand, the checks of every answer, and the transformations of scores."""
 
+import asyncio
+import json
 import math
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +15,16 @@ import torch
 from operant import rewards
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, minus_query, resolve, weighted
-from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, first_at, penalised, processed, scaled
+from operant.rewards.shaping import (
+    RunningMoments,
+    ScoreOptions,
+    as_seen,
+    centred,
+    first_at,
+    penalised,
+    processed,
+    scaled,
+)
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import OperantError, Rollout, Task, Turn
@@ -31,6 +43,10 @@ def fixed(scores, name="fixed"):
 
     reward.__name__ = name
     return reward
+
+
+def needs_two(rollouts, more):
+    return [more] * len(rollouts)
 
 
 # --- small rewards ----------------------------------------------------------------------------------------------------
@@ -143,6 +159,9 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
         ({}, "without parts"),
         ({"letters:e": "much"}, "not a finite number"),
         ({"letters:e": math.nan}, "not a finite number"),
+        ("letters:e,length:20", r"names 2: give each its weight, as in --reward '\{letters:e: 1, length:20: 1\}'"),
+        ("a.py:f,b.py:g", r"as in --reward '\{a.py:f: 1, b.py:g: 1\}'"),
+        (needs_two, "option more is missing: needs_two gets the list of replies alone .* no default for 'more'"),
     ],
 )
 def test_resolve_refuses_with_a_remedy(spec, message):
@@ -216,9 +235,55 @@ def test_an_exception_names_the_sample_and_keeps_its_cause():
     def price(rollouts):
         return [prices[r.task.id] for r in rollouts]
 
-    with pytest.raises(OperantError, match=r"'price' raised KeyError: 't/4' while judging task 't/4' .*None") as caught:
+    with pytest.raises(
+        OperantError, match=r"KeyError: 't/4' \(test_rewards.py, line \d+\) while .* task 't/4' .*None"
+    ) as caught:
         judge(price, [rollout_of(f"reply {i}", task=f"t/{i}") for i in range(7)])
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (lambda rollout: len(rollout.reply), r"no attribute 'reply' \(it gets the list of all replies, and returns a"),
+        (lambda rollout: rollout["reply"], r"not str \(it gets the list of all replies"),
+        (lambda rollouts: sys.exit(3), r"SystemExit: 3 \(test_rewards.py, line \d+\).* --isolation.on-error drop"),
+        (lambda rollouts: [json.loads(r.reply) for r in rollouts], r"\(test_rewards.py, line \d+\).*isolated:"),
+    ],
+)
+def test_what_a_reward_raises_is_said_with_its_line_and_a_remedy(reward, said):
+    with pytest.raises(OperantError, match=said):
+        judge(reward, [rollout_of("ab")])
+
+
+def test_async_rewards_are_awaited_together_and_keep_their_loop():
+    """Each of two waits for the other: one after the other they would not end."""
+    first, second, loops = threading.Event(), threading.Event(), set()
+
+    def meets(mine, other):
+        async def of_trl(prompts, completions, **kwargs):
+            loops.add(asyncio.get_running_loop())
+            mine.set()
+            while not other.is_set():
+                await asyncio.sleep(0.001)
+            return [float(len(text)) for text in completions]
+
+        return of_trl
+
+    async def plain(rollouts):
+        loops.add(asyncio.get_running_loop())
+        return [float(len(r.reply)) for r in rollouts]
+
+    both = weighted({"a": (meets(first, second), 1.0), "b": (meets(second, first), 2.0), "c": (plain, 1.0)})
+    for _ in range(2):
+        judged = judge(both, [rollout_of("ab"), rollout_of("cde")])
+        assert judged.scores == [8.0, 12.0] and judged.parts["c"] == [2.0, 3.0]
+    assert len(loops) == 1
+
+    async def inside():  # as in a notebook, whose thread has a loop
+        return judge(plain, [rollout_of("ab")]).scores
+
+    assert asyncio.run(inside()) == [2.0]
 
 
 def test_an_exception_that_does_not_happen_again_names_no_sample():
@@ -456,14 +521,18 @@ def test_a_constant_reward_is_not_blown_up():
     moments.update([5.0])
     assert moments.std == 1.0
     moments.update([5.0, 5.0])
-    assert scaled(5.0, moments, normalise=False) == pytest.approx(5.0)
-    assert scaled(5.0, moments, normalise=True) == 0.0
+    assert scaled(5.0, moments) == pytest.approx(5.0)
+    assert scaled(centred(5.0, moments), moments) == 0.0
+    thirds = RunningMoments()
+    for _ in range(9):
+        thirds.update([0.7] * 3)  # the mean of these is 0.7 only up to rounding
+    assert centred(0.7, thirds) == 0.0 and centred(0.2, thirds, pay=0.5) == pytest.approx(-0.5)
 
 
 def score(reward, rollouts, options, moments, tokenizer=None):
     """The reward's scores of the rollouts as it sees them, and the scores for training."""
     judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
-    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)
+    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
 def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():

@@ -119,6 +119,12 @@ def test_what_cannot_be_scored_or_is_unknown_is_refused_with_the_nearest(given, 
         from_generation_kwargs(Sampling(), given)
 
 
+def test_greedy_replies_in_training_are_refused_in_the_words_that_were_given():
+    sampling = from_generation_kwargs(Sampling(), {"do_sample": False})
+    with pytest.raises(OperantError, match=r"do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
+        sampling.for_training()
+
+
 def test_the_names_of_transformers_mean_what_they_say_there():
     given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_return_sequences": 1, "top_k": 5.0}
     expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)

@@ -220,11 +220,31 @@ GIVEN = {"tasks": ["a"], "reward": "letters:e", "batch": 32}
             "kl.loss_kind=k3 .*no fair sample.*use kl.loss_kind=rev",
         ),
         ({"algorithm": "sft", "select": "top:3", "reward": None}, "demonstrations have no score"),
+        ({"algorithm": "online-dpo", "samples": 4, "select": "top:50%"}, "better replies beside worse ones"),
+        (
+            {"algorithm": "distill", "reward": None, "select": "top:50%", "teacher.hint": "target"},
+            "without a reward: replies have no score",
+        ),
     ],
 )
 def test_a_selection_that_cannot_be_is_a_sentence(options, message):
     with pytest.raises(OperantError, match=message):
         configure(GIVEN | options)
+
+
+def test_a_selection_among_replies_without_scores_is_refused_in_a_loop_of_ones_own():
+    learner = Learner(lm(), algorithm="distill", **{"teacher.hint": lambda rollout: [12], "learner.select": "top:50%"})
+    with pytest.raises(OperantError, match="without a reward: replies have no score"):
+        learner.learn(placed(range(2)), [None, None])
+    assert learner.learn(placed(range(2)), [0.0, 1.0])["select/threshold"] == 1.0
+
+
+def test_what_is_imitated_has_no_advantage_and_moves_without_a_finding():
+    """Scores of 0 are returns of 0; the cross-entropy of the replies that stay is none the less trained on."""
+    learner = Learner(lm(), algorithm="rejection", max_tokens=3)
+    metrics = learner.learn(placed(), [0.0] * 6 + [1.0])
+    assert metrics["returns/mean"] < 1 and not [name for name in metrics if name.startswith("policy/advantage")]
+    assert "no_advantage" not in [finding.name for finding in learner.diagnose()]
 
 
 def test_what_can_be_is_not_refused():

@@ -12,9 +12,11 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, export, load_policy, train
-from operant.algorithms import find
+from operant.algorithms import PRESETS, find
 from operant.models import output_mlp
 from operant.models.output_mlp import OutputMlpOptions
+from operant.options import values
+from operant.training.options import learner_options
 from operant.types import Batch
 
 PROMPTS, REPLIES, SCORES = [[3, 4], [5], [3, 4]], [[6, 7, 2], [8], [9, 6]], [0.5, -1.0, 2.0]
@@ -100,7 +102,8 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         ({"output_mlp.width": 4, "model.train_layers": 1}, "the MLP is trained alone"),
         ({"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"}, "no MLP behind a frozen model"),
         ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
-        ({"loss.version": "v4"}, "it must be v0, v1, v2, v3, v2_v3"),
+        ({"loss.version": "v4"}, "it must be v1, v2, v3, v2_v3"),
+        ({"loss.version": "v0"}, "nothing would ever move; use v1, v2, v3, v2_v3"),
         ({"target.rate": 0}, "it must be above 0"),
         ({"target.every": -1}, "it must be a number of steps"),
         ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
@@ -138,8 +141,6 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
     a = [q[t] - v[t] for t in range(len(q))]
     for t in range(len(q)):
         ahead = v_copy[t + 1] if t < last else 0.0
-        if version == "v0":
-            total = total + (v[t] - v_copy[t]) ** 2
         if version == "v1":
             total = total + (q[t] - (rewards[t] if t == last else ahead)) ** 2
         if version in ("v2", "v2_v3"):
@@ -155,7 +156,6 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
 @pytest.mark.parametrize(
     "version, share, freeze",
     [
-        ("v0", 1.0, False),
         ("v1", 1.0, False),
         ("v2", 1.0, False),
         ("v2", 0.3, False),
@@ -226,6 +226,22 @@ def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "wanted"),
+    [
+        # The configurations of RLPrompt's few-shot classification and of its style transfer, as shipped.
+        ("rlprompt", {"top_k": 256, "logit_bias": 0.0, "shape": [0, 1, 0, 5], "steps": 12_000, "batch": 16}),
+        ("rlprompt-transfer", {"top_k": 50, "logit_bias": -10, "shape": [0, 1, -20, 80], "steps": 12_000, "batch": 8}),
+        ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
+    ],
+)
+def test_presets_have_the_numbers_of_the_published_configurations(preset, wanted):
+    chosen = PRESETS[preset]
+    options = learner_options(str(chosen["algorithm"]), preset, {})[0]
+    known = {name: value for own in options.values() for name, value in values(own).items()} | chosen
+    assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted
+
+
 def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
     """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
     chance = torch.Generator().manual_seed(3)

@@ -208,8 +208,12 @@ def test_replies_above_the_bound_are_left_out_and_counted():
 
 def test_without_replies_of_a_sampler_there_are_no_weights():
     learner = Learner(lm(), **LARGE, importance="token")
-    with pytest.raises(OperantError, match=r"log-probs under the sampler.*learner.importance=none"):
+    refusal = r"log-probs under the sampler.*learner.importance=none"
+    with pytest.raises(OperantError, match=refusal):
         learner.step([[3, 4]], [[5, 6]], [1.0])
+    mixed = [*learner.generate(QUERIES), said([3, 4], [5, 6], group=9)]  # as a weight, its own probability would be 0
+    with pytest.raises(OperantError, match=refusal):
+        learner.step(mixed, by_length(mixed))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs.evaluate import reply_losses
+from operant.types import Rollout, Turn
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}q{{ m.content }}.{% else %}a{{ m.content }}!{% endif %}"
@@ -117,6 +118,17 @@ def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
     found = reply_losses(rollouts, learner.policy)
     assert [g.nats for g in found] == pytest.approx(right, rel=1e-6)
     assert [g.bytes for g in found] == [len(r) for _, r in pairs]
+
+
+def test_bits_per_byte_are_those_of_the_turns_that_are_trained_on():
+    model = lm(vocab=40).double()
+    turns = [Turn(ids("a"), ids("xyxyxyx"), trained=False), Turn([*ids("axyxyxyx"), *ids("b")], [*ids("cd"), STOP])]
+    rollout = Rollout(Task("0", "a"), 0, turns, ["xyxyxyx", "cd"], demonstrated=True)
+    right = float(-bare_logprobs(model, turns[1].prompt, turns[1].action).sum()) / math.log(2) / 2
+    learner = Learner(model, tokenizer=letters(), algorithm="sft", lr=0.0, epochs=1)
+    assert learner.learn([rollout], None)["supervised/bits_per_byte"] == pytest.approx(right, rel=1e-6)
+    (held,) = reply_losses([rollout], learner.policy)
+    assert (held.tokens, held.bytes) == (3, 2)
 
 
 def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing():

@@ -173,7 +173,7 @@ def test_a_task_without_sentences_is_refused(target):
         ({"data.prompt_tokens": 1}, r"data\.prompt_tokens=1: it must be at least 2"),
         ({"data.prompt_keeps": "middle"}, r"data\.prompt_keeps='middle': it must be start or end"),
         ({"form": "summarize", "tasks": "gone.jsonl"}, r"there is no file 'gone\.jsonl'"),
-        ({"form": "translate"}, r"cnn_train, row 0, form 'translate': it reads de, .*\(fields: id, article"),
+        ({"form": "translate"}, r"cnn_train\.jsonl, row 1, form 'translate': it reads de, .*\(fields: id, article"),
         (
             {"evaluate": [{"article": "a"}], "form": "summarize", "evaluation.metrics": "exact_match"},
             r"metric 'exact_match' compares replies with references, and task 'tasks/0' has none",

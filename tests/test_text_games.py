@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from operant.envs.games import GameState, TextGames, listing, split_reply
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.envs.memory import TEMPLATES, GameMemory, Template, template
 from operant.envs.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
+from operant.envs.textworld import SCORED, clean
 from operant.objectives.advantages import with_gae
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
@@ -401,3 +403,51 @@ def test_a_recipe_declares_short_names_of_its_options():
     given = {"game": "tw-simple", "memory": 3, "examples": 0.33, "gamma": 1, "turn_gamma": 0.6, "select": "top:50%"}
     config = configure(given, "textworld")
     assert config.parts["env"]["game"] == "tw-simple" and config.learner["advantage"]["turn_gamma"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "most"),
+    [
+        ("Your score is 10 (total of 350 points), in 12 moves.", 10, 350),
+        ("You have so far scored 0 out of a possible 10, in 1 turn.", 0, 10),
+        ("In that game you scored 10 out of a possible 10, in 12 turns.", 10, 10),
+    ],
+)
+def test_the_score_of_a_classic_game_is_read_from_what_it_says(answer, score, most):
+    found = re.search(SCORED, answer, re.IGNORECASE)
+    assert found is not None and (int(found[1]), int(found[2])) == (score, most)
+
+
+def test_a_status_line_is_no_part_of_a_text_and_the_inventory_stands_once():
+    assert clean(" West of House            Score: 0     Moves: 1\nYou see a mailbox.") == "You see a mailbox."
+    assert clean("Your score is 10.  It rises.") == "Your score is 10.  It rises."
+
+    class Bag:
+        optimum = None
+
+        def reset(self):
+            return GameState(text="Hall.", inventory="You carry a key.")
+
+        def step(self, command):
+            return GameState(text="You carry a key.", inventory="You carry a key.")
+
+        def expert(self):
+            return None
+
+        def close(self):
+            pass
+
+        def map(self):
+            return None
+
+    @dataclass(kw_only=True)
+    class Bags(TextGames):
+        def games(self, split):
+            return [Task("bag", "")]
+
+        def make(self, task):
+            return Bag()
+
+    world = Bags(memory=0)
+    world.reset({0: Task("bag", "")})
+    assert world.step({0: "inventory"})[0].text.count("You carry a key.") == 1

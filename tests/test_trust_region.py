@@ -1,6 +1,7 @@
 """TRPO's rule: Fisher products against a dense matrix in float64, the bound of every step, and what moves what."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,25 +79,46 @@ def shrunken(kind, narrow):
     return type(lm(kind))(config).eval().double()
 
 
-@pytest.mark.parametrize("critic", [{}, {"value.critic": "copy"}], ids=["head", "network"])
+@pytest.mark.parametrize(
+    ("more", "likelier"),
+    [
+        ({}, 0.0),
+        ({"value.critic": "copy"}, 0.0),
+        ({}, 0.6),
+        ({"learner.importance": "token"}, 0.6),
+        ({"learner.importance": "token"}, -0.6),
+        ({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2),
+    ],
+    ids=["head", "network", "stale", "rare", "frequent", "replies"],
+)
 @pytest.mark.parametrize("kl", ["exact", "sampled"])
-def test_every_step_is_within_the_bound_and_predicts_its_improvement(kl, critic):
+def test_every_step_is_within_the_bound_and_predicts_its_improvement(kl, more, likelier):
+    """A step's KL is that of the models' own forward passes; importance weights belong to the surrogate alone."""
     bound = 0.01
-    options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **critic}
+    options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **more}
     learner = Learner(lm(), algorithm="trpo", **options, **{"kl.coef": 0.0, "max_tokens": 6})
     twin, kls = copy.deepcopy(learner.policy), []
     for _ in range(8):
         twin.load_state_dict(learner.policy.state_dict())
         replies = learner.generate([[3, 4, 5], [6, 7]] * 16)
+        replies = [
+            replace(r, turns=[replace(t, logprobs=[x + likelier for x in t.logprobs]) for t in r.turns])
+            for r in replies
+        ]  # as of a sampler under which each token was so many nats likelier
         metrics = learner.step(replies, [sum(token < 10 for token in r.ids) / 6 for r in replies])
         assert metrics["trust/accepted"] == 1
         batch = collate(replies, [0.0] * 32)
         with torch.no_grad():
             known, new = (p.model(batch.tokens).logits.log_softmax(-1)[:, :-1] for p in (twin, learner.policy))
         at = batch.actions[:, 1:]
-        moved = float((known.exp() * (known - new)).sum(-1)[at].mean())
-        if kl == "exact":  # by the models' own forward
-            assert moved == pytest.approx(metrics["trust/kl"], rel=1e-3, abs=1e-6) and moved <= bound * 1.001
+        if kl == "exact":
+            moved = float((known.exp() * (known - new)).sum(-1)[at].mean())
+        else:
+            log_ratio = (new - known).gather(2, batch.tokens[:, 1:, None])[..., 0][at]
+            apart = -likelier * batch.actions.sum(1) if "sequence" in more.values() else torch.zeros(32)
+            weights = apart.exp()[:, None].expand(at.shape)[at]  # of a token, all weights are equal
+            moved = float(((log_ratio.exp() - 1 - log_ratio) * weights).sum() / weights.sum())
+        assert moved == pytest.approx(metrics["trust/kl"], rel=1e-3, abs=1e-6) and moved <= bound * 1.001
         kls.append(metrics["trust/kl"])
         assert metrics["trust/kl"] <= bound
         assert metrics["trust/improvement"] > 0 and metrics["trust/predicted"] > 0

@@ -209,7 +209,7 @@ def test_an_untrained_turn_has_no_part_in_a_comparison_and_discounts():
     batch = with_anchors(collate([rollout], [0.0], turn_discount=0.5), [rollout], "gigpo")
     _, _, returns = turn_returns(batch, 0.5)
     assert returns.tolist() == [[1.0 + 0.5 * 2.0 + 0.25 * 4.0, 4.0]]
-    assert by_turn(batch, with_turn_returns(batch, turn_gamma=0.5).advantages) == [[3.0], [4.0]]
+    assert by_turn(batch, with_turn_returns(batch, turn_gamma=0.5).returns) == [[3.0], [4.0]]
 
 
 def test_a_later_turn_without_a_key_is_refused_with_the_remedy():

@@ -218,6 +218,26 @@ def test_a_generator_function_plays_an_episode(kept, tmp_path):  # noqa: F811
     assert run.metrics[-1]["rollout/turns"] == 1
 
 
+def greet(task):
+    yield task.prompt + "c"  # the function of the page does without the letter
+    return float(task.prompt == "ab")
+
+
+def yields(task):
+    reply = yield task.prompt
+    return float(len(reply))
+
+
+def test_a_world_gets_the_text_of_a_prompt_that_a_file_holds(kept, tmp_path):  # noqa: F811
+    (tmp_path / "tasks.csv").write_text("text\nab\n", encoding="utf-8")
+    given = {"tokenizer": letters(), **SMALL, "tasks": tmp_path / "tasks.csv", "data": {"text_field": "text"}}
+    run = train(lm(vocab=40, spread=0.1), **given, env=greet, out=tmp_path / "run")
+    assert run.metrics[-1]["reward/mean"] == 1.0
+    task = Task("a", [5, 6])  # what is yielded unchanged keeps its ids, which another split of the text would not have
+    (rollout,) = play([task], env=FunctionEnv(yields), **kept)
+    assert rollout.turns[0].prompt == [5, 6]
+
+
 def wrong(yielded):
     def game(task):
         yield yielded

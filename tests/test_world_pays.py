@@ -1,13 +1,16 @@
 """One total a rollout: what its world paid and what a reward added, the same number wherever it is asked for."""
 
 import json
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 from toys import letters, lm
 
-from operant import OperantError, diagnose, train
+from operant import Learner, OperantError, diagnose, train
 from operant.rewards import judge, totals
+from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
+from operant.rollouts.collate import collate
 from operant.types import Rollout, Step, Task, Turn
 
 TASKS = ["ab", "cde", "the end", "h"]
@@ -88,6 +91,21 @@ def test_a_world_run_resumes(tmp_path):
         assert {k: (mine.get(k), v) for k, v in right.items() if mine.get(k) != v} == {}
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "ahead", "message"),
+    [
+        ("ppo", [5.0, 0.0], "a turn of episode 0 that is not its last has 5"),
+        ("ppo", [0.0, float("nan")], "the next value of turn 1 is nan"),
+        ("grpo", [0.0, 5.0], "algorithm grpo has no critic to use them"),
+    ],
+)
+def test_a_next_value_that_nothing_would_read_is_refused(algorithm, ahead, message):
+    learner = Learner(lm(vocab=40), algorithm=algorithm)
+    with pytest.raises(OperantError, match=message):
+        learner.step([[3], [3, 4, 5]], [[4], [6]], [1.0, 0.0], episodes=[0, 0], next_values=ahead)
+    assert learner.progress.step == 0
+
+
 def test_totals_by_hand():
     turns = [Turn([1], [2, 3], reward=0.5), Turn([4], [5], reward=-2.0)]
     rollout = Rollout(Task("a", "x"), 0, turns, ["", ""])
@@ -95,3 +113,70 @@ def test_totals_by_hand():
     judged = judge(None, [rollout], pays=True)
     assert judged.scores == [0.0] and judged.parts == {"world": [-1.5]}
     assert judge(None, [rollout]).scores == [None]
+
+
+def shaped_by_hand(options, pays, moments):
+    """What is paid for training, action by action, where each of the `pays` is of two turns with two actions each."""
+    rollouts = [
+        Rollout(
+            Task("a", "x"), 0, [Turn([1], [2, 3], reward=one), Turn([4], [5, 6], reward=two, end="length")], ["", ""]
+        )
+        for one, two in pays
+    ]
+    scores, rollouts = processed([0.5] * len(pays), rollouts, ScoreOptions(**options), moments, None)
+    return collate(rollouts, scores)
+
+
+SHAPED = {
+    # Totals of 2.5 and 6.5: a mean of 4.5 and an unbiased deviation of sqrt(8).
+    "centre": ({"centre": True}, [[0, 2, 0, 0.5 - 4.5], [0, 3, 0, 3.5 - 4.5]]),
+    "scale": ({"scale": True}, [[0, 2 / 8**0.5, 0, 0.5 / 8**0.5], [0, 3 / 8**0.5, 0, 3.5 / 8**0.5]]),
+    "normalise": ({"normalise": True}, [[0, 2 / 8**0.5, 0, -4 / 8**0.5], [0, 3 / 8**0.5, 0, -1 / 8**0.5]]),
+    "clip": ({"clip": 4.0}, [[0, 2, 0, 0.5], [0, 3, 0, 1.0]]),
+    "replaced": ({"missing_stop": -1.0}, [[0, 0, 0, -1.0], [0, 0, 0, -1.0]]),
+    "added": ({"missing_stop": -1.0, "missing_stop_mode": "add"}, [[0, 2, 0, -0.5], [0, 3, 0, 2.5]]),
+    "none": ({}, [[0, 2, 0, 0.5], [0, 3, 0, 3.5]]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_score_options_shape_the_one_total_of_world_and_reward(name):
+    options, right = SHAPED[name]
+    batch = shaped_by_hand(options, [(2.0, 0.0), (3.0, 3.0)], RunningMoments())
+    assert batch.rewards[batch.actions].tolist() == pytest.approx([x for row in right for x in row], abs=1e-6)
+
+
+def test_per_token_scores_are_clipped_with_the_pay_of_their_world_beside_them():
+    rollout = Rollout(Task("a", "x"), 0, [Turn([1], [2, 3], reward=2.0), Turn([4], [5], reward=-3.0)], ["", ""])
+    options = ScoreOptions(clip=1.0)
+    [score], [same] = processed([[0.5, 0.5, 0.5]], [rollout], options, RunningMoments(), None)
+    assert same is rollout and collate([same], [score]).rewards.sum().item() == pytest.approx(0.5 + 1.0 - 1.0)
+
+
+def weights_after(algorithm, score, pay, episodes=None, **options):
+    """How far two steps move the weights where each reply is paid `pay`, by its world or as its score."""
+    learner = Learner(lm(vocab=40), algorithm=algorithm, **{"optimizer.lr": 1e-2, "kl.coef": 0.0} | options)
+    first = learner.policy.model.state_dict()["transformer.wte.weight"].clone()
+    for _ in range(2):
+        replies = learner.generate([[3, 4], [5, 6, 7]], max_new_tokens=4)
+        if episodes is not None:
+            queries, responses = [r.turns[0].prompt for r in replies], [r.turns[0].action for r in replies]
+            learner.step(queries, responses, pay, episodes=episodes)
+        else:
+            paid = [replace(r, turns=[replace(r.turns[0], reward=x)]) for r, x in zip(replies, pay, strict=True)]
+            learner.step(paid, score)
+    return (learner.policy.model.state_dict()["transformer.wte.weight"] - first).abs().max().item()
+
+
+@pytest.mark.parametrize("episodes", [None, [0, 1]])
+def test_reinforces_baseline_is_also_that_of_a_world_which_always_pays_the_same(episodes):
+    moved = [weights_after("reinforce", [0.0, 0.0], pay, episodes) for pay in ([1.0, 1.0], [1.0, 0.0])]
+    assert moved[0] == 0.0 and moved[1] > 1e-3
+
+
+@pytest.mark.parametrize("options", [{"score.normalise": True}, {"score.clip": 0.3}, {"score.scale": True}])
+def test_a_score_and_the_same_pay_of_a_world_are_shaped_alike(options):
+    scores, none = [0.9, -0.4], [0.0, 0.0]
+    as_score, as_pay = (weights_after("ppo", *given, **options) for given in ((scores, none), (none, scores)))
+    plain = weights_after("ppo", none, scores)
+    assert as_score == pytest.approx(as_pay, rel=1e-4) and plain > 0

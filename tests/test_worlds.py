@@ -1,6 +1,8 @@
 """Worlds: a failure costs its episode, answers are checked, a context may be outgrown, a turn may be left untrained."""
 
+import os
 import re
+import signal
 import sys
 import uuid
 from functools import partial
@@ -23,6 +25,7 @@ from operant.envs.http import Http, serve
 from operant.envs.isolated import IsolatedEnv, WorkerEnv, isolated
 from operant.objectives.advantages import with_gae
 from operant.rewards import judge
+from operant.rollouts import answers
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.training.learner import Learner
@@ -151,6 +154,33 @@ def test_a_world_that_raises_ends_the_run_with_a_sentence_and_a_checkpoint(tmp_p
 
 
 @linux
+@pytest.mark.parametrize(
+    ("end", "called"),
+    [
+        (lambda: os._exit(3), r"os._exit\(3\)"),
+        (lambda: os._exit(0), r"os._exit\(0\)"),
+        (lambda: os.abort(), r"os.abort\(\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"os.kill\(\d+, (9|Signals.SIGKILL)\)"),
+    ],
+)
+def test_a_world_that_ends_the_process_is_a_sentence_and_its_children_may_end(end, called):
+    class Quits:
+        def reset(self, tasks):
+            if not (child := os.fork()):
+                os._exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            return {slot: Step("go on") for slot in tasks}
+
+        def step(self, replies):
+            end()
+
+    usual, tasks = os._exit, {0: Task("t", "")}
+    answers.reset(Quits(), tasks)
+    with pytest.raises(OperantError, match=rf"world 'Quits' called {called} \(test_worlds.py, line \d+\).*workers:"):
+        answers.step(Quits(), {0: "a"}, tasks)
+    assert os._exit is usual
+
+
 def test_a_run_with_an_isolated_world_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     env = isolated(HOSTILE, fault="exits")
     given = {"tokenizer": letters(), "env": env, "isolation.timeout": 30.0, "batch": 5, "evaluate": TASKS[2:4]}

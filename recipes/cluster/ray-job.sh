@@ -7,4 +7,4 @@ set -eu
 exec ray job submit --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" -- \
     operant train "${RECIPE:-sentiment}" --out "${OUT:-runs/cluster}" --resume-if-there \
     --engine ray --engine.address auto --engine.actors "${ACTORS:-2}" --engine.gpus "${GPUS:-1}" \
-    --ahead "${AHEAD:-1}" "$@"
+    --rollouts-ahead "${AHEAD:-1}" "$@"

@@ -153,6 +153,14 @@ def gathered(thing: Any) -> list[Any]:
     return out
 
 
+def numbers(places: Sequence[int | None]) -> list[int]:
+    """A number for each of this rank's things, unique over all ranks: its place, if all places are known and unique."""
+    of_all_ranks = [place for part in gathered(list(places)) for place in part]
+    if None in of_all_ranks or len(set(of_all_ranks)) < len(of_all_ranks):  # from elsewhere, or from several calls
+        return [rank() + world() * i for i in range(len(places))]
+    return [place for place in places if place is not None]
+
+
 def deal(keys: Sequence[Hashable]) -> list[int]:
     """Divide the indices of `keys` among the ranks; returns this rank's, in order.
 

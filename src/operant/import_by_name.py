@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from operant.types import OperantError, shown
+from operant.types import OperantError, describe_error, shown
 
 
 class Table:
@@ -141,8 +141,8 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
         raise OperantError(f"{what}: module {name!r} needs {error.name!r}, which is not installed") from error
     except OperantError:
         raise
-    except Exception as error:
-        raise OperantError(f"{what}: importing {name!r} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise OperantError(f"{what}: importing {name!r} raised {describe_error(error)}") from error
 
 
 def _import_file(path: str) -> Any:

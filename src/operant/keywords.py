@@ -85,6 +85,11 @@ class IsolationKeywords(TypedDict, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""
@@ -208,8 +213,10 @@ class KlKeywords(TypedDict, total=False):
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
 
@@ -260,7 +267,7 @@ class LossKeywords(TypedDict, total=False):
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
+    """Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
     """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
@@ -323,7 +330,7 @@ class UpdateKeywords(TypedDict, total=False):
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -529,8 +536,8 @@ class ReplayKeywords(TypedDict, total=False):
     """The options `replay.*`."""
 
     share: float
-    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself
-    are, too. 0: none, on-policy; 1: all, off-policy."""
+    """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of
+    the step itself are, too. 0: none, on-policy; 1: all, off-policy."""
     capacity: int
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
@@ -554,8 +561,10 @@ class LearnerArguments(
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
-    horizon: float
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most.
+    None: a fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is
+    unknown."""
     end_coef: float
     """The coefficient at the end of the run with `linear`."""
     loss: LossKeywords | Mapping[str, Any]
@@ -598,7 +607,7 @@ class LearnerArguments(
     awac_beta: float
     """The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1."""
     version: str
-    """Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
+    """Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both."""
     forward_share: float
     """Weight of these losses, which train A, against those that train V: policy and copy exchanged."""
     freeze_later: bool
@@ -644,7 +653,7 @@ class LearnerArguments(
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of
-    fewer."""
+    fewer. They are drawn among those of all ranks."""
     backtracks: int
     """Lengths that the line search tries."""
     shrink: float
@@ -772,7 +781,8 @@ class TrainArguments(LearnerArguments, total=False):
     reference: Any
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     preset: str | None
-    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
+    """Option values of another system, by name; of several, separated by commas, later ones replace earlier
+    ones."""
     steps: int
     batch: int
     """Replies per step, over all ranks."""
@@ -782,10 +792,10 @@ class TrainArguments(LearnerArguments, total=False):
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is
     generated. For rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all
     replies."""
-    ahead: int
+    rollouts_ahead: int
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old,
     and `learner.importance` is then token unless it is given. 0: each step generates its own."""
-    carry: int
+    partial_rollout_tokens: int
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any
@@ -882,6 +892,11 @@ class TrainArguments(LearnerArguments, total=False):
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for
+    rewards that ask a server."""
+    retry_seconds: float
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that
     it gets; none: an isolated reward drops it, any other stops the run."""

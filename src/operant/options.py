@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.other_names import answer
+from operant.other_names import ALIASES, answer
 from operant.types import OperantError, shown
 
 
@@ -28,6 +28,8 @@ class Factory:
 
     make: Callable[..., Any]
     skip: int = 0
+    gets: str = ""
+    """What it is called with, in words; empty: its first arguments, by their names."""
 
 
 Schema = Mapping[str, "type | Callable | Factory"]
@@ -55,8 +57,18 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
         if absent := [name for name in missing if name not in picked[group]]:
             full = f"{group}.{absent[0]}" if group else absent[0]
-            raise OperantError(f"option {full} is missing: it has no default")
+            raise OperantError(f"option {full} is missing: {_undefined(made, absent[0])}")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
+
+
+def _undefined(made: type | Callable | Factory, name: str) -> str:
+    """Why an option needs a value, and what else would help."""
+    if not isinstance(made, Factory):
+        return "it has no default"
+    called = getattr(made.make, "__name__", type(made.make).__name__)
+    passed = [*inspect.signature(made.make).parameters][: made.skip]
+    gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
+    return f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into {called}"
 
 
 def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +86,21 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
             hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
-            inside = ", ".join(defaults(schema[key]))
-            raise OperantError(f"{key}={shown(value)}: give a mapping with some of {inside}{hint}")
+            raise OperantError(
+                f"{key}={shown(value)}: {key} is a group of options ({', '.join(defaults(schema[key]))}): "
+                f"write {_inside(schema[key], key, value)}{hint}"
+            )
     return flat
+
+
+def _inside(made: type | Callable | Factory, group: str, value: Any) -> str:
+    """How to set the first option of a group that takes this value; without one, its first."""
+    types, options = _types(made), defaults(made)
+    for name in options if _to_scalar(value, float) is not None else ():
+        with suppress(OperantError):
+            convert(value, types.get(name, str), name)
+            return f"{group}.{name}={value}"
+    return f"{group}.{next(iter(options), 'NAME')}=VALUE"
 
 
 def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, str]], key: str) -> str:
@@ -95,7 +119,9 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
     if elsewhere := answer(key):
         raise OperantError(f"option {key!r} is unknown; {elsewhere}")
     near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
+    group = [name for full, (of, name) in known.items() if of and of == key.partition(".")[0] and full not in short]
     hint = f"did you mean {near[0]!r}?" if near else "`operant train --help-all` lists all"
+    hint = f"{key.partition('.')[0]} has the options {', '.join(group)}" if group else hint
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 
@@ -176,20 +202,28 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recipe without its `names`, and the given options with the short names that it declares written in full.
 
-    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`.
+    `names: {game: env.game}` lets `--game tw-simple` stand for `--env.game tw-simple`. In both, `ALIASES` become the
+    names that they stand for; `model` with a mapping is the group of that name.
     Raises: OperantError for an option that is given under both of its names, or `names` that is no mapping.
     """
     base = dict(recipe)
     short = base.pop("names", None) or {}
     if not isinstance(short, Mapping) or not all(isinstance(name, str) for part in short.items() for name in part):
         raise OperantError(f"names={shown(short)}: give a mapping from short names to options, as in game: env.game")
+    return _written({}, base), _written(short, given)
+
+
+def _written(short: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with their short names and aliases written in full."""
     full: dict[str, Any] = {}
     for name, value in given.items():
-        written = short.get(str(name).replace("-", "_"), name)
+        plain = str(name).replace("-", "_")
+        alias = name if isinstance(value, Mapping) else ALIASES.get(plain, name)
+        written = short.get(plain, alias)
         if written in full or (written != name and written in given):
             raise OperantError(f"option {written} is given twice, as {name} too: remove one of the two")
         full[written] = value
-    return base, full
+    return full
 
 
 def parse(text: str, what: str) -> Any:

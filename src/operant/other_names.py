@@ -268,6 +268,10 @@ SYSTEMS = {
 }
 
 
+ALIASES = {"model": "policy", "ahead": "rollouts_ahead", "carry": "partial_rollout_tokens"}
+"""Second names of options, which are accepted for them."""
+
+
 def ours(name: str) -> list[str]:
     """Our options for one that has this name in another system."""
     return next((table[name].ours.split(", ") for table in SYSTEMS.values() if name in table), [])

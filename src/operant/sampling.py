@@ -145,6 +145,12 @@ class Sampling:
     def for_training(self) -> "Sampling":
         """Return self. Raises: OperantError for truncation that would make ratios and KL wrong."""
         if self.truncates and self.truncation != "stored":
+            if self.top_k == 1:
+                raise OperantError(
+                    "sampling.top_k=1 (do_sample=False): a greedy reply is no sample, and training needs samples "
+                    "to compare: sample (do_sample=True, top_k=0), and decode greedily in evaluation alone: "
+                    "evaluation.sampling={top_k: 1}"
+                )
             raise OperantError(
                 f"sampling.{self._truncation_options()}: truncated sampling gives a biased ratio and a negative KL in "
                 "training; use top_k=0, top_p=1, min_p=0, or truncation='stored' to store the allowed tokens"

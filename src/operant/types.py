@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -55,13 +56,21 @@ def shown(value: Any, most: int = 100) -> str:
     return text[:most] + "..." if cut else text
 
 
+LIBRARIES = (*{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")}, "<")
+"""Beginnings of the files of Python's library and of installed packages."""
+
+
 def describe_error(error: BaseException, most: int = 1000) -> str:
-    """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`."""
+    """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`.
+
+    The line is the last one outside of Python's own library and of installed packages: most likely the user's.
+    """
     try:
         if isinstance(error, OperantError):
             return str(error)[:most]
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
+        place = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if frames else ""
         text = str(error)[:most]
         return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
     except BaseException:

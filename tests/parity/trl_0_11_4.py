@@ -253,7 +253,8 @@ def compare_scores(report: Report) -> None:
             ours.update(scores.tolist())
             expected = (scores - theirs.mean if norm else scores) / (theirs.std + eps)
             expected = expected if clip is None else expected.clip(-clip, clip)
-            made = [shaping.scaled(score, ours, normalise=norm) for score in scores.tolist()]
+            made = [shaping.centred(score, ours) if norm else score for score in scores.tolist()]
+            made = [shaping.scaled(score, ours) for score in made]
             made = made if clip is None else [shaping.clipped(score, clip) for score in made]
             report.same(f"scores, {name}", expected, made)
 

@@ -82,6 +82,11 @@ PRESETS["trunk"] = {"model.train_layers": "auto"}
 PRESETS |= rl4lms.PRESETS
 
 
+def preset_names() -> str:
+    """The presets, for errors and help; those of RL4LMs as one, with the page that lists them."""
+    return ", ".join([*(name for name in PRESETS if name not in rl4lms.PRESETS), "rl4lms-TASK-METHOD (docs/rl4lms.md)"])
+
+
 def preset(name: str | None) -> dict[str, object]:
     """The options of a preset, or of several separated by commas, where later ones replace earlier ones.
 
@@ -90,9 +95,8 @@ def preset(name: str | None) -> dict[str, object]:
     chosen: dict[str, object] = {}
     for part in (part.strip() for part in str(name or "").split(",")):
         if part and part not in PRESETS:
-            few = [known for known in PRESETS if known not in rl4lms.PRESETS] + ["rl4lms-TASK-METHOD (docs/rl4lms.md)"]
             raise OperantError(
-                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {', '.join(few)}"
+                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {preset_names()}"
             )
         chosen |= PRESETS.get(part, {})
     return chosen

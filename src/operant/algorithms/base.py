@@ -28,6 +28,8 @@ class Needs:
     """The policy that it needs, which generates nothing: its name in `models.base.POLICIES`. Empty: any that does."""
     keys: bool = False
     """Whether it compares turns that begin in the same state (`Step.key`)."""
+    token_scores: bool = False
+    """Whether a reward has to pay single tokens where `advantage.gamma` is 0: one number would reach one token."""
     selection: bool = False
     """Whether it learns only from the best replies of a step, so that `learner.select` has to say which."""
 

@@ -11,22 +11,24 @@ the same rows, with
 $$\text{loss} = -\frac{1}{N}\sum_{\text{own}} A_t \log \pi(a_t) - \frac{c}{M} \sum_{\text{given}} \log \pi(a_t),
 \qquad A_t = \sum_{k \ge t} \gamma^{k - t} r_k$$
 
-where N and M are the numbers of own and given tokens, and c = `loss.given_coef` is 1: equal weight, as there. With
-`advantage.gamma` 0, the default, $A_t$ is what the reward pays to the token: `critic:runs/critic` pays CodeRL's
-return, and its other `returns` are corrected forms of it ([critic.md](critic.md)). A reward that pays the last token
-alone, such as `tests`, needs `--advantage.gamma 1`.
+where N and M are the numbers of own and given tokens of an optimizer step, and c = `loss.given_coef` is 1: equal
+weight, as there. With `advantage.gamma` 0, the default, $A_t$ is what the reward pays to the token:
+`critic:runs/critic` pays CodeRL's return, and its other `returns` are corrected forms of it ([critic.md](critic.md)). A
+reward that pays the last token alone, such as `tests`, needs `--advantage.gamma 1`, and is refused without.
 
 - CodeRL trained offline, on samples, outcomes and critic scores that were computed once; here every step plays, so that
   the gradient is that of the policy that drew the replies, and a batch is used once. CodeRL's steps alternated between
   both losses; here both are in every step.
-- There is no KL penalty by default, as there: `--kl.loss-coef` charges one.
-- Without given programs in a step (`Learner.step`) the second sum is absent. `given/loss` is the first part of it, the
-  cross-entropy.
+- There is no KL penalty by default, as there: `--kl.loss-coef` charges one. KL and importance weights (`--carry`,
+  `--ahead`) are about the policy's own tokens alone, because it has not drawn the given ones. Nor do
+  `sampling.min_tokens` and a stored truncation hold for these.
+- Without given programs in a step (`Learner.step`) the second sum is absent. `given/loss` is its mean before c: the
+  cross-entropy of the policy at the temperature that it samples with, `sampling.temperature`, which is 1 by default.
 """
 
-from operant.algorithms.base import Algorithm
+from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages
-from operant.objectives.coderl import returns_and_programs, shares
+from operant.objectives.coderl import returns_and_programs
 
 DEFAULTS: dict[str, object] = {"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0}
 
@@ -34,9 +36,10 @@ ALGORITHM = Algorithm(
     returns_and_programs,
     advantages.with_returns,
     source="both",
-    look=shares,
+    per="source",
     copies={"reference": "frozen"},
     kl=("reward", "loss"),
+    needs=Needs(token_scores=True),
     defaults=DEFAULTS,
     update="one-pass",
 )

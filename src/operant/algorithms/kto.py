@@ -14,10 +14,11 @@ $$\text{loss} = \mathrm{mean}_{\text{replies}}\ \begin{cases}
   z_0 = \max\Big(0,\ \mathrm{mean}_i\ \log\frac{\pi(y_{i-1} \mid x_i)}{\pi_{ref}(y_{i-1} \mid x_i)}\Big)$$
 
 - **The baseline** $z_0$ estimates KL(policy || reference) from prompts with replies to other prompts: each prompt of
-  the step with the reply to the one before it, over all ranks. It has no gradient and is one number a step, computed
-  before the update, so that neither micro-batches nor ranks change a gradient. With several optimizer steps a training
-  step (`update.epochs`, `update.minibatch`), the later ones have the same $z_0$: it is that of the policy before the
-  first. It costs one more forward pass of policy and reference. Rows that are longer than the model's context are cut.
+  the step with the reply to the one before it, over all ranks; rows with equal prompts count as one. It has no gradient
+  and is one number a step, computed before the update, so that neither micro-batches nor ranks change a gradient. With
+  several optimizer steps a training step (`update.epochs`, `update.minibatch`), the later ones have the same $z_0$: it
+  is that of the policy before the first. It costs one more forward pass of policy and reference. Rows that are longer
+  than the model's context are cut.
 - $\lambda_g$ is `loss.good_weight`, $\lambda_b$ `loss.bad_weight`. The paper advises weights for which
   $\lambda_g n_g / \lambda_b n_b$ lies between 1 and 4/3, with the numbers of good and bad replies $n$.
 - TRL 1.16 estimates $z_0$ from each micro-batch by itself, so that its gradient depends on how a batch is cut; in one
@@ -27,7 +28,7 @@ $$\text{loss} = \mathrm{mean}_{\text{replies}}\ \begin{cases}
 """
 
 from collections.abc import Callable, Mapping
-from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,8 +56,8 @@ def exchanged(batch: Batch) -> Batch | None:
 
     None on a rank without replies.
 
-    Prompts are in the order of their groups; the j-th reply to a prompt becomes the j-th to the one before it, counted
-    again from the first if that one has fewer. Everything from a row's first action on is its reply.
+    Prompts are in the order of their first groups; the j-th reply to a prompt becomes the j-th to the one before it,
+    counted again from the first if that one has fewer. Everything from a row's first action on is its reply.
     Raises: OperantError if there is only one prompt.
     """
     own = []
@@ -66,7 +67,10 @@ def exchanged(batch: Batch) -> Batch | None:
         begin = where[0] if where else len(tokens)  # a rank without rows has one without any action
         own.append((int(batch.groups[row]), distributed.rank(), row, tokens[:begin], tokens[begin:], begin, where))
     ranked = sorted(found for part in distributed.gathered(own) for found in part if found[-1])
-    prompts = [list(rows) for _, rows in groupby(ranked, key=lambda found: found[:2])]
+    by_prompt: dict[tuple[int, ...], list[Any]] = {}  # two tasks may have the same one
+    for found in ranked:
+        by_prompt.setdefault(tuple(found[3]), []).append(found)
+    prompts = list(by_prompt.values())
     if len(prompts) == 1:
         raise OperantError(
             "algorithm kto reads each prompt with the reply to another one, and this step has one prompt: raise batch"

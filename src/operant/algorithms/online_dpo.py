@@ -10,9 +10,10 @@ the reward orders them: a reward model, a function, or a person on the page (the
 metrics are those of `dpo`: with two samples there is one pair a prompt, with more all pairs, or with `--loss.pairs
 ends` only the best reply against the worst one.
 
-- Only the order of the scores counts, so `score.scale` and `score.whiten` change nothing; `score.clip` makes ties.
-- Equal scores are no pair. A prompt whose replies all have the same score has no gradient, and counts in the mean over
-  prompts, as in GRPO; `preference/unpaired` is the share of such prompts.
+- Only the order of the scores counts, so `score.scale` and `score.normalise` change nothing; `score.clip` makes ties.
+- `--select` is refused: it would leave the better replies without worse ones.
+- Equal scores are no pair, nor are those that differ only by rounding. A prompt whose replies all have the same score
+  has no gradient, and counts in the mean over prompts, as in GRPO; `preference/unpaired` is the share of such prompts.
 - The log-ratio to the reference is that of the distribution that replies are drawn from, before any truncation. There
   is no other KL penalty. `samples` below 2 is refused.
 - With more than one optimizer step for the same replies (`update.epochs`, `update.minibatch`), later ones are off

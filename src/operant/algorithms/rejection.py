@@ -18,13 +18,15 @@ $$\text{loss} = -\frac{1}{|S|}\sum_{t \in S} \log \pi(a_t) \;(-\;c\,H) \;+\; \be
   their replies among the best than hard ones; with `group:N`, each prompt has N.
 - `--select-unit episode` (the default) scores an episode by its total of reward and world. `--select-unit turn` keeps
   single turns, each by its return across the episode, $R_k = r_k + \gamma R_{k+1}$, with $\gamma$
-  `advantage.turn_gamma`; the other turns of its episode are only read.
+  `advantage.turn_gamma`; the other turns of its episode are only read. A turn that is not trained on discounts too.
 - Scores are those that a step trains on: after `score.*`, and less `kl.coef` for each nat of KL in the reply or turn.
   KL in the reward only decides what stays. `kl.loss_coef` holds the policy near the reference; its kind is `reverse`
   or `forward`, over the whole vocabulary, because the drawn tokens that stay are no fair sample of the policy's.
 - `select/share`, `select/threshold` and `select/score` say what stayed; metrics of replies are still of all of them.
 - Any method that plays takes `--select`. Groups, baselines and whitening are then those of all replies, and only the
-  best are in the loss: `--algorithm grpo --select top:50% --kl.loss-kind reverse` is GRPO on the better half.
+  best are in the loss: `--algorithm grpo --select top:50% --kl.loss-kind reverse` is GRPO on the better half. A critic
+  then learns from the best alone, and expects too much of the others: methods without one fit better. Methods that
+  learn from pairs refuse a selection, and so do those without a reward in a world that pays nothing.
 
 Log-probs are those of the distribution that was sampled from, temperature included. Prompts and the world's text are
 never trained on. The preset `textworld-rejection` has the values of the rejection sampler in the TextWorld fork of TRL.

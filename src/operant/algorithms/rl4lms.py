@@ -115,7 +115,7 @@ ROWS: dict[str, Row] = {
     "dialog-supervised-nlpo": Row(1280, 20, 1e-6, 0.2, 0.05, 50, 2, 20, (0.9, 20)),
     "numbers-ppo": Row(1280, 20, 1e-6, 0.02, 2.0, 100),
     "numbers-nlpo": Row(
-        1280, 20, 1e-5, 0.02, 2.0, 200, mask=(0.9, 100), more={"loss.value_coef": 0.2, "advantage.lam": 0.9}
+        1280, 20, 1e-5, 0.02, 2.0, 200, 20, mask=(0.9, 100), more={"loss.value_coef": 0.2, "advantage.lam": 0.9}
     ),
     "numbers-trpo": Row(40, 20, 1e-5, 0.01, 2.0, 1000),
     "numbers-a2c": Row(200, 20, 1e-5, 0.02, 2.0, 500),

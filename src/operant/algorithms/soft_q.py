@@ -16,8 +16,8 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10
 operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.share 0.5
 ```
 
-- `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v0` (values
-  alone) and `v1` (one step of Q).
+- `loss.version`: `v2_v3`, as above, or one of its halves, `v2` (one step) and `v3` (the whole path), or `v1`
+  (one step of Q). `v0` (values alone) is refused, because nothing moves by it.
 - `loss.forward_share` is the weight of these losses against those in which policy and copy change roles. The former
   train A alone, because $V'$ belongs to the copy, and the latter V alone. With both (0.5, the default) the policy goes
   to its optimum, which a test shows on a bandit. RLPrompt used the former alone (1): $V$ is then trained by nothing and
@@ -86,17 +86,33 @@ ALGORITHM = Algorithm(
     defaults=DEFAULTS,
 )
 
+RLPROMPT: dict[str, object] = {
+    "algorithm": "soft_q",
+    "steps": 12_000,
+    "output_mlp.width": 2048,
+    "reference": None,
+    "target.rate": 0.001,
+    "optimizer.lr": 5e-5,
+    "sampling.fixed_length": True,
+    "sampling.truncation": "stored",
+    "loss.forward_share": 1.0,
+}
+"""What both tasks of RLPrompt have."""
 PRESETS: dict[str, dict[str, object]] = {
-    "rlprompt": {
-        "algorithm": "soft_q",
-        "output_mlp.width": 2048,
-        "reference": None,
-        "target.rate": 0.001,
-        "optimizer.lr": 5e-5,
+    "rlprompt": RLPROMPT
+    | {
+        "batch": 16,
         "sampling.top_k": 256,
-        "sampling.truncation": "stored",
-        "loss.forward_share": 1.0,
         "advantage.standardise": "rlprompt",
         "advantage.shape": [0.0, 1.0, 0.0, 5.0],
+    },
+    "rlprompt-transfer": RLPROMPT
+    | {
+        "batch": 8,
+        "samples": 4,
+        "sampling.top_k": 50,
+        "output_mlp.logit_bias": -10.0,
+        "advantage.standardise": "group",
+        "advantage.shape": [0.0, 1.0, -20.0, 80.0],
     },
 }

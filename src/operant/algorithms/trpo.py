@@ -12,11 +12,15 @@ $$\theta' = \theta + \alpha\,\sqrt{\frac{2\delta}{x^\top F x}}\,x, \qquad (F + c
   the new one is at most $\delta$, `update.target_kl` nats per token. If none of `update.backtracks` is accepted, the
   weights stay as they were, and `trust/accepted` is 0; the diagnosis says so. `update.kl=sampled` estimates
   that KL from the drawn tokens, `exact` sums over the vocabulary.
+- **Stale replies**: importance weights (`learner.importance`) are in the surrogate, and in neither $F$ nor the KL, so
+  they do not loosen the bound. The estimate of `sampled` weighs each drawn token by its probability under the policy
+  before the step over that under its sampler, and divides by the sum of these weights.
 - **The critic** is trained by `update.critic_epochs` passes with an optimizer of its own, whose options are
   `optimizer.*`. Its gradient stops at the language model: the policy only moves along $x$. Which parameters belong to
   the critic is known from where they are (the value head, or the critic network), not from their names.
 - `update.fisher_share` takes the Fisher matrix from a share of the replies, because a product costs about two passes of
-  PPO over them; four replies are the least. Few replies underestimate it, which the line search corrects.
+  PPO over them; four replies are the least, drawn among those of all ranks. Few replies underestimate it, which the
+  line search corrects.
 - `trust/kl`, `trust/improvement`, `trust/predicted` and `trust/backtracks` say what a step did.
 """
 

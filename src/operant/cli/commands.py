@@ -45,10 +45,12 @@ class Command:
     """Whether it takes the options of a run, too."""
 
 
+OF_PROGRAMS = "options of programs, with --tests"
+"""The title of the group of options that only apply to programs."""
 SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "refine": {
         "action": "store_true",
-        "help": "with --tests: cut programs that pass, and write their rest anew",
+        "help": "cut programs that pass, and write their rest anew",
     },
     "cut": {
         "metavar": "WHERE",
@@ -56,7 +58,7 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "repair": {
         "metavar": "MODEL",
-        "help": "with --tests: if none passes, rewrite the best failures by this model, or by `policy`",
+        "help": "if none passes, rewrite the best failures by this model, or by `policy`",
     },
     "repairs": {"metavar": "M", "help": "failures of a round that are repaired [1]"},
     "repair-template": {
@@ -67,11 +69,13 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"metavar": "N", "help": "most programs of a task in all rounds [no limit]"},
     "critic": {
         "metavar": "MODEL",
-        "help": "with --tests: an outcome critic, which ranks programs and says where they are cut",
+        "help": "an outcome critic, which ranks programs and says where they are cut",
     },
-    "jail": {"metavar": "OPTIONS", "help": "with --tests: limits of the programs, as in {seconds: 2}"},
+    "jail": {"metavar": "OPTIONS", "help": "limits of the programs, as in {seconds: 2}"},
 }
 """Options of a search for programs, of `generate` and `eval`."""
+PROGRAMS = ("tests", "submit", "all", *SEARCH_OPTIONS)
+"""Those that stand in a group of their own."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -133,8 +137,9 @@ def parsers(top: Parser) -> dict[str, Parser]:
         }
         parser = below.add_parser(name, help=command.about, about=command.about, examples=command.examples, **settings)
         parser.add_argument("operands", nargs="*", help=SUPPRESS)
+        programs = parser.add_argument_group(OF_PROGRAMS) if "tests" in command.options else parser
         for option, of_option in command.options.items():
-            parser.add_argument(f"--{option}", **of_option)
+            (programs if option in PROGRAMS else parser).add_argument(f"--{option}", **of_option)
     return below.choices
 
 
@@ -407,9 +412,9 @@ All other options are those of `operant train`. The same command resumes a sweep
                 "action": "store_true",
                 "help": "the replies are programs: choose those that pass the tasks' example tests (docs/code.md)",
             },
-            "submit": {"metavar": "N", "help": "with --tests: programs that are chosen for each task [1]"},
+            "submit": {"metavar": "N", "help": "programs that are chosen for each task [1]"},
             **SEARCH_OPTIONS,
-            "all": {"action": "store_true", "help": "with --tests: write every program with its outcome, one a line"},
+            "all": {"action": "store_true", "help": "write every program with its outcome, one a line"},
             "best-of": {
                 "metavar": "N",
                 "help": "draw N replies and keep the one with the highest reward [1]",
@@ -445,6 +450,8 @@ All other options are those of `operant train`. The same command resumes a sweep
   operant eval runs/x builtin:reviews-lm             by the reward, held-out tasks and sampling of the run
   operant eval runs/a runs/a@120 ./my-model --tasks held-out.jsonl --reward letters:e --reward length:20
   operant eval runs/code runs/code@60 --samples 20 --metrics pass@1,pass@8
+  operant eval samples.jsonl --tasks HumanEval.jsonl.gz --metrics pass@1,pass@10
+                                                     programs that are there already: {task_id, completion} a line
   operant eval runs/code runs/code@60 --samples 8 --tests --refine --repair policy
                                                      the programs that they hand in after a search
   operant eval runs/a runs/b --tasks held-out.jsonl --report page.html --label judge.jsonl
@@ -525,7 +532,11 @@ Texts are a folder with train.tsv and test.tsv, or a file; docs/prompts.md expla
             },
             "calibrate": {"metavar": "NAME", "help": "none, mean or contextual [none]"},
             "words": {"metavar": "LIST", "help": "the words of the classes, with commas [of a published set: its own]"},
-            "template": {"metavar": "TEXT", "help": "with {sentence}, {prompt} and, for a masked model, {mask}"},
+            "template": {
+                "metavar": "TEXT",
+                "help": "with {sentence}, {prompt} and, for a masked model, {mask} [of transfer: the run's for "
+                "its own task model, the published one for others]",
+            },
             "best": {"metavar": "N", "help": "of transfer: so many prompts of the run [3]"},
             "out": {"metavar": "FILE", "help": "of search: write the rows as .json"},
             "device": {"metavar": "NAME", "help": "where the model answers [cpu]"},

@@ -23,6 +23,7 @@ from operant.cli.program_files import (
     with_examples,
 )
 from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form, with_target
+from operant.cli.sample_files import ENDINGS, score_samples
 from operant.data import DataOptions
 from operant.data.forms import Form
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
@@ -76,6 +77,8 @@ class Plan:
 
 def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
+    if any(word.endswith(ENDINGS) for word in words):
+        return score_samples(words, options)
     plan = planned(words, options)
     try:
         compared = answered(plan)

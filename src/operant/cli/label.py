@@ -80,7 +80,7 @@ def serve(path: Path, options: dict[str, Any]) -> int:
     itself = is_database(path)
     database = database_of(path, options.pop("database", None))
     items, known = [] if itself else read_items(path), read_items(gold) if gold is not None else []
-    with Store(database, kind=kind, overlap=overlap, create=not itself) as store:
+    with Store(database, kind=kind, overlap=overlap, create=not itself or kind is not None) as store:
         store.add_items(items)
         store.add_items(known, gold=True)
         with LabelServer(store, serving) as server:

@@ -5,6 +5,7 @@ import ast
 import difflib
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -17,7 +18,7 @@ from operant.options import Factory
 from operant.types import OperantError
 
 ARGUMENTS = {
-    "version": "Which consistency is learnt: v0 of values, v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
+    "version": "Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
     "forward_share": "Weight of these losses, which train A, against those that train V: policy and copy exchanged.",
     "freeze_later": "In v3, no gradient goes through the A of later actions.",
     "standardise": "Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none.",
@@ -130,6 +131,8 @@ class Parser(argparse.ArgumentParser):
             theirs = [ours.rpartition(".")[2] for ours in other_names.ours(name)]
             near = [ours for ours in theirs if ours in own] or difflib.get_close_matches(name[:100], own, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"`{self.prog} --help` lists all"
+            if name in ("model", "policy") and re.search(r"MODEL|runs/x", str(self.usage)):
+                hint = f"a model is named without an option: {self.prog} {rest[name]}"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
         given = [(own[n].option_strings[-1], x) for n, o in options.items() for x in (o if n in several else [o])]
         typed = [name + ("" if value is True else f"={value}") for name, value in given]

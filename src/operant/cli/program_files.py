@@ -59,6 +59,8 @@ OF_TESTS = (*OF_SEARCH, "submit", "all")
 """Options of `operant generate` that only apply to programs with tests."""
 OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 """Options of replies to a file that do not apply to them."""
+OF_PROBLEMS = frozenset({"tests", "test_list", "entry_point", "input_output"})
+"""Fields by which the form `code` knows problems."""
 CRITICS = Table("critic", "operant.critics", {})
 
 
@@ -160,10 +162,10 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
 
 
 def form_of_problems(source: Any, given: Mapping[str, Any]) -> Form | None:
-    """The form of rows that hold tests and no target, if no field is named as the target."""
+    """The form of rows that are published problems, or hold tests and no target, if no field is named as the target."""
     named = given.get("target_field") or given.get("text_field")
     row = None if named else first_row(source)
-    alone = isinstance(row, Mapping) and "tests" in row and "target" not in row
+    alone = isinstance(row, Mapping) and "target" not in row and not OF_PROBLEMS.isdisjoint(row)
     return named_parts.form("code", {}) if alone else None
 
 
@@ -227,7 +229,8 @@ def parts_of(asked: SearchAsked, device: str, sampling: Sampling) -> SearchParts
 def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     """The tasks, and the names of those that have hidden tests. Where there are examples alone, they are the tests.
 
-    Raises: OperantError for tasks without example tests, or without any tests.
+    It says how many tasks have no example tests; of these, any program that runs is as good as another.
+    Raises: OperantError if that is so of all tasks, or for one without any tests.
     """
     hidden = {task.id for task in tasks if isinstance(task.target, Mapping) and task.target.get("tests")}
     found = [
@@ -236,11 +239,15 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
         else task
         for task in tasks
     ]
-    if bare := [task.id for task in found if not problem_of(task).examples]:
+    bare = [task.id for task in found if not problem_of(task).examples]
+    if bare and len(bare) == len(tasks):
         raise OperantError(
-            f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests, by which programs are "
-            "chosen: give their target {'examples': ['assert f(0) == 0']}, or add --form.examples 2 to --form apps"
+            f"none of {len(tasks)} tasks, first {bare[0]!r}, has example tests, by which programs are chosen: give "
+            "their target {'examples': ['assert f(0) == 0']}, or add --form.examples 2 to --form apps"
         )
+    if bare:
+        without = f"{len(bare)} of {len(tasks)} tasks, first {bare[0]!r}, have no example tests"
+        print(f"{without}: of their programs any that runs may be chosen", file=sys.stderr)
     return found, hidden
 
 

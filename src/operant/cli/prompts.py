@@ -84,6 +84,7 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
     names, count = options.pop("task_model", None), convert(options.pop("best", 3), int, "best")
     held_out, device = options.pop("tasks", None), options.pop("device", None)
+    given = options.pop("template", None)
     if names is None:
         raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found = _found(words, options, "transfer")
@@ -93,8 +94,8 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     rows = list[dict[str, Any]]()
     for name in names.split(","):
         model = task_model(name, None, device)
-        own = name == found["task_model"]
-        template = PromptTemplate(found["template"]) if own else model.template_for(train.name)
+        own = found["template"] if name == found["task_model"] else None
+        template = PromptTemplate(given or own) if given or own else model.template_for(train.name)
         setting = Classification(model, template, tuple(found["words"]), train, test, **known)
         for text in ["", *(one["text"] for one in found["prompts"][:count])]:
             of = {"task_model": name, "template": template.text, "prompt": text}

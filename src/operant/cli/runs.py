@@ -59,7 +59,7 @@ def _row(folder: Path) -> dict[str, Any]:
             "before": None if score is None else short(score.before),
             "after": None if score is None else short(score.after),
             "interval": None if score is None or score.interval is None else [short(x) for x in score.interval],
-            "kl": short(history.recent("kl/per_reply")),
+            "kl": short(history.kl),
             "verdict": verdict,
         }
     except OperantError as error:

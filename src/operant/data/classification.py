@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from operant.data.forms import found_in, text_of
+from operant.data.forms import found_in, place_of, text_of
 from operant.types import OperantError
 
 TEXTS, LABELS = ("text", "sentence", "review", "content"), ("label", "labels", "class")
@@ -44,4 +44,4 @@ def _pair(row: Any, number: int) -> tuple[str, int]:
             raise OperantError("the text is empty; leave the row out")
         return text, int(label)
     except OperantError as error:
-        raise OperantError(f"row {number}: {error}") from error
+        raise OperantError(f"{place_of(number)}: {error}") from error

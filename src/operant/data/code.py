@@ -5,7 +5,9 @@ The target of each task is what `programs.problems` reads: {"tests", "examples",
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from operant.data.forms import Row, found_in, text_of, texts_in
@@ -13,6 +15,8 @@ from operant.types import OperantError, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
 """Fields that name the language of a row."""
+EXAMPLE = re.compile(r"==>|=>|==|\u279e|->|# returns|should return|\breturns?\b|(?<![=<>!])=(?!=)")
+"""What stands between a call and its value in a docstring."""
 APPS_IMPORTS = (
     "import bisect, collections, copy, fractions, functools, heapq, itertools, math, operator, random, re, string, "
     "sys, time; from bisect import *; from collections import *; from functools import *; from heapq import *; "
@@ -31,7 +35,7 @@ def code(row: Row) -> Any:
     if isinstance(row.get("target"), Mapping):  # as `generate --tests` reads rows
         row = {**row, **row["target"]}
     if "tests" in row:
-        target = {name: row[name] for name in ("examples", "setup", "before", "verified") if row.get(name)}
+        target = {name: row[name] for name in ("examples", "setup", "before", "judge", "verified") if row.get(name)}
         asked = {"prompt": found_in(row, ("prompt", "text")), "references": texts_in(row, ("completion", "solutions"))}
         return asked | _named(row) | {"target": {"tests": _some(row["tests"], "tests")} | target}
     for field, form in (("test_list", mbpp), ("entry_point", humaneval), ("input_output", apps)):
@@ -83,7 +87,8 @@ def mbpp(
 def humaneval(row: Row) -> Any:
     """HumanEval (Chen et al. 2021): the prompt is the head of a function, which the reply continues.
 
-    The assertions of its `check` are tests of their own where it has nothing else, or one test if it has.
+    The assertions of its `check` are tests of their own where it has nothing else, or one test if it has. The examples
+    of the docstring are examples.
     """
     if "tests" in row:
         return code(row)
@@ -97,8 +102,44 @@ def humaneval(row: Row) -> Any:
         "prompt": prompt,
         "references": texts_in(row, ("canonical_solution",)),
         **_named(row),
-        "target": {"tests": tests, "setup": setup, "before": prompt},
+        "target": {"tests": tests, "examples": examples_in(prompt, name), "setup": setup, "before": prompt},
     }
+
+
+def examples_in(prompt: str, name: str) -> list[str]:
+    """The examples in the docstring of a function as tests: doctests, and lines such as `f(2) == 4` or `f(2) => 4`."""
+    try:
+        functions = [node for node in ast.parse(f"{prompt}\n    pass").body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return []
+    text = "\n".join(ast.get_docstring(node) or "" for node in functions if node.name == name)
+    lines, found = [line.strip() for line in text.splitlines()], list[str]()
+    for line, after in pairwise([*lines, ""]):
+        sides = [(line[: one.start()], line[one.end() :]) for one in EXAMPLE.finditer(line)]
+        sides += [(line, after)] if line.startswith(">>>") else []
+        pairs = ((call_in(left, name), literal(right)) for left, right in sides)
+        found += [f"assert {call} == {value}" for call, value in pairs if call and value][:1]
+    return list(dict.fromkeys(found))
+
+
+def call_in(text: str, name: str) -> str | None:
+    """The call of the function that a text ends with, if its arguments are plain values."""
+    try:
+        call = ast.parse(text[text.index(f"{name}(") :].strip(" #"), mode="eval").body
+        for one in call.args if isinstance(call, ast.Call) else ():
+            ast.literal_eval(one)
+    except (ValueError, SyntaxError):
+        return None
+    return ast.unparse(call) if isinstance(call, ast.Call) else None
+
+
+def literal(text: str) -> str | None:
+    """A plain value as Python writes it; None for any other text."""
+    text = text.strip(" .`")
+    try:
+        return repr(ast.literal_eval({"true": "True", "false": "False"}.get(text, text)))
+    except (ValueError, SyntaxError):
+        return None
 
 
 def apps(
@@ -115,7 +156,9 @@ def apps(
     A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
     others read a standard input. prefix, between, cue: CodeRL's prompt by default; {format} in `between` becomes
     "Standard Input" or "Call-Based". examples: this many of the first pairs are examples, and the others decide.
-    imports: with a line of imports in front of each program, as the published judge has it.
+    imports: with a line of imports in front of each program, as the published judge has it. Programs are judged as
+    that judge does: tuples are lists, numbers that JSON made texts are keys again, printed output is compared with
+    tolerance, each test has its own seconds, and a program that reads a standard input may return at its top level.
     """
     if "tests" in row:
         return code(row)
@@ -151,16 +194,28 @@ def apps(
             "tests": tests[examples:],
             "examples": tests[:examples],
             "before": APPS_IMPORTS if imports else "",
+            "judge": "apps",
         },
     }
 
 
 def test_of_call(called: str, arguments: Any, output: Any) -> str:
-    """A test of a call. Sets from Codewars wrap results in a list of one, and APPS takes both."""
+    """A test of a call. The harness's `same` takes tuples for lists, and a result that the set has put into a list."""
     values = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
-    call = f"{called}({', '.join(map(repr, values))})"
-    wrapped = isinstance(output, list) and len(output) == 1
-    return f"assert {call} in ({output[0]!r}, {output!r})" if wrapped else f"assert {call} == {output!r}"
+    call = f"{called}({', '.join(repr(numbered(value)) for value in values)})"
+    output = [numbered(one) for one in output] if isinstance(output, list) else numbered(output)
+    if called == "same":  # then the name is the program's
+        others = f", {output[0]!r}" if isinstance(output, list) and output else ""
+        return f"assert {call} in ({output!r}{others},)"
+    return f"assert same({call}, {output!r})"
+
+
+def numbered(value: Any) -> Any:
+    """A value with the whole numbers that JSON made texts as the keys of a mapping, as APPS' judge undoes it."""
+    try:
+        return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
+    except ValueError:
+        return value
 
 
 def whole_text(text: Any) -> str:

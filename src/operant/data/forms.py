@@ -86,8 +86,8 @@ def formed(
             if skip_empty:
                 continue
             raise OperantError(
-                f"{source}, row {number}: the text that form {called(form)!r} reads is empty; repair the row, or leave "
-                "such rows out: --data.min-chars 1"
+                f"{source}, {place_of(number)}: the text that form {called(form)!r} reads is empty; repair the row, or "
+                "leave such rows out: --data.min-chars 1"
             )
         if last is not None and isinstance(made, FormedRow) and isinstance(last[1], FormedRow):
             several = replace(last[1], references=tuple(dict.fromkeys((*last[1].references, *made.references))))
@@ -107,13 +107,13 @@ def each_formed(rows: Iterable[tuple[int, Any]], form: Form, source: str) -> Ite
         if isinstance(row, Task):
             yield number, row
             continue
-        where = f"{source}, row {number}, form {called(form)!r}"
+        where = f"{source}, {place_of(number)}, form {called(form)!r}"
         published = row if isinstance(row, Mapping) else {"text": row}
         try:
             made = form(published)
         except OperantError as error:
             raise OperantError(f"{where}: {error}") from error
-        except Exception as error:  # a form may be the user's own
+        except (Exception, SystemExit) as error:  # a form may be the user's own
             why = f"it raised {type(error).__name__}: {error}"
             raise OperantError(f"{where}: {why} (fields: {names_in(published)})") from error
         several = not isinstance(made, Mapping)
@@ -140,6 +140,15 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
         raise OperantError(f"{where}: it returned messages with before or cue, which go with a text only")
     kept = {key: value for key, value in made.items() if value is not None}
     return FormedRow(**kept | {"references": tuple(text for text in references if text.strip())}, published=published)
+
+
+def place_of(number: int | str) -> str:
+    """The place of a row in errors, counted from 1; of several tasks of one row, `row 4, task 2`.
+
+    place_of(3) == "row 4", place_of("3.1") == "row 4, task 2"
+    """
+    row, _, part = str(number).partition(".")
+    return f"row {int(row) + 1}" + (f", task {int(part) + 1}" if part else "")
 
 
 def called(form: Form) -> str:

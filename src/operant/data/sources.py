@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from operant.import_by_name import Table, nearest
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
-from operant.types import OperantError, shown
+from operant.types import OperantError, describe_error, shown
 
 HELD_OUT = 256
 """Number of lines at the end of built-in tasks that are reserved for evaluation."""
@@ -44,8 +44,8 @@ def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int
             made = source()
         except OperantError:
             raise
-        except Exception as error:
-            raise OperantError(f"tasks: {_called(source)} raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise OperantError(f"tasks: {_called(source)} raised {describe_error(error)}") from error
         if not isinstance(made, Iterable):
             raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
         return _called(source), enumerate(made)
@@ -187,7 +187,7 @@ def _lines(path: Path) -> Iterator[str]:
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(_lines(path)):
         if line.strip():
-            yield number, _parsed(line, f"{path}, line {number + 1}")
+            yield number, _parsed(line.rstrip(), f"{path}, line {number + 1}")
 
 
 def _json(path: Path) -> Iterator[tuple[int, Any]]:
@@ -215,7 +215,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
     reader = csv.reader(_lines(path), strict=True, delimiter=separator if separator in first else ",")
     try:
-        header, number = next(reader, []), -1
+        header, number, read = next(reader, []), -1, 1
         if len(set(header)) < len(header):
             raise OperantError(f"tasks: {path} has two columns of one name: {', '.join(header)}; rename one")
         for number, row in enumerate(filter(None, reader)):
@@ -224,12 +224,15 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
                     f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
                     f"put a cell that holds {separator!r} in quotes"
                 )
+            read = reader.line_num
             yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
         if header and number < 0:
             raise OperantError(f"tasks: {path} has a header ({shown(header)}), and has no rows below it")
     except csv.Error as error:
+        end = "the end of the file" if "end of data" in str(error) else f"line {reader.line_num} ({error})"
         raise OperantError(
-            f"tasks: {path}, line {reader.line_num}: invalid CSV ({error}); repair its quotes"
+            f"tasks: {path}, line {read + 1}: a quote in the row that begins here is not closed correctly before "
+            f"{end}; repair its quotes"
         ) from error
 
 

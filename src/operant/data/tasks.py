@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from operant.data.forms import Form, FormedRow, called, formed, names_in
+from operant.data.forms import Form, FormedRow, called, formed, names_in, place_of
 from operant.data.order import permutation
 from operant.data.preferences import labelled_task
 from operant.data.replies import task_with_reply
@@ -134,25 +134,26 @@ def load_tasks(
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
+    said = source if isinstance(source, str) else name  # errors name a file as it was given
     if getattr(form, "whole", False):
         whole = {"rows": [row for _, row in rows], "source": source if isinstance(source, str) else name}
         rows = iter([(0, whole)] if whole["rows"] else [])
-    rows = rows if form is None else formed(rows, form, name, skip_empty=options.min_chars > 0)
+    rows = rows if form is None else formed(rows, form, said, skip_empty=options.min_chars > 0)
     if options.shuffle:
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed: Counter[str] = Counter()
-    filtered = _filtered(rows, name, options, passed, with_replies, labelled, cue)
+    filtered = _filtered(rows, name, said, options, passed, with_replies, labelled, cue)
     if with_replies and options.prompt_tokens is None:  # prompt and reply are encoded together, later
         encoded = (task for task, _, _ in filtered)
     else:
         encoded = _encoded(filtered, tokenizer, options, seed, passed)
     tasks = list(islice(encoded, options.limit))
     if not tasks:
-        raise OperantError(_nothing_left(name, passed, options))
+        raise OperantError(_nothing_left(said, passed, options))
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
-        raise OperantError(f"tasks of {name}: the id {twice[0]!r} occurs twice; give every task an id of its own")
+        raise OperantError(f"tasks of {said}: the id {twice[0]!r} occurs twice; give every task an id of its own")
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
@@ -164,6 +165,7 @@ def load_tasks(
 def _filtered(
     rows: Iterable[tuple[int | str, Any]],
     name: str,
+    said: str,
     options: DataOptions,
     passed: Counter[str],
     with_replies: bool,
@@ -175,8 +177,10 @@ def _filtered(
     for number, row in rows:
         passed["read"] += 1
         was_task = isinstance(row, Task)
-        where = f"{name}, row {number}"
-        task: Task = row if isinstance(row, Task) else _task(row, number, name, options, with_replies, labelled)
+        where = f"{said}, {place_of(number)}"
+        task: Task = (
+            row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
+        )
         if options.reference_field and not was_task:
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))
@@ -205,10 +209,11 @@ def _filtered(
         yield task, was_task, around
 
 
-def _task(row: Any, number: int | str, name: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
-    where, of_form = f"{name}, row {number}", row if isinstance(row, FormedRow) else None
+def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
+    of_form = row if isinstance(row, FormedRow) else None
     fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
-    task_id = f"{name}/{(of_form.id if of_form is not None else '') or number}"
+    if of_form is not None and of_form.id:
+        task_id = task_id.rpartition("/")[0] + f"/{of_form.id}"
     if options.id_field:
         task_id = str(_field(fields, options.id_field, where, "id_field"))
     target = None

@@ -50,8 +50,8 @@ def checked(table: Any, chosen: Any) -> tuple[list[list[Row]], list[tuple[int, i
         span = cell.get("column_span", 1) if isinstance(cell, Mapping) else None
         if span is None or not isinstance(cell.get("value"), str) or not isinstance(span, int) or span < 1:
             raise OperantError(
-                f"the table cannot be linearised: in its row {number} stands {shown(cell)}, and a cell has a text as "
-                "value, and a column_span of at least 1"
+                f"the table cannot be linearised: in its row {number + 1} stands {shown(cell)}, and a cell has a text "
+                "as value, and a column_span of at least 1"
             )
     places = list[tuple[int, int]]()
     for place in chosen:

@@ -24,6 +24,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.not_finite,
     distance.leap,
     sampling.other_sampler,
+    games.outgrown,
     rewards.constant,
     rewards.no_advantage,
     games.empty,
@@ -39,6 +40,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     distance.drowned,
     distance.unpaid_kl,
     distance.high_kl,
+    distance.slow_price,
     distance.unmeasured,
     texts.repetition,
     texts.diversity,
@@ -65,6 +67,7 @@ SUPERVISED_RULES = (updates.not_finite, updates.refused, updates.overfits, updat
 """The rules for supervised runs, where the replies come from the data set and not from the policy."""
 
 EXPLAINS: dict[str, frozenset[str]] = {
+    "outgrown": frozenset({"constant", "no_advantage", "never_won"}),
     "empty_commands": frozenset({"invalid_commands", "copied_commands", "never_won", "constant", "no_advantage"}),
     "copied_commands": frozenset({"invalid_commands", "never_won"}),
     "invalid_commands": frozenset({"never_won"}),
@@ -86,7 +89,7 @@ AT_ONCE = (
     *(updates.not_finite, updates.refused, distance.leap, sampling.declared_otherwise, updates.overfits),
     updates.guesses,
     *(rewards.constant, rewards.no_advantage, sampling.other_sampler, updates.scoring, updates.no_step),
-    *(rewards.flat, games.never_won, updates.critic, updates.ratio),
+    *(games.outgrown, rewards.flat, games.never_won, updates.critic, updates.ratio),
 )
 """Rules that report what has happened, such as refused steps or scores that are all equal, so that a run that cannot
 learn says so at its first step; and, in the last line, those that wait for more steps themselves."""

@@ -25,6 +25,9 @@ USUAL_RATE = 3e-4
 """The learning rate that is proposed at most after such a leap: a tenth of one that is far off is far off too."""
 LOST = 0.5
 """The entropy is low when it is below this share of its first value."""
+OFF, MOVED, PATIENCE = 1.2, 1.01, 10
+"""KL was off its target by this factor for so many steps, and the price moved by less than that one. At 1.2 the
+controller moves as fast as it can: by 1 % in 10 steps of a run of 9,000, if the horizon is that of the run."""
 DROWNED = 2.0
 """Times the scores' spread by which the KL penalty varies. The demo stays below 0.8; at 2 the penalty dominates the
 training signal."""
@@ -51,6 +54,27 @@ def high_kl(history: History) -> Finding | None:
         f"{higher_kl_option(history)}, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
         ("kl/per_reply", "kl/coef", "reward/kl_penalty"),
         history.since("kl/per_reply", lambda x: x > HIGH),
+    )
+
+
+def slow_price(history: History) -> Finding | None:
+    """KL has been off its target on one side, and the price that shall correct it has hardly moved."""
+    target, kl = _target(history), history.values("kl/per_reply")[-PATIENCE:]
+    prices = history.values("kl/coef")[-PATIENCE:]
+    if target is None or len(kl) < PATIENCE or len(prices) < PATIENCE or not prices[0]:
+        return None
+    low, high = min(kl) / target, max(kl) / target
+    if not (low > OFF or high < 1 / OFF) or not 1 / MOVED < prices[-1] / prices[0] < MOVED:
+        return None
+    return Finding(
+        "slow_price",
+        "warning",
+        f"KL has been {number(sum(kl) / PATIENCE)} nats a reply for {PATIENCE} steps, off its target of "
+        f"{number(target)}, and the price has only gone from {number(prices[0])} to {number(prices[-1])}.",
+        "kl.horizon is far too long for this run: the controller corrects over more replies than there are",
+        "leave `kl.horizon` out, so that it follows the length of the run, or set it to a few times the batch",
+        ("kl/per_reply", "kl/coef"),
+        history.since("kl/per_reply", lambda x: not 1 / OFF <= x / target <= OFF),
     )
 
 
@@ -89,12 +113,15 @@ def unmeasured(history: History) -> Finding | None:
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
     if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
         return None
+    remedy = f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`"
+    if history.option("env"):  # a policy that plays well is sure of its commands, and far from a model of language
+        remedy = "compare the games that it wins before and after; if they are fewer, `--loss.entropy-coef 0.01`"
     return Finding(
         "unmeasured",
         "warning",
         f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has moved.",
         "there is no reference model, so KL is neither measured nor penalised",
-        f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`",
+        remedy,
         ("policy/entropy",),
         history.since("policy/entropy", lambda x: x < LOST * first),
     )

@@ -1,6 +1,7 @@
-"""Rules about text games: commands that are not understood, empty or copied from the prompt, and games never won."""
+"""Rules about worlds of many turns: episodes that outgrow the context, commands that are not understood, empty or
+copied from the prompt, and games never won."""
 
-from operant.diagnosis.history import Finding, History, number, percent
+from operant.diagnosis.history import Finding, History, counted, number, percent
 from operant.diagnosis.rewards import PATIENCE
 
 INVALID = 0.5
@@ -9,10 +10,31 @@ COPIED = 0.5
 """Share of commands that stand in the prompt as they are."""
 EMPTY = 0.1
 """Share of empty commands; the end of the registry's healthy range."""
+OUTGROWN = 0.5
+"""Share of a step's episodes that end for lack of room, from which on the policy learns to fill its context."""
 WARM_START = (
     "a warm start on walkthroughs (`operant play WORLD --player walkthrough --split train --games 200 --record "
     "demos.jsonl` with the `--env.*` options of this run, then `operant train sft --policy MODEL --tasks demos.jsonl`)"
 )
+
+
+def outgrown(history: History) -> Finding | None:
+    """Most episodes end because what the world shows no longer fits into the model's context."""
+    last = history.metrics[-1] if history.metrics else {}
+    ended, played = last.get("rollout/outgrown", 0), last.get("rollout/count", 0)
+    if not ended or ended < OUTGROWN * played:
+        return None
+    return Finding(
+        "outgrown",
+        "problem",
+        f"{number(ended)} of {counted(played, 'episode')} ended because their next prompt left no room for a reply in "
+        "the model's context.",
+        "what the world shows, with the turns so far, grows beyond the context, so episodes end before they are won",
+        "shorter observations, fewer earlier turns (`--env.memory 0`, or `Step(fresh=True)` in a world of your own), "
+        "a smaller `--sampling.max_tokens`, or a model with a longer context",
+        ("rollout/outgrown", "rollout/turns"),
+        history.since("rollout/outgrown", lambda x: x > 0),
+    )
 
 
 def invalid(history: History) -> Finding | None:

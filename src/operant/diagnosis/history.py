@@ -76,6 +76,11 @@ class History:
         return bool(self.values(self.loss)) and not self.values("reward/mean")
 
     @property
+    def kl(self) -> float | None:
+        """KL per reply now; None of given replies: their log-ratio is no KL, and may be below 0."""
+        return None if self.supervised else self.recent("kl/per_reply")
+
+    @property
     def loss(self) -> str:
         """The metric that training on given replies lowers."""
         return next((name for name in ("preference/loss", "critic/loss") if self.values(name)), "supervised/loss")

@@ -28,8 +28,8 @@ CONFIDENCE, OFTEN = 0.95, 0.997
 WON = 0.5
 """The largest spread that wins, which are 0 or 1, can have. It stands for the spread of games of which all are lost."""
 REPLIES, PROBES = 64, 32
-"""The start is the first steps that have this many replies: one step in the demo, several with small batches. Fewer
-probes than these say less than the replies that were trained on."""
+"""Replies of a step, where the history does not say. Fewer probes than the second number say less than the replies that
+were trained on; the start is the first steps that have as many replies: one step, or several with small batches."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,13 @@ class RewardChange:
     confidence: float = CONFIDENCE
     share: bool = False
     """Whether it is a share, such as that of games won, which is written in per cent."""
+    steps: tuple[str, str] = ("", "")
+    """Of a mean over steps, which steps these are, as in `in steps 8 to 12`: the mean itself was never printed."""
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it was measured once before and once after training."""
+        return self.label.startswith("held-out") and self.confidence == CONFIDENCE
 
     @property
     def rise(self) -> float:
@@ -78,7 +85,8 @@ class RewardChange:
     def text(self) -> str:
         """The change with its interval: `held-out reward 0.556 -> 0.912 (+0.33 to +0.38, 95 %)`."""
         write = percent if self.share else number
-        text = f"{self.label} {write(self.before)} -> {write(self.after)}"
+        first, last = self.steps
+        text = f"{self.label} {write(self.before)}{first} -> {write(self.after)}{last}"
         if self.interval is None or not math.isfinite(sum(self.interval)):
             return text
         low, high = self.interval
@@ -111,8 +119,13 @@ def _won(judged: Mapping[str, Any]) -> float | None:
 
 
 def _supervised(history: History) -> RewardChange:
-    """Compare held-out losses before and after training, or the losses of the first and the last steps."""
+    """Compare held-out pairs or losses before and after training, or the losses of the first and the last steps."""
     before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
+    rights = [end.get("metrics", {}).get("preference/accuracy") for end in (before, after)]
+    pairs = after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
+    if None not in rights and pairs:
+        error = (sum(right * (1 - right) for right in rights) / pairs) ** 0.5
+        return RewardChange("held-out pairs in the right order", *rights, error, 0.0, 2 * pairs, share=True)
     if before.get("loss") is not None and after.get("loss") is not None:
         known = [(b["nats"] - a["nats"], a["tokens"]) for b, a in zip(before.get("given", ()), after.get("given", ()))]
         # The error of a ratio of sums: nats over tokens.
@@ -121,10 +134,12 @@ def _supervised(history: History) -> RewardChange:
         rests = [nats - fall * count for nats, count in known]
         error = statistics.stdev(rests) * len(rests) ** 0.5 / tokens if len(rests) > 1 and tokens else None
         return RewardChange("held-out loss", before["loss"], after["loss"], error, 0.0, max(len(rests) - 1, 1), True)
-    losses = history.values(history.loss)
+    steps = [m for m in history.metrics if m.get(history.loss) is not None]
+    losses = [m[history.loss] for m in steps]
     early, late = losses[:RECENT], losses[-RECENT:]
     error, freedom = _noise_of_steps(losses, len(early), len(late))
-    return RewardChange("loss", _mean(early), _mean(late), error, 0.0, freedom, True, OFTEN)
+    ends = _span(steps[:RECENT]), _span(steps[-RECENT:])
+    return RewardChange("loss", _mean(early), _mean(late), error, 0.0, freedom, True, OFTEN, steps=ends)
 
 
 def _held_out(evaluation: Mapping[str, Any], spread: float, won: bool) -> RewardChange | None:
@@ -173,13 +188,19 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
     if not steps:
         return None
     count = max(int(steps[0].get("rollout/count") or REPLIES), 1)
-    first, last = steps[: min(max(1, -(-REPLIES // count)), RECENT)], steps[-RECENT:]
+    first, last = steps[: min(max(1, -(-PROBES // count)), RECENT)], steps[-RECENT:]
     before, after = (_mean([m[name] for m in part]) for part in (first, last))
     error, freedom = _noise_of_steps([m[name] for m in steps], len(first), len(last))
     # The replies of a group, or of one step, share queries and weights: the noise of steps may be larger than theirs.
     of_replies = sum(_error_of_mean(part, won) ** 2 for part in (first, last)) ** 0.5
     label, error = "success rate" if won else "reward", max(error or 0.0, of_replies)
-    return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won)
+    ends = _span(first), _span(last)
+    return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
+
+
+def _span(steps: Sequence[Mapping[str, Any]]) -> str:
+    first, last = (f"{m['step']:.0f}" if "step" in m else "?" for m in (steps[0], steps[-1]))
+    return f" in step {first}" if len(steps) == 1 else f" in steps {first} to {last}"
 
 
 def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[float | None, int]:

@@ -41,7 +41,11 @@ def constant(history: History) -> Finding | None:
 
 def no_advantage(history: History) -> Finding | None:
     """In most steps no reply was better or worse than expected. A single one between others proves nothing."""
-    zero = history.values("policy/advantage_zero")[-RECENT:]
+    zero, name = history.values("preference/unpaired")[-RECENT:], "preference/unpaired"
+    lacks = "no prompt had a better and a worse reply, which make a pair"
+    if not zero:
+        zero, name = history.values("policy/advantage_zero")[-RECENT:], "policy/advantage_zero"
+        lacks = "every advantage was 0: no reply was better or worse than those it is compared with"
     count = sum(share == 1 for share in zero)
     if 2 * count <= len(zero):
         return None
@@ -49,11 +53,11 @@ def no_advantage(history: History) -> Finding | None:
     return Finding(
         "no_advantage",
         "problem" if count == len(zero) else "warning",
-        f"In {steps} every advantage was 0: no reply was better or worse than those it is compared with.",
+        f"In {steps} {lacks}.",
         "the replies to one query all got the same score, or there was only one of each",
         "more `--samples` per prompt, tasks that are neither always solved nor never, or a reward with more values",
-        ("policy/advantage_zero", "reward/std"),
-        history.since("policy/advantage_zero", lambda x: x == 1),
+        (name, "reward/std"),
+        history.since(name, lambda x: x == 1),
     )
 
 

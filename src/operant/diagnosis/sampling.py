@@ -166,7 +166,10 @@ def _own_cause(history: History) -> tuple[str, str]:
     if on:
         named = ", ".join(f"sampling.{name}={value}" for name, value in on.items())
         options = " ".join(f"--sampling.{name} {off[name]:g}" for name in on)
-        return f"{named}: {_CUT}", f"`{options}`, or charge a KL that cannot be negative: `--kl.kind reverse`"
+        exact = "charge a KL that cannot be negative: `--kl.kind reverse`"
+        if history.option("mask.by", "policy") != "policy":  # without a truncation there would be no mask
+            return f"{named}, the method's mask: {_CUT}", exact
+        return f"{named}: {_CUT}", f"`{options}`, or {exact}"
     return (
         "the engine does not generate with the policy in training: its weights were not synchronised, or it samples "
         "in its own way",

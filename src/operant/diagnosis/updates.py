@@ -1,6 +1,7 @@
 """Rules about the update of the weights: collapse, too large steps, a bad critic, NaN and infinity, overfitting."""
 
 import math
+from statistics import fmean
 
 from operant.diagnosis.distance import higher_kl_option
 from operant.diagnosis.history import Finding, History, number, percent
@@ -42,24 +43,27 @@ def entropy(history: History) -> Finding | None:
 
 def ratio(history: History) -> Finding | None:
     """New and old policy differ too much within one step."""
-    high = max(history.values("policy/ratio_max")[-STEPS:], default=1.0)
-    low = min(history.values("policy/ratio_min")[-STEPS:], default=1.0)
-    spread = history.recent("policy/ratio_std", STEPS)
-    named = {"policy/ratio_max": high, "policy/ratio_min": low, "policy/ratio_std": spread}
-    odd = [
-        name for name in named if (last := history.values(name)[-STEPS:]) and all(map(METRICS[name].unhealthy, last))
-    ]
+    said = {
+        "policy/ratio_max": ("reached", max),
+        "policy/ratio_min": ("fell to", min),
+        "policy/ratio_std": ("had a spread of", fmean),
+    }
+    found = {name: history.values(name)[-STEPS:] for name in said}
+    odd = [name for name, last in found.items() if last and all(map(METRICS[name].unhealthy, last))]
     if not odd:
         return None
-    message = f"Within one step a token's probability changed up to {number(high)} and down to {number(low)} times the "
-    message += f"old (spread {number(spread)})." if spread is not None else "old."
+    # Only what is beyond its range: a number of the healthy ones beside it would be read as the fault.
+    clauses = [
+        f"{said[name][0]} {number(said[name][1](found[name]))} (healthy: {METRICS[name].healthy})" for name in odd
+    ]
+    message = f"Within one step the ratio of new to old token probabilities {' and '.join(clauses)}."
     return Finding(
         "ratio",
         "warning",
         message,
         "the update goes too far for the replies that it learns from",
         "`--optimizer.lr` a third, `--update.epochs 1`, or stop early with `--update.target_kl 0.02`",
-        tuple(named),
+        tuple(said),
         history.since(odd[0], METRICS[odd[0]].unhealthy),
     )
 

@@ -16,7 +16,7 @@ def outcome(history: History, score: RewardChange | None) -> Outcome:
     """Classify what the scores show about learning. score: the result of `progress`."""
     if score is None:
         return "nothing yet"
-    if history.trained_steps < EARLY:
+    if history.trained_steps < EARLY and not (history.supervised and score.held_out):
         return "too early"
     if score.learned:
         return "learned"
@@ -38,7 +38,7 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     if result == "too early":
         return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
     change = f"{score.text} in {steps} steps"
-    kl = history.recent("kl/per_reply")
+    kl = history.kl
     change += f" at {kl:.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
     if result == "learned":
         if worst is None:

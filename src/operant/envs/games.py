@@ -301,7 +301,9 @@ class TextGames:
             if not state.commands:
                 raise OperantError(f"game {episode.task.id!r} names no admissible commands: leave env.choose out")
             known["options"] = [f" {command}" for command in state.commands]
-        now = (observed(state), state.inventory, listing(state.commands) if self.show_commands else "")
+        shown = observed(state)
+        inventory = "" if state.inventory in shown else state.inventory  # it may be what was asked for
+        now = (shown, inventory, listing(state.commands) if self.show_commands else "")
         count = self._count or len
         if self.memory is None and reply is not None:
             examples = memory.past[len(memory.past) - len(known["examples"]) :]

@@ -37,6 +37,9 @@ META = frozenset(
     "transcript undo unscript verbose verify version".split()
 )
 """First words of commands that are about the program and not about the game: they are refused."""
+SCORED = r"scored?(?: is)? (-?\d+)[^.]*?(?:total of|possible) (\d+)"
+"""What classic games answer to `score`: "Your score is 0 (total of 350 points)", "You have scored 0 out of a possible
+350"."""
 KEPT = 2000
 """Most states of games that a process remembers; about 60 kB each."""
 
@@ -317,6 +320,7 @@ def clean(text: str) -> str:
     text = re.split(r"\n>|Would you like to RESTART", text)[0]
     text = re.sub(r"^\[[^\]]*\]$", "", text, flags=re.MULTILINE)
     text = re.sub(r"-= [^\n]*? =-", "", text)
+    text = re.sub(r"^[^\n]* {2,}(Score|Moves|Turns)\b[^\n]*$", "", text, flags=re.MULTILINE)
     lines = [line.strip() for line in text.splitlines()]
     return "\n".join(line for line in lines if re.search(r"[A-Za-z0-9]", line) and not re.search(r"[$\\|_]{2}", line))
 
@@ -331,7 +335,8 @@ class JerichoGame:
     """A classic Z-machine game of the user's own file, through Jericho.
 
     Jericho knows the score, the end, the place, the admissible commands and a walkthrough of the games that it
-    supports. Of others it knows the texts: such a game is won or lost where it says so between three asterisks.
+    supports. Of others it knows the texts: such a game is won or lost where it says so between three asterisks, and its
+    score is what it answers to `score`.
     Admissible commands are found by trying: that takes seconds. A command is valid unless the answer is one of the
     refusals that Jericho knows.
     """
@@ -339,11 +344,18 @@ class JerichoGame:
     def __init__(self, path: str | Path, wanted: frozenset[str] = ALL):
         self._machine, self._wanted = start(str(path)), wanted
         self._supported = bool(self._machine.is_fully_supported and self._machine.bindings)
+        if not self._supported and "commands" in wanted:
+            warnings.warn(
+                f"Jericho does not know the game {path}, so no commands can be listed or chosen among: give another "
+                "release of the game that it supports, or leave out env.choose, env.show_commands and env.examples",
+                stacklevel=2,
+            )
         self._walkthrough = self._machine.get_walkthrough() if self._supported else []
         self.optimum: int | None = None  # a walkthrough collects everything: it is no shortest solution
 
     def reset(self) -> GameState:
         self._following: int | None = 0
+        self._told = 0.0, 1.0  # the score and the largest one, as a game says them that Jericho does not know
         text, known = self._machine.reset()
         return self._read(text, known["score"], valid=True)
 
@@ -376,6 +388,11 @@ class JerichoGame:
             if name in self._wanted:
                 texts[name] = clean(machine.step(command)[0])
                 machine.set_state(before)
+        if not self._supported:
+            told = re.search(SCORED, f"{answer} {machine.step('score')[0]}", re.IGNORECASE)  # or as the game has ended
+            self._told = (float(told[1]), float(told[2]) or 1.0) if told else self._told
+            machine.set_state(before)
+        score, most = (score, float(machine.get_max_score() or 1)) if self._supported else self._told
         end = re.search(r"\*\*\*\s+(.*?)\s+\*\*\*", answer)
         won = bool(machine.victory()) or (not self._supported and bool(end and re.search("won|The End", end[1])))
         lost = not won and (bool(machine.game_over()) or (not self._supported and end is not None))
@@ -385,7 +402,7 @@ class JerichoGame:
             text=clean(answer),
             commands=self._commands() if "commands" in self._wanted and self._supported else (),
             score=float(score),
-            most=float(machine.get_max_score() or 1) if self._supported else 1.0,
+            most=most,
             won=won,
             lost=lost,
             valid=valid,

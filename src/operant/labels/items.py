@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from operant.data.forms import place_of
 from operant.data.preferences import pair_of, scores_of
 from operant.data.sources import read
 from operant.types import OperantError, shown
@@ -82,7 +83,7 @@ def read_items(path: str | Path) -> list[Item]:
         rows = list(read(str(path))[1])
     except OperantError as error:
         raise OperantError(str(error).replace("tasks: ", "", 1)) from error
-    found = items_of((row, f"{path}, row {number + 1}") for number, row in rows)
+    found = items_of((row, f"{path}, {place_of(number)}") for number, row in rows)
     if not found:
         raise OperantError(f"{path} has no rows; each has a prompt and its replies: docs/labels.md shows the forms")
     return found

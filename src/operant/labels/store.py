@@ -109,7 +109,10 @@ class Store:
             raise OperantError(f"overlap={overlap}: it must be at least 1, the number of people who label an item")
         if not self.path.exists():
             if not create:
-                raise OperantError(f"there is no database {self.path}; operant label replies.jsonl makes one")
+                raise OperantError(
+                    f"there is no database {self.path}; operant label replies.jsonl makes one, "
+                    "and --kind pick an empty one that a run fills"
+                )
             create_private(self.path)
         with self._explained():
             self._connection = sqlite3.connect(

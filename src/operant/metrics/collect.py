@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from operant import distributed
 from operant.objectives.kl import estimate
-from operant.tally import Tally
+from operant.tally import ROUNDING, Tally
 from operant.text_scores.words import words
 from operant.types import Batch, Outputs, Rollout
 
@@ -44,11 +45,16 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     tally.add("rollout/count", len(rollouts), 0.0)
     tally.histogram("reply_tokens", lengths)
     if texts:
-        replies = [text for turn, text in every if turn.action]
-        tally.merge(of_texts(replies))
+        tally.merge(of_texts([text for turn, text in every if turn.action]))
         actions = sum(turn.count for turn in turns)  # choosing a whole reply is one action, as in the loss
-        tally.add(BYTES, sum(len(text.encode(errors="replace")) for text in replies), actions)
+        tally.add(BYTES, sum(map(trained_bytes, rollouts)), actions)
     return tally
+
+
+def trained_bytes(rollout: Rollout) -> int:
+    """The bytes of the texts that are trained on."""
+    pairs = zip(rollout.turns, rollout.texts, strict=True)
+    return sum(len(text.encode(errors="replace")) for turn, text in pairs if turn.count)
 
 
 def of_failures(rollouts: Sequence[Rollout]) -> Tally:
@@ -116,14 +122,19 @@ def _mean_and_std(tally: Tally, name: str, values: Sequence[float]) -> None:
 
 
 def of_advantages(tally: Tally, batch: Batch) -> None:
-    """Add the advantages of a minibatch as the loss uses them, after any whitening, to `tally`."""
+    """Add the advantages of a minibatch as the loss uses them, after any whitening. Every rank must call."""
+    if batch.advantages is None:
+        return
     at = batch.actions & (batch.weights != 0)
-    if batch.advantages is not None and bool(at.any()):
+    sizes = torch.where(at, batch.advantages.abs(), 0.0)
+    # What is 0 on one rank may be rounding on several, which sum in another order.
+    least = ROUNDING * distributed.largest_float(float(sizes.max()) if sizes.numel() else 0.0)
+    if bool(at.any()):
         tally.mean("policy/advantage_mean", batch.advantages, at)
         tally.spread("policy/advantage_std", batch.advantages, at)
         tally.histogram("advantages", batch.advantages, at)
         episodes = set(batch.episodes[at.any(1)].tolist())
-        nonzero = set(batch.episodes[(at & (batch.advantages != 0)).any(1)].tolist())
+        nonzero = set(batch.episodes[(sizes > least).any(1)].tolist())
         tally.add("policy/advantage_zero", len(episodes - nonzero), len(episodes))
 
 

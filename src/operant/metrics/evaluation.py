@@ -27,7 +27,7 @@ from operant.options import Factory, compose, defaults, read
 from operant.sandbox.serialise import as_list
 from operant.text_scores import OF_ALL, SCORES, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
-from operant.types import OperantError, Rollout, Task, shown
+from operant.types import OperantError, Rollout, Task, describe_error, shown
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def metric_of(name: str, full: str, given: Mapping[str, Any], start: str | None)
             measure = getattr(made, "measured", made)
         except OperantError:
             raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            why = f"{describe_error(error)}"
             raise OperantError(
                 f"{group}: {found.__name__} refuses {options}: {why}; change or leave out one"
             ) from error
@@ -204,9 +204,9 @@ def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Mea
             of_all |= {name: float(x) for name, x in known.items() if name not in lists}
         except OperantError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OperantError(
-                f"evaluation metric {metric.name!r} failed: {type(error).__name__}: {error}; it must return one number "
+                f"evaluation metric {metric.name!r} failed: {describe_error(error)}; it must return one number "
                 "for each reply, or one number (or a mapping of numbers) for all"
             ) from error
         counts = [len(each) for each in lists.values() if len(each) != len(rollouts)]

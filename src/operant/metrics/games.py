@@ -20,6 +20,14 @@ from operant.types import Rollout
 OF_REPLIES = ("won", "score", "turns", "turns_to_win", "optimum_ratio")
 """The numbers of a single game, each the metric `game/...`."""
 
+SHOWN = frozenset(
+    f"env.{name}"
+    for name in "memory template tokens remember_thoughts thought_tokens choose show_commands examples example_player "
+    "train_games prompt answer fresh workers waves".split()
+)
+"""Options of worlds about what the policy is shown and trains on. They change neither what is paid nor the held-out
+games, so that scores under different ones are comparable."""
+
 
 def game_of(rollout: Rollout) -> Mapping[str, Any] | None:
     """Return the record of the game that was played; None if it was none, or if the world failed."""

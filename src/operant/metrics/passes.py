@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from operant.programs.passes import n_at_k, numbers_in, pass_at_k
+from operant.programs.passes import numbers_in, of_samples
 from operant.programs.problems import problem_of
 from operant.programs.verdicts import shared
 from operant.sandbox.jail import JailOptions
@@ -30,7 +30,7 @@ class PassAt:
         seconds: float = LIMITS.seconds,
         memory: int = LIMITS.memory,
         at_once: int | None = LIMITS.at_once,
-        compare: Literal["strict", "apps"] = "strict",
+        compare: Literal["auto", "strict", "apps"] = "auto",
     ):
         self.options = JailOptions(level, seconds, memory, at_once, compare)
 
@@ -54,20 +54,13 @@ class PassAt:
 
     def of_tasks(self, replies: Sequence[tuple[Task, Sequence[str]]]) -> list[float]:
         """The number of each task, given with all replies to it. Raises: OperantError for fewer replies than k."""
-        found, run = list[float](), shared(self.options)
+        run, name = shared(self.options), f"{self.n or 'pass'}@{self.k}"
         problems = [(problem_of(task), texts) for task, texts in replies]
         programs = [problem.program(text) for problem, texts in problems for text in texts]
         examples = [problem.program(text, examples=True) for problem, texts in problems for text in texts]
         right = iter([verdict.outcome == "passed" for verdict in run(programs)])
         kept = iter([verdict.outcome == "passed" for verdict in run(examples)] if self.n else [True] * len(programs))
-        for _, texts in problems:
-            both = [(next(right), next(kept)) for _ in texts]
-            if self.n is None:
-                found.append(pass_at_k(len(both), sum(r for r, _ in both), self.k))
-            else:
-                counts = sum(k for _, k in both), sum(map(all, both))
-                found.append(n_at_k(len(both), *counts, self.n, self.k))
-        return found
+        return [of_samples(name, [(next(right), next(kept)) for _ in texts]) for _, texts in problems]
 
 
 def metric_named(name: str) -> type[PassAt] | None:

@@ -97,8 +97,8 @@ value/explained_variance | | rises towards 1 | | 1 minus value/error_before over
     one
 value/explained_variance_fitted | | | ppo/val/var_explained | the same with value/error: these values are already
     fitted to the returns, so it is above 0 even for random returns
-returns/mean | scaled score | | ppo/returns/mean | mean of the value targets, over tokens
-returns/std | scaled score | | ppo/returns/var (its square) | spread of those targets
+returns/mean | scaled score | | ppo/returns/mean | mean of the returns, which a critic learns, over tokens
+returns/std | scaled score | | ppo/returns/var (its square) | spread of those returns
 loss/total | | hardly informative: watch reward and KL | ppo/loss/total | the loss of the update: policy, value,
     entropy and KL terms with their coefficients, mean over the optimizer steps made
 # Rollout
@@ -132,13 +132,15 @@ select/share | share | above 0 | | episodes (turns) that the update learns from,
 select/threshold | scaled score | rises | | the lowest score among them
 select/score | scaled score | rises | | their mean score, after scaling and the KL charge
 given/count | replies | | | demonstrations of the step, with a method that learns from its own replies and from them
-given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update
-given/loss | | falls | | mean over demonstrated tokens of what the method adds to its loss for them
+given/logprob | nats per token | rises | | mean log-prob of a demonstrated token before the update, at
+    sampling.temperature
+given/loss | | falls | | mean over demonstrated tokens of the method's loss for them before its weight, such as minus
+    their log-prob at sampling.temperature
 rollout/staleness | steps | 0, or a few if replies are generated ahead or carried over | | steps between the weights
     that generated a turn and those before the update, mean over turns: 0 if every reply is of the current policy
 rollout/staleness_max | steps | | | largest of those
-rollout/carried | share | | | share of the replies that an earlier step has begun, with --carry: near 1 from the second
-    step on, less where new replies have ended before older ones
+rollout/carried | share | | | share of the replies that an earlier step has begun, with
+    --partial-rollout-tokens: near 1 from the second step on, less where new replies have ended before older ones
 rollout/importance_mean | | near 1 | | importance weight, capped, mean over tokens (learner.importance): far below 1 if
     the cap cuts much, or the replies are unlikely under the policy
 rollout/importance_clipped | share | ..0.2 | | share of tokens whose importance weight is at its cap, or

@@ -149,8 +149,12 @@ def pad(rows: Sequence[Sequence[int]], side: str, device: Any = None) -> tuple[T
 
 
 def places(batch: Batch) -> Tensor:
-    """[B, T] index of each token within its reply; off actions the numbers have no meaning."""
+    """[B, T] index of each token within its reply; off actions the numbers have no meaning.
+
+    Demonstrations beside other replies stand behind any `min_tokens`, because they were not sampled with it.
+    """
     column = torch.arange(batch.turns.shape[1], device=batch.turns.device).expand_as(batch.turns)
     begins = torch.ones_like(batch.actions)
     begins[:, 1:] = batch.turns[:, 1:] != batch.turns[:, :-1]
-    return column - torch.where(begins, column, 0).cummax(1).values
+    found = column - torch.where(begins, column, 0).cummax(1).values
+    return found if batch.demonstrated is None else torch.where(batch.demonstrated[:, None], 1 << 30, found)

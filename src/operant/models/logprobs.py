@@ -239,6 +239,7 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
         mask = torch.zeros_like(adjusted, dtype=torch.bool)
         ids, counts = (x.to(mask.device) for x in allowed)
         mask[torch.arange(len(mask), device=mask.device).repeat_interleave(counts), ids] = True
+        mask[counts == 0] = True  # of a demonstration: any token could stand there
         among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out

@@ -37,6 +37,8 @@ EXACT = ("reverse", "forward")
 """Kinds that are computed from the whole distributions."""
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
 """Options of the KL charge in the reward."""
+HORIZONS, UNKNOWN_RUN = 50, 10_000.0
+"""Of the adaptive controller by default: horizons in a run, and the replies of one where its length is unknown."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ class KLOptions:
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float = 6.0
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
-    horizon: float = 10_000.0
-    """Number of replies over which `adaptive` corrects an error of 100 %."""
+    horizon: float | None = None
+    """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most. None: a
+    fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is unknown."""
     end_coef: float = 0.0
     """The coefficient at the end of the run with `linear`."""
 
@@ -79,7 +82,7 @@ class KLOptions:
         check("coef", self.coef >= 0, "at least 0")
         check("loss_coef", self.loss_coef >= 0, "at least 0")
         check("target", self.target > 0, "above 0")
-        check("horizon", self.horizon >= 1, "at least 1 reply")
+        check("horizon", self.horizon is None or self.horizon >= 1, "at least 1 reply, or none")
         check("end_coef", self.end_coef >= 0, "at least 0")
 
     @property
@@ -153,8 +156,8 @@ class Controller:
     def __init__(self, options: KLOptions):
         self.options, self.coef = options, options.coef
 
-    def begin(self, progress: float) -> None:
-        """Called before a step; `progress` in [0, 1) is that of the run."""
+    def begin(self, progress: float, steps: int | None = None) -> None:
+        """Called before a step; `progress` in [0, 1) is that of the run of so many steps, None if that is unknown."""
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
         """Called after a step with the mean k1 per reply and per token, and the number of replies, over all ranks."""
@@ -169,11 +172,25 @@ class Controller:
 
 
 class Adaptive(Controller):
-    """coef *= 1 + clip(KL / target - 1, +-0.2) * replies / horizon (arXiv:1909.08593, section 2.2)."""
+    """coef *= 1 + clip(KL / target - 1, +-0.2) * replies / horizon (arXiv:1909.08593, section 2.2).
+
+    The horizon of that paper is a hundredth of its runs or less. A short run that used its 10,000 replies would end
+    before the price had moved, so by default the horizon is a share of the run.
+    """
+
+    steps: int | None = None
+    """Of the run; None if that is unknown."""
+
+    def begin(self, progress: float, steps: int | None = None) -> None:
+        self.steps = steps
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max(per_reply / self.options.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * replies / self.options.horizon
+        if self.options.horizon is None and self.steps:
+            share = min(HORIZONS / self.steps, 1.0)
+        else:
+            share = replies / (self.options.horizon or UNKNOWN_RUN)
+        self.coef *= 1 + error * share
 
 
 class PerToken(Controller):
@@ -187,7 +204,7 @@ class PerToken(Controller):
 class Linear(Controller):
     """Changes linearly from `coef` at the first step to `end_coef` at the end of the run."""
 
-    def begin(self, progress: float) -> None:
+    def begin(self, progress: float, steps: int | None = None) -> None:
         self.coef = self.options.coef + (self.options.end_coef - self.options.coef) * progress
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from operant.tally import ROUNDING
 from operant.types import Batch, OperantError, Outputs
 
 
@@ -33,7 +34,8 @@ class Groups:
         paid = (batch.rewards * batch.actions).sum(1)
         labels = paid.new_zeros(count).index_add(0, rows, paid)
         group = batch.groups.new_zeros(count).scatter(0, rows, batch.groups)
-        return Groups(rows, labels, torch.unique(group, return_inverse=True)[1])
+        numbers = torch.unique(group, return_inverse=True)[1]
+        return Groups(rows, _without_rounding(labels, numbers), numbers)
 
     @property
     def count(self) -> int:
@@ -51,11 +53,8 @@ class Groups:
 
     def pairs(self, *, ties: bool = False) -> tuple[Tensor, Tensor]:
         """[P], [P] int: the better and the worse episode of every pair of a group; ties: the equal ones, once each."""
-        same = self.numbers[:, None] == self.numbers
-        if ties:
-            found = torch.triu(same & (self.labels[:, None] == self.labels), 1)
-        else:
-            found = same & (self.labels[:, None] > self.labels)
+        same, labels = self.numbers[:, None] == self.numbers, self.labels
+        found = torch.triu(same & (labels[:, None] == labels), 1) if ties else same & (labels[:, None] > labels)
         one, other = found.nonzero().T
         return one, other
 
@@ -85,6 +84,17 @@ class Groups:
         first = torch.ones_like(self.rows, dtype=torch.bool)
         first[1:] = self.rows[1:] != self.rows[:-1]
         return torch.where(first, x.detach()[self.rows], torch.nan)
+
+
+def _without_rounding(labels: Tensor, numbers: Tensor) -> Tensor:
+    """The labels [E], where one that differs from the next smaller of its group by rounding alone is equal to it."""
+    order = labels.argsort()
+    order = order[numbers[order].argsort(stable=True)]
+    ordered, group = labels[order], numbers[order]
+    largest = torch.zeros_like(labels).scatter_reduce(0, numbers, labels.abs(), "amax")
+    apart = (group.diff() > 0) | (ordered.diff() > ROUNDING * largest[group[1:]])
+    apart = torch.cat([apart.new_ones(1), apart])
+    return labels.index_copy(0, order, ordered[apart][apart.cumsum(0) - 1])
 
 
 def at_last(x: Tensor, batch: Batch) -> Tensor:

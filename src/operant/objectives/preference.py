@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from operant.objectives.labelled import Groups, right
+from operant.tally import ROUNDING
 from operant.types import Batch, OperantError, Outputs, shown
 
 KINDS = ("sigmoid", "robust", "hinge", "ipo", "ipo-mean")
@@ -108,7 +109,7 @@ def kto(
 
 def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
     """Of the labels of each prompt: whether two differ. Raises: OperantError if there is no such prompt."""
-    found = [len(set(of_prompt)) > 1 for of_prompt in labels]
+    found = [max(x) - min(x) > ROUNDING * max(map(abs, x)) for x in labels]
     if not any(found):
         raise OperantError(
             f"none of {len(labels)} prompts has two replies with different labels, and a pair is a better reply and a "

@@ -9,7 +9,7 @@ from torch import Tensor
 from operant.objectives.advantages import episode_index, gather, group_relative, moments, scatter, whiten
 from operant.types import Batch, OperantError, Outputs
 
-VERSIONS = ("v0", "v1", "v2", "v3", "v2_v3")
+VERSIONS = ("v1", "v2", "v3", "v2_v3")
 
 
 def soft_q(
@@ -19,11 +19,12 @@ def soft_q(
 
     With T the last action, r its reward, and V'_{T+1} = 0:
 
-    v0  (V_t - V'_t)^2
     v1  (Q_t - r_t - V'_{t+1})^2
     v2  (A_t - r_t - V'_{t+1} + V'_t)^2
     v3  (sum_{l >= t} A_l - sum_{l >= t} r_l + V'_t)^2
     v2_v3  the mean of both, which is the default there, too (`v2_v2r_v3_v3r`)
+
+    Its v0, (V_t - V'_t)^2, is refused: the copy begins equal to the policy, so that it would stay 0.
 
     version: which of these. forward_share: c in c L + (1 - c) L_reversed, where policy and copy change roles in the
     reversed form; v2 and v3 have one. A alone has a gradient in L, and V alone in L_reversed, so with c = 1 nothing
@@ -33,6 +34,11 @@ def soft_q(
     `reference_q` and `reference_v`, each [B, T].
     Raises: OperantError for an unknown version, or a share outside 0..1.
     """
+    if version == "v0":
+        raise OperantError(
+            "loss.version=v0: it has no reward in it, and is 0 while the copy equals the policy, as at the start, so "
+            f"nothing would ever move; use {', '.join(VERSIONS)}"
+        )
     if version not in VERSIONS:
         raise OperantError(f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
     if not 0 <= forward_share <= 1:
@@ -47,7 +53,7 @@ def soft_q(
     target_a = target_q - target_v
     kinds, share = [version] if version != "v2_v3" else ["v2", "v3"], forward_share
     loss = sum(_errors(kind, a, v, target_v, rewards, freeze_later) for kind in kinds) / len(kinds)
-    if share < 1 and version not in ("v0", "v1"):
+    if share < 1 and version != "v1":
         turned = sum(_errors(kind, target_a, target_v, v, rewards, freeze_later) for kind in kinds) / len(kinds)
         loss = share * loss + (1 - share) * turned
     known = {"q": a + v, "v": v, "a": a, "target_q": target_q, "target_v": target_v, "target_a": target_a}
@@ -59,8 +65,6 @@ def _errors(kind: str, a: Tensor, v: Tensor, target_v: Tensor, rewards: Tensor, 
     """[E, A] the squared errors of a version; 0 in, 0 out at padding, which `scatter` leaves out."""
     ahead = target_v.roll(-1, 1)
     ahead[:, -1] = 0  # padding is 0 already, so V' behind the last action of a shorter episode is 0, too
-    if kind == "v0":
-        return (v - target_v) ** 2
     if kind == "v1":
         return (a + v - rewards - ahead) ** 2
     if kind == "v2":

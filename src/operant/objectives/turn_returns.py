@@ -25,13 +25,13 @@ def turn_returns(batch: Batch, discount: float) -> tuple[Tensor, Turns, Tensor]:
 
 
 def with_turn_returns(batch: Batch, *, turn_gamma: float = 1.0) -> Batch:
-    """Give every action of a turn the return from that turn on, R_k = r_k + turn_gamma * R_{k+1}; no baseline.
+    """Give every action of a turn the return from that turn on, R_k = r_k + turn_gamma * R_{k+1}, and no advantage.
 
     A charge of KL counts in it, and has no gradient of its own. Raises: OperantError for a rate outside 0..1.
     """
     _check_rate(turn_gamma)
     index, turns, returns = turn_returns(batch, turn_gamma)
-    return batch.with_(advantages=scatter(turns.spread(returns), index, batch.tokens.shape), price=None)
+    return batch.with_(returns=scatter(turns.spread(returns), index, batch.tokens.shape), price=None)
 
 
 def with_states(

@@ -1,6 +1,7 @@
 """pass@k and n@k: the chance that k sampled programs solve a problem, without bias from a larger number of samples."""
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from math import comb
 
@@ -45,6 +46,14 @@ def n_at_k(samples: int, kept: int, right: int, n: int, k: int) -> float:
 
 def _solved(samples: int, right: int, k: int) -> Fraction:
     return 1 - Fraction(comb(samples - right, k), comb(samples, k))
+
+
+def of_samples(name: str, samples: Sequence[tuple[bool, bool]]) -> float:
+    """The metric of that name of a task. samples: of each, whether it is right, and whether it passes the examples."""
+    n, k = numbers_in(name) or (None, 1)
+    if n is None:
+        return pass_at_k(len(samples), sum(right for right, _ in samples), k)
+    return n_at_k(len(samples), sum(kept for _, kept in samples), sum(map(all, samples)), n, k)
 
 
 def numbers_in(name: str) -> tuple[int | None, int] | None:

@@ -4,7 +4,10 @@
 {"prompt": "Print twice the input.", "target": {"tests": [{"stdin": "2\\n", "stdout": "4\\n"}]}}
 """
 
+import ast
+import builtins
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +18,11 @@ from operant.sandbox.jail import Code, Program, Stdin, Test
 from operant.types import OperantError, Task, shown
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+PATCHES = re.compile(
+    r"(sys\.(stdin|argv|modules\S*)|builtins\.\w+|__builtins__\S*|os\.environ\S*|(random|time|datetime)\.\w+) = .*"
+    r"|(unittest\.)?mock\.patch(\.\w+)?\(.*|inspect\.getsource(lines)?\(.*"
+)
+"""What a test changes or looks into in its own process alone."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +37,13 @@ class Problem:
     """Code that runs before the tests, beside them."""
     before: str = ""
     """What stands in front of the reply in the program, such as the head of a function that the prompt ends with."""
+    judge: str = ""
+    """apps: judged as by the published judge of APPS."""
 
     def program(self, reply: str, *, examples: bool = False) -> Program:
         """The program of a reply, with all tests or the examples alone."""
-        return Program(self.before + program_in(reply), self.examples if examples else self.tests, self.setup)
+        tests = self.examples if examples else self.tests
+        return Program(self.before + program_in(reply), tests, self.setup, self.judge)
 
 
 def program_in(reply: str) -> str:
@@ -49,7 +60,12 @@ def problem_of(task: Task) -> Problem:
             tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
         except OperantError as error:
             raise OperantError(f"task {task.id!r}: {error}") from error
-        return Problem(tests, examples, target.get("setup") or "", target.get("before") or "")
+        setup, judge = target.get("setup") or "", target.get("judge") or ""
+        if judge not in ("", "apps"):
+            raise OperantError(f"task {task.id!r}: its judge is {shown(judge)}; give apps, or leave it out")
+        if fault := unkept(setup, *(one.code for one in tests + examples if isinstance(one, Code))):
+            raise OperantError(f"task {task.id!r}: {fault}")
+        return Problem(tests, examples, setup, target.get("before") or "", judge)
     raise OperantError(
         f"task {task.id!r} has no tests: its target is {shown(target)}; give {{'tests': ['assert f(2) == 4']}}, or "
         "name the form that reads the rows, as in --form code"
@@ -64,6 +80,34 @@ def syntax_error(code: str) -> str | None:
             compile(code, "test", "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:  # ValueError: it has a null byte
             return str(error)
+    return None
+
+
+@cache
+def unkept(*codes: str) -> str | None:
+    """What one of these asks for that does not reach a program in a process of its own; None if there is nothing."""
+    with warnings.catch_warnings(action="ignore"):
+        nodes: list[Any] = [node for code in codes if syntax_error(code) is None for node in ast.walk(ast.parse(code))]
+    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imported = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | imported
+    bound |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    bound |= vars(builtins).keys() | sys.stdlib_module_names
+    for node in nodes:
+        for base in node.bases if isinstance(node, ast.ClassDef) else ():
+            name = ast.unparse(base)
+            if re.split(r"\W", name)[0] not in bound and not name.endswith(("Error", "Exception", "Warning")):
+                return (
+                    f"a test derives {node.name} from {name}, a class of the program, whose methods would not see what "
+                    f"{node.name} overrides; call {name} itself, or leave the row out"
+                )
+        text = ast.unparse(node) if isinstance(node, (ast.Assign, ast.Call)) else ""
+        called = isinstance(node, ast.Call) and re.split(r"\W", text)[0]
+        if PATCHES.match(text) or called in {"patch", "getsource"} & imported:
+            return (
+                f"a test says {shown(text)}, which does not reach the program: it runs in a process of its "
+                "own; give what it reads as {'stdin', 'stdout'} or as an argument, or leave the row out"
+            )
     return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.metrics import evaluation
+from operant.metrics.games import SHOWN
 from operant.metrics.registry import describe
 from operant.report import html, parquet
 from operant.report.downsample import POINTS, short
@@ -66,6 +67,8 @@ def write_comparison(
     Raises: OperantError for a folder that is not a run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
+    if path.suffix not in (".html", ".htm"):
+        raise OperantError(f"--out {out}: the comparison is a page; let its name end in .html")
     with parquet.reading_run(", ".join(map(str, places))):
         data = comparison(places, path.parent)
         text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
@@ -120,7 +123,7 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
 
 def _held_out(run: RunRecord) -> Any:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
-    own = {name: run.config[name] for name in run.config if name.partition(".")[0] == "env"}
+    own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
     return run.config.get("evaluate") or (own if run.config.get("tasks") is None else None)
 
 
@@ -128,17 +131,22 @@ def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
     """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
     options = {}
     if metric in _SCORES:
-        options = {name: run.config[name] for name in run.config if name.partition(".")[0] in ("reward", "env")}
+        named = {name: x for name, x in run.config.items() if name.partition(".")[0] in ("reward", "env")}
+        options = {name: x for name, x in named.items() if name not in SHOWN}
     if metric.startswith("evaluate/"):
         options |= {"evaluate": _held_out(run), "options": _chosen(run).get(metric[len("evaluate/") :])}
     return options
 
 
 def _chosen(run: RunRecord) -> dict[str, Any]:
-    """Return the run's own metrics of the held-out tasks, each with its options."""
+    """Return the run's own metrics of the held-out tasks, each number of them by its name, with its options."""
     given = run.config.get("evaluation.metrics")
-    options = evaluation.chosen(given)
-    return {name: options[full] for name, full in evaluation.metric_names(given).items()}
+    options, measured = evaluation.chosen(given), dict.fromkeys(n for judged in run.held_out.values() for n in judged)
+    return {
+        number: options[full]
+        for name, full in evaluation.metric_names(given).items()
+        for number in [n for n in measured if n == name or n.startswith(f"{name}/")] or [name]  # rouge/rouge1, ...
+    }
 
 
 def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> dict[str, list[int]]:
@@ -189,11 +197,13 @@ def _plane(of: str, groups: Sequence[Group], members: Sequence[int], held_out: b
     before = [interval([run.result(name, held_out, "before") for run in runs]) for name in (of, "reward")]
     x, reward = (None if found is None else short(found.mean) for found in before)
     x = 0.0 if of == "kl" else x
+    start = [] if x is None or reward is None else [(x, reward)]  # no training, which may beat a setting in both
+    ends = [(x, reward) for _, x, reward in means]
     return {
         "of": of,
         "points": points,
-        "front": [means[place][0] for place in front([(x, reward) for _, x, reward in means])],
-        "start": None if x is None or reward is None else [x, reward],
+        "front": [means[place - len(start)][0] for place in front([*start, *ends]) if place >= len(start)],
+        "start": list(start[0]) if start else None,
     }
 
 
@@ -247,6 +257,8 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
     """Return the finite values of a metric by step; one of the held-out tasks has those before and after training."""
     values = {int(m["step"]): float(m[name]) for m in run.history.metrics if m.get(name) is not None}
     kind, _, of = name.partition("/")
+    if kind == "kl" and run.history.supervised:
+        return {}  # a log-ratio of given replies
     if kind == "evaluate" and (of != "reward" or run.measure == "reward"):
         for when, step in (("before", 0), ("after", run.history.step)):
             if (value := run.result(of, held_out=True, when=when)) is not None:

@@ -20,9 +20,11 @@ NAMES |= {"decision": "Decision", "distill": "Distill", "soft_q": "Soft Q-learni
 """How the docs write the methods whose names are not in capitals."""
 COMPARE_REPLIES = ("grpo", "rloo", "gigpo", "online-dpo")
 """The methods that compare the replies to one query."""
-_TIMES = ", times the critic's probability of the outcome at that token"
+_TIMES = ", times the critic's probability of the outcome when it has read that token"
+_RELATIVE = "the score less that of the greedy reply to the same query"
 PAID = {
-    "coderl": f"the score less that of the greedy reply to the same query{_TIMES}",
+    "coderl": f"{_RELATIVE}{_TIMES.replace('that token', 'what stands before that token')}",
+    "coderl_after": f"{_RELATIVE}{_TIMES}",
     "group": f"the score less the mean of all replies to the same query{_TIMES}",
     "difference": "the change of the score that the critic expects, and the last token also the rest of the score",
     "plain": "the score of its reply",

@@ -16,6 +16,10 @@ from operant.trackers.console import Console, before_after, plain
 from operant.trackers.notebook import Chart, in_notebook, link
 from operant.types import OperantError, Rollout
 
+LARGE, MOST = 100e6, 5e-5
+"""Trained weights from which on a rate above the second number is usually too high. Most recipes have the rates of
+built-in models, of a few million weights; those for larger ones say 1e-5, and 5e-5 for reward models."""
+
 
 def display() -> "ConsoleDisplay | ChartDisplay":
     """The display that fits where this Python runs."""
@@ -102,11 +106,17 @@ def summary(run: Any) -> str:
     """One sentence on what the run does: algorithm, model, tasks, steps."""
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    rate, trained = float(run.learner.option_values().get("optimizer.lr") or 0), run.policy.trainable()
+    fast = rate > MOST and sum(p.numel() for p in trained) >= LARGE
+    advice = (
+        f"a rate of {rate:g} suits models of a few million parameters, so try --optimizer.lr 1e-5; " if fast else ""
+    )
     rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
+    done = run.learner.progress.step
     return (
         f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on "
         f"{counted(len(run.parts.tasks), 'task')}, {counted(train.steps, 'step')} of {train.batch} {rows}; "
-        "Ctrl-C stops after the current step and saves"
+        f"{f'it goes on after step {done}; ' if done else ''}{advice}Ctrl-C stops after the current step and saves"
     )
 
 

@@ -94,9 +94,14 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "curves": _with_first_probe(curves(in_reward_units(history)), found_probes),
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "labels": history.evaluation.get("labels"),
+        "given": history.supervised,
         "prompts": prompt_page.embedded(folder),
         "steps_per_interval": steps_per_interval(len(metrics)),
-        "histograms": {name: found for name in _HISTOGRAMS if (found := heatmaps.histogram(name))},
+        "histograms": {
+            name: found
+            for name in _HISTOGRAMS
+            if (name, history.supervised) != ("reward", True) and (found := heatmaps.histogram(name))
+        },
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},
         "metrics": metric_table(metrics),
         "chosen": chosen_metrics(metrics),
@@ -128,6 +133,8 @@ def in_reward_units(history: History) -> Sequence[Mapping[str, Any]]:
     divisor: one unit of the scaled score. Where scores are also clipped or replaced there is no such ratio, and where
     they are not scaled at all the metrics have the reward's units already.
     """
+    if history.supervised:  # labels are no rewards, so that a charge for KL and what is left of them do not exist
+        return [{name: x for name, x in m.items() if not name.startswith("reward/")} for m in history.metrics]
     altered = [history.option(f"score.{name}") for name in ("clip", "missing_stop", "truncate_token")]
     if any(x is not None for x in altered) or not (history.option("score.normalise") or history.option("score.scale")):
         return history.metrics
@@ -148,6 +155,7 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
     Numbers whose start means nothing have only `after`. Like the verdict, they average noisy metrics over the newest
     few steps; those on held-out tasks were measured once, after training.
     """
+    given = history.supervised
     score, seconds = progress(history), sum(history.values("time/step"))
     first, entropy = history.first("policy/entropy"), history.recent("policy/entropy")
     label = score.label[0].upper() + score.label[1:] if score else ""
@@ -165,7 +173,12 @@ def key_numbers(history: History) -> list[dict[str, Any]]:
             "before": score and score.before * (100 if score.share else 1),
             "after": score and score.after * (100 if score.share else 1),
         },
-        {"label": "KL per reply", "note": last, "unit": "nats", "after": history.recent("kl/per_reply")},
+        {
+            "label": "Log-ratio to the reference" if given else "KL per reply",
+            "note": f"of the given replies, {last}" if given else last,
+            "unit": "nats",
+            "after": history.recent("kl/per_reply"),
+        },
         {"label": "KL per held-out reply", "note": "after training", "unit": "nats", "after": ends[1].get("kl")},
         {"label": "Entropy per token", "note": f"step 1, {last}", "unit": "nats", "before": first, "after": entropy},
         {

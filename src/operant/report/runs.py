@@ -21,6 +21,8 @@ from operant.types import OperantError
 
 FILE = "sweep.yaml"
 """The file that marks a folder of runs as a sweep."""
+LONGEST = 60
+"""Characters of the options that a group may be named by."""
 SEED = "learner.seed"
 UNIMPORTANT = frozenset({"checkpoint_minutes", "keep", "samples_every", "trackers", "learner.device"})
 """Options that do not change the training."""
@@ -77,6 +79,8 @@ class RunRecord:
             name = "preference/accuracy"
         if held_out:
             return self.held_out.get(when, {}).get(name)
+        if name == "kl" and self.history.supervised:
+            return None  # of given replies it is a log-ratio
         metric = {"reward": "reward/mean", "kl": "kl/per_reply"}.get(name, name if "/" in name else f"text/{name}")
         return self.history.recent(metric) if when == "after" else self.history.first(metric)
 
@@ -197,20 +201,26 @@ def grouped(runs: Sequence[RunRecord], axes: Sequence[str] = ()) -> list[Group]:
             again += 1
         members.setdefault((setting, again), []).append(run)
     shared = [_shared(same) for same in members.values()]
+    values = [{name: same[0].config[name] for name in names if name in same[0].config} for same in members.values()]
+    settings = [", ".join(f"{name}={as_text(x)}" for name, x in own.items()) for own in values]
     groups = [
-        Group(
-            name if shared.count(name) == 1 else f"{same[0].name} and {len(same) - 1} more",
-            {name: same[0].config[name] for name in names if name in same[0].config},
-            same,
-        )
-        for name, same in zip(shared, members.values())
+        Group(name if name and shared.count(name) == 1 else _named(setting, settings, same), own, same)
+        for name, setting, own, same in zip(shared, settings, values, members.values())
     ]
     order = axes or (names if len(names) == 1 else ())
     return sorted(groups, key=lambda group: [_order(group.values.get(name)) for name in order])
 
 
+def _named(setting: str, settings: Sequence[str], runs: Sequence[RunRecord]) -> str:
+    """Name runs whose names have nothing of their own: by what differs if that is short, else by the first of them."""
+    if setting and settings.count(setting) == 1 and len(setting) <= LONGEST:
+        return setting
+    more = f" and {len(runs) - 2} more" if len(runs) > 2 else ""
+    return ", ".join(run.name for run in runs[:2]) + more
+
+
 def _shared(runs: Sequence[RunRecord]) -> str:
-    """Return what the names of runs have in common, with * for the rest; a sweep's `seed=*` is left out."""
+    """Return what the names of runs have in common, with * for the rest, or nothing; a sweep's `seed=*` is left out."""
     if len(runs) == 1:
         return runs[0].name
     words = [re.split(r"(\W|_)", run.name) for run in runs]
@@ -218,7 +228,7 @@ def _shared(runs: Sequence[RunRecord]) -> str:
     tail = _common([name[len(head) :][::-1] for name in words])[::-1]
     name = "".join(head) + "*" + "".join(tail)
     if name == "*":
-        return f"{runs[0].name} and {len(runs) - 1} more"
+        return ""
     return re.sub(r"(^|,)seed=\*", "", name).lstrip(",") or name
 
 

@@ -159,7 +159,7 @@ def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
     best = max(known, key=_height)
     lines = _comparison(best, known, where, "before training" if held_out else "in the first step")
     longest = max(run.history.step for group, *_ in known for run in group.runs)
-    if longest < EARLY:
+    if longest < EARLY and not (held_out and best[0].runs[0].history.supervised):
         lines.insert(0, f"Too early to say ({longest} step{'s' * (longest != 1)}).")
     if troubles := _problems(best[0]):
         lines.append(f"Do not trust it: the diagnosis reports {' and '.join(troubles[:2]).replace('_', ' ')}.")

@@ -18,6 +18,7 @@ answer.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
 from operant.text_scores import SCORES
 from operant.text_scores.classifier import Classifier
-from operant.types import OperantError, RewardFn, Task, shown
+from operant.types import OperantError, RewardFn, Task, describe_error, shown
 
 __all__ = [
     "NAMES",
@@ -204,6 +205,7 @@ def factory(spec: Any) -> Factory | None:
     Raises: OperantError for a name that is unknown or cannot be imported.
     """
     if isinstance(spec, str):
+        _refuse_several(spec)
         name, _, argument = spec.strip().partition(":")
         if name in OF_ANOTHER:
             return factory(argument) if argument else None
@@ -222,7 +224,8 @@ def factory(spec: Any) -> Factory | None:
         spec = _find(spec.strip())
     if inspect.isclass(spec):
         return Factory(spec)
-    return Factory(spec, 1) if inspect.isroutine(spec) and not as_in_trl(spec) else None
+    gets = "the list of replies alone (or prompts and completions, if these are its arguments)"
+    return Factory(spec, 1, gets) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
 def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
@@ -268,8 +271,8 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
             return cast(RewardFn, made)
         except OperantError:
             raise
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            why = f"{describe_error(error)}"
             raise OperantError(f"reward {shown(spec)} cannot be made: {why}") from error
     if not given:
         return cast(RewardFn, found)
@@ -293,6 +296,15 @@ def _find(spec: str) -> Callable[..., Any]:
         hint = f"name the function in it, {spec}:FUNCTION" if spec.endswith(".py") else names
         raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
+
+
+def _refuse_several(spec: str) -> None:
+    """Raises: OperantError for several rewards with commas between them. A regular expression may have commas."""
+    parts = [part.strip() for part in spec.split(",")]
+    named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in parts]
+    if len(parts) > 1 and all(named) and not spec.startswith("pattern:"):
+        weights = ", ".join(f"{part}: 1" for part in parts)
+        raise OperantError(f"reward {spec!r} names {len(parts)}: give each its weight, as in --reward '{{{weights}}}'")
 
 
 def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:

@@ -7,6 +7,7 @@ judge(reward, rollouts).parts["length"]    # as that part returned it, before th
 
 import math
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,6 +17,7 @@ from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_rema
 from operant.rewards.failure_policy import Tolerant
 from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
+from operant.sandbox.reward_call import waits
 from operant.text_scores import Score
 from operant.types import OperantError, RewardFn, Rollout
 
@@ -41,8 +43,7 @@ class Weighted:
         scores: list[Total] = [None] * len(rollouts)
         parts: dict[str, list[float | None]] = {}
         results: list[Judged] = []
-        for name, (reward, weight) in self.rewards.items():
-            judged = judge(reward, rollouts, name)
+        for (name, (reward, weight)), judged in zip(self.rewards.items(), self._each(rollouts)):
             results.append(judged)
             scores = [_add_weighted(sum_, score, weight) for sum_, score in zip(scores, judged.scores)]
             for part, values in judged.parts.items():
@@ -59,6 +60,14 @@ class Weighted:
         notes = [note for judged in results for note in judged.notes]
         passing = next((judged.passing for judged in results if judged.passing), [])
         return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)
+
+    def _each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
+        """What each reward answers; those that wait, such as for a server, wait at the same time."""
+        waiting = {name: reward for name, (reward, _) in self.rewards.items() if waits(reward)}
+        with ThreadPoolExecutor(max(1, len(waiting))) as threads:
+            begun = {name: threads.submit(judge, reward, rollouts, name) for name, reward in waiting.items()}
+            for name, (reward, _) in self.rewards.items():
+                yield begun[name].result() if name in begun else judge(reward, rollouts, name)
 
     def check(self) -> None:
         for reward, _ in self.rewards.values():

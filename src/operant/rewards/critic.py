@@ -1,11 +1,12 @@
 r"""A critic's share in a reward: what each token of a program is paid for the program's outcome (CodeRL).
 
-With the score $r$ of a program $W$ by another reward, its outcome $y$, the critic's distribution $q_t$ at position $t$
-alone and its prediction $p_t$ for the first $t$ tokens (`models.outcome_critic`), token $t$ is paid, by `returns`:
+With the score $r$ of a program $W$ by another reward, its outcome $y$, the critic's distribution $q_t$ at the position
+that has read $t$ tokens and its prediction $p_t$ for them (`models.outcome_critic`), token $t$ is paid, by `returns`:
 
 | returns | paid to token $t$ |
 |---|---|
-| `coderl` | $q_t(y) (r(W) - r(W_b))$, with $W_b$ the policy's greedy reply (arXiv:2207.01780) |
+| `coderl` | $q_{t-1}(y) (r(W) - r(W_b))$, with $W_b$ the policy's greedy reply (the code of arXiv:2207.01780) |
+| `coderl_after` | $q_t(y) (r(W) - r(W_b))$: of the state that has read the token, and not of that which predicts it |
 | `group` | $q_t(y) (r(W) - \bar r)$, with $\bar r$ the mean over the replies to the same prompt |
 | `difference` | $V_t - V_{t-1}$, and the last token also $r(W) - V_T$; $V_t = \sum_c p_t(c)\, v_c$ |
 | `plain` | $r(W)$, without the critic |
@@ -14,7 +15,7 @@ alone and its prediction $p_t$ for the first $t$ tokens (`models.outcome_critic`
   CodeRL's sum of $-\log\pi(a_t)\, r_t$; the method `coderl` has that as its default. The payments of `difference` sum
   to $r - V_0$ and are differences of a potential, so they also suit `gamma=1`: what is still to come is then
   $r - V_{t-1}$, the score less the critic's value of the state.
-- $q_t > 0$, so the sign of an update comes from the score alone. A return of `coderl` is 0 where the reply has the same
+- $q > 0$, so the sign of an update comes from the score alone. A return of `coderl` is 0 where the reply has the same
   score as the greedy one, and at most 0 where the greedy program passes: it then only pushes down.
 """
 
@@ -32,7 +33,9 @@ from operant.rollouts.totals import Total
 from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
 
-RETURNS = ("coderl", "group", "difference", "plain")
+RETURNS = ("coderl", "coderl_after", "group", "difference", "plain")
+RELATIVE = ("coderl", "coderl_after")
+"""Those that compare with the greedy reply."""
 WORTH = (-1.0, -0.6, -0.3, 1.0)
 """What CodeRL pays for each of `OUTCOMES`."""
 
@@ -78,7 +81,7 @@ class CriticReward:
     @property
     def wants_greedy(self) -> bool:
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
-        return self.returns == "coderl"
+        return self.returns in RELATIVE
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
         """Take the greedy replies to the prompts of the next call."""
@@ -130,7 +133,7 @@ class CriticReward:
 
     def _baselines(self, rollouts: list[Rollout], judged: Judged) -> list[float | None]:
         """What is subtracted from the score of each reply; None: it is unknown, and the reply is left out."""
-        if self.returns == "coderl":
+        if self.wants_greedy:
             greedy = dict(
                 zip((one.task.id for one in self.greedy), judge(self.reward, self.greedy).scores, strict=True)
             )
@@ -165,7 +168,8 @@ class CriticReward:
         if self.returns == "plain":
             return [score] * len(places)
         if self.returns != "difference":
-            return (reading.own[places, outcome] * (score - baseline)).tolist()
+            read = [0, *places[:-1]] if self.returns == "coderl" else places  # the state that predicts, or has read
+            return (reading.own[read, outcome] * (score - baseline)).tolist()
         values = reading.pooled @ self.worth
         paid = values[places].diff(prepend=values[:1])
         if len(paid):

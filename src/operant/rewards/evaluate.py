@@ -11,6 +11,7 @@ out). One sample's outcome is a `SampleResult`, a batch's is a `Judged`.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,7 +22,7 @@ from operant.rollouts.totals import Total
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, describe_error, shown
 
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
 """The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
@@ -126,10 +127,17 @@ class Judged:
             tally.add(f"reward/{name}/abstained", len(values) - len(known), len(values))
 
 
+OF_A_LIST = re.compile(r"'list' object has no attribute '\w+'|list indices must be integers or slices, not str")
+"""What Python says to a reward that takes the list of rollouts for one rollout, or for a text."""
+
+
 class CallFailure(Exception):
     """A call of a reward failed as a whole: it raised, timed out, or did not return one entry per rollout."""
 
     def __init__(self, reason: str, outcome: Outcome = "error"):
+        if odd := OF_A_LIST.search(reason):
+            gets = " (it gets the list of all replies, and returns a score for each)"
+            reason = reason[: odd.end()] + gets + reason[odd.end() :]
         super().__init__(reason)
         self.result = SampleResult(outcome, reason=reason)
         """The result of every sample of the call."""
@@ -292,8 +300,8 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
         answers = as_list(returned)  # a generator fails only when it is read
     except OperantError:
         raise
-    except Exception as error:
-        raise CallFailure(f"raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # a reward that calls sys.exit does not end the run without a word
+        raise CallFailure(f"raised {describe_error(error)}") from error
     if answers is None or len(answers) != len(rollouts):
         what = "None" if returned is None else f"a {type(returned).__name__}"
         what = what if answers is None else f"{len(answers)} scores"
@@ -308,7 +316,10 @@ def _explain(reward: RewardFn, rollouts: list[Rollout], error: BaseException | N
         return f"({first}); return a list with one entry per rollout, None for those that it does not judge"
     culprit = _culprit(reward, rollouts, error)
     samples = sample_of(culprit) if culprit else f"{len(rollouts)} rollouts, {first}"
-    return f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge"
+    return (
+        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
+        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
+    )
 
 
 def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) -> Rollout | None:
@@ -317,7 +328,7 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) ->
     def fails(some: list[Rollout]) -> bool:
         try:
             as_list(reward_call.call(reward, some))
-        except Exception as again:
+        except (Exception, SystemExit) as again:
             return type(again) is type(error) and str(again) == str(error)
         return False
 

@@ -50,6 +50,11 @@ class IsolationOptions:
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool = True
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
+    retries: int = 0
+    """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for rewards that
+    ask a server."""
+    retry_seconds: float = 1.0
+    """Seconds before the first repetition; before each further one twice as many."""
     on_error: float | str | None = None
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that it gets;
     none: an isolated reward drops it, any other stops the run."""
@@ -63,7 +68,8 @@ class IsolationOptions:
     def __post_init__(self) -> None:
         checks = [(name, _is_handling(getattr(self, name)), HANDLINGS) for name in ("on_timeout", "on_abstain")]
         checks += [("on_error", self.on_error is None or _is_handling(self.on_error), HANDLINGS)]
-        above = ("timeout", "sample_timeout", "memory_gb")
+        checks += [("retries", self.retries >= 0, "at least 0")]
+        above = ("timeout", "sample_timeout", "memory_gb", "retry_seconds")
         checks += [(n, (v := getattr(self, n)) is None or 0 < v < math.inf, "above 0") for n in above]
         checks += [(n, getattr(self, n) >= 1, "at least 1") for n in ("workers", "processes")]
         for name, good, rule in checks:

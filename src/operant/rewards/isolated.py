@@ -33,6 +33,8 @@ def isolated(
     workers: int = 1,
     each: bool = False,
     again: bool = True,
+    retries: int = 0,
+    retry_seconds: float = 1.0,
     on_error: float | str = "drop",
     on_timeout: float | str = "drop",
     on_abstain: float | str = "drop",
@@ -57,6 +59,8 @@ def isolated(
             workers=workers,
             each=each,
             again=again,
+            retries=retries,
+            retry_seconds=retry_seconds,
             on_error=on_error,
             on_timeout=on_timeout,
             on_abstain=on_abstain,
@@ -140,7 +144,7 @@ class IsolatedReward:
         if all(len(piece) == 1 for piece in pieces):
             return []
         until = time.monotonic() + self.options.timeout / (2 if self.options.again else 1)
-        responses = self._pool.run([[plain[i] for i in piece] for piece in pieces], until=until)
+        responses = self._run([[plain[i] for i in piece] for piece in pieces], until)
         notes = []
         for piece, response in zip(pieces, responses):
             try:
@@ -162,12 +166,28 @@ class IsolatedReward:
         def allowance() -> float:
             return self.options.sample_timeout or max((until - time.monotonic()) / share, 0.01)
 
-        responses = self._pool.run([[plain[i]] for i in remaining], until=until, allowance=allowance)
+        responses = self._run([[plain[i]] for i in remaining], until, allowance)
         for i, response in zip(remaining, responses):
             try:
                 [results[i]] = self._read(response, [rollouts[i]])
             except CallFailure as failure:
                 results[i] = failure.result
+
+    def _run(
+        self, requests: list[Any], until: float, allowance: Callable[[], float | None] = lambda: None
+    ) -> list[Response]:
+        """The responses of the workers; requests that failed are repeated after a pause that doubles."""
+        responses = self._pool.run(requests, until=until, allowance=allowance)
+        for attempt in range(self.options.retries):
+            failed = [i for i, response in enumerate(responses) if response.outcome == "error"]
+            pause = self.options.retry_seconds * 2**attempt
+            if not failed or time.monotonic() + pause >= until:
+                break
+            time.sleep(pause)
+            repeated = self._pool.run([requests[i] for i in failed], until=until, allowance=allowance)
+            for i, response in zip(failed, repeated):
+                responses[i] = response
+        return responses
 
     def _read(self, response: Response, rollouts: list[Rollout]) -> list[SampleResult]:
         """The results of one call, which come from an untrusted process. Raises: CallFailure."""

@@ -1,23 +1,29 @@
 """Transformations of scores between the reward and the trainer: penalties, running scale, clipping.
 
-All are off by default. They are applied in this order:
+A score is the whole of what an attempt is paid: what its world paid and what a reward adds to it. All transformations
+are off by default. They are applied in this order:
 1. the text that the reward sees ends at the first truncate token, and replies without one get a penalty instead of
    their score (Ziegler et al., 2019);
 2. replies that hit the length limit get the missing-stop penalty, in the reward's own units;
 3. the running mean of scores is subtracted, and they are divided by their running standard deviation (as TRL's
    `use_score_scaling` and `use_score_norm`), and clipped.
 
+The pay of a world stays on the turns that earned it: a penalty instead of the score replaces all of it, a division
+divides each turn's, and what is added or subtracted is so on the episode's last action.
+
     options, moments = ScoreOptions(scale=True, clip=3.0, missing_stop=-1.0), RunningMoments()
     judged = judge(reward, as_seen(rollouts, options, tokenizer, sampling))
-    used = processed(judged.scores, rollouts, options, moments, tokenizer)   # the scores for training
+    used, rollouts = processed(judged.scores, rollouts, options, moments, tokenizer)   # for training
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 from typing import Any
 
 from operant import distributed
+from operant.rollouts.collate import action_rewards
 from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
@@ -75,6 +81,10 @@ class RunningMoments:
         spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
         return spread if spread > ROUNDING * abs(self.mean) else 1.0
 
+    def mean_for(self, total: float) -> float:
+        """What centring subtracts from a total: the mean, or the total itself if the two differ only by rounding."""
+        return self.mean if abs(total - self.mean) > ROUNDING * abs(self.mean) else total
+
     def update(self, values: Sequence[float]) -> None:
         """Merge in a batch, exactly (Chan et al., 1979). Every rank must call this, even without values."""
         count = distributed.total_float(float(len(values)))
@@ -96,20 +106,30 @@ class RunningMoments:
 
 def processed(
     scores: Sequence[Total], rollouts: Sequence[Rollout], options: ScoreOptions, moments: RunningMoments, tokenizer: Any
-) -> list[Total]:
-    """The scores for training: penalties, running scale, clip. Updates `moments`; None stays None."""
+) -> tuple[list[Total], list[Rollout]]:
+    """The scores, and the rollouts with the pay of their world, for training: penalties, running scale, clip.
+
+    Updates `moments`; a score of None stays None.
+    """
     found = [True] * len(rollouts)
     if options.truncate_token is not None:
         token = _token(options.truncate_token, tokenizer)
         found = [first_at(r.ids, token, options.truncate_after) is not None for r in rollouts]
     used = penalised(scores, rollouts, found, options)
+    replaces = options.missing_stop_mode == "replace"
+    gone = [not has or (replaces and _misses_stop(r, options)) for r, has in zip(rollouts, found, strict=True)]
+    shaped = [_with_pay(r, 0.0) if replaced else r for r, replaced in zip(rollouts, gone, strict=True)]
     if options.scale or options.normalise or options.centre:
-        moments.update([math.fsum(s) if isinstance(s, list) else s for s in used if s is not None])
+        pays = [_pay_of(r) for r in shaped]
+        moments.update([_summed(s, pay) for s, pay in zip(used, pays, strict=True) if s is not None])
+        if options.normalise or options.centre:
+            used = [centred(s, moments, pay) for s, pay in zip(used, pays, strict=True)]
     if options.scale or options.normalise:
-        used = [scaled(s, moments, normalise=options.normalise or options.centre) for s in used]
-    elif options.centre:
-        used = [None if s is None else _pay(s, -moments.mean, replaces=False) for s in used]
-    return used if options.clip is None else [clipped(s, options.clip) for s in used]
+        used = [scaled(s, moments) for s in used]
+        shaped = [_with_pay(r, 1 / (moments.std + EPS)) for r in shaped]
+    if options.clip is not None:
+        used = [clipped(s, options.clip, r) for s, r in zip(used, shaped, strict=True)]
+    return used, shaped
 
 
 def as_seen(rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling) -> list[Rollout]:
@@ -139,27 +159,44 @@ def penalised(
     """Scores after the penalties; None stays None."""
     out = []
     for total, rollout, has_token in zip(scores, rollouts, found):
-        if total is not None and options.missing_stop is not None and rollout.turns[-1].end == "length":
-            total = _pay(total, options.missing_stop, replaces=options.missing_stop_mode == "replace")
+        if total is not None and _misses_stop(rollout, options):
+            total = _pay(total, options.missing_stop or 0.0, replaces=options.missing_stop_mode == "replace")
         if total is not None and not has_token:
             total = _pay(total, options.truncate_penalty, replaces=True)
         out.append(total)
     return out
 
 
-def scaled(total: Total, moments: RunningMoments, *, normalise: bool) -> Total:
-    """(total - mean) / std, or total / std. The mean is subtracted from the last token of a per-token score."""
-    if total is None:
-        return None
-    shifted = _pay(total, -moments.mean, replaces=False) if normalise else total
-    return [x / (moments.std + EPS) for x in shifted] if isinstance(shifted, list) else shifted / (moments.std + EPS)
+def centred(total: Total, moments: RunningMoments, pay: float = 0.0) -> Total:
+    """The score less the mean of the sum of score and `pay`; of a per-token score, the last token is lowered."""
+    return None if total is None else _pay(total, -moments.mean_for(_summed(total, pay)), replaces=False)
 
 
-def clipped(total: Total, limit: float) -> Total:
-    """Clip to -limit..limit; a per-token score token by token."""
+def scaled(total: Total, moments: RunningMoments) -> Total:
+    """The score over the running standard deviation."""
     if total is None:
         return None
-    return [min(max(x, -limit), limit) for x in total] if isinstance(total, list) else min(max(total, -limit), limit)
+    return [x / (moments.std + EPS) for x in total] if isinstance(total, list) else total / (moments.std + EPS)
+
+
+def clipped(total: Total, limit: float, rollout: Rollout | None = None) -> Total:
+    """Clip the sum of a score and the pay of its rollout's world to -limit..limit, and return the score in it.
+
+    Of a per-token score, the sum at each token is clipped.
+    """
+    if total is None:
+        return None
+    if not isinstance(total, list):
+        pay = _pay_of(rollout) if rollout is not None else 0.0
+        return min(max(total + pay, -limit), limit) - pay
+    fits = rollout is not None and rollout.count == len(total)
+    paid = action_rewards(rollout, 0.0) if fits else [0.0] * len(total)
+    return [min(max(x + pay, -limit), limit) - pay for x, pay in zip(total, paid, strict=True)]
+
+
+def _summed(total: float | list[float], pay: float) -> float:
+    """A score as one number, with the pay of the world."""
+    return (math.fsum(total) if isinstance(total, list) else total) + pay
 
 
 def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float | list[float]:
@@ -167,6 +204,23 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
     if not isinstance(total, list):
         return amount if replaces else total + amount
     return [*([0.0] * (len(total) - 1) if replaces else total[:-1]), amount if replaces else total[-1] + amount]
+
+
+def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
+    """Whether the rollout gets the missing-stop penalty."""
+    return options.missing_stop is not None and rollout.turns[-1].end == "length"
+
+
+def _with_pay(rollout: Rollout, factor: float) -> Rollout:
+    """The rollout with the pay of its world times `factor`."""
+    if not any(turn.reward for turn in rollout.turns):
+        return rollout
+    return replace(rollout, turns=[replace(turn, reward=turn.reward * factor) for turn in rollout.turns])
+
+
+def _pay_of(rollout: Rollout) -> float:
+    """What the world pays in training: without the pay of turns before the first that is trained on."""
+    return math.fsum(turn.reward for turn in dropwhile(lambda turn: not turn.trained, rollout.turns))
 
 
 def _token(token: int | str | None, tokenizer: Any) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, get_args
 
+from operant.rollouts.silent_ends import heard
 from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
 
 
@@ -34,7 +35,8 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
 
 def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
     try:
-        steps = getattr(env, call)(given)
+        with heard(name_of(env)):
+            steps = getattr(env, call)(given)
     except OperantError:
         raise
     except (Exception, SystemExit) as error:  # a game may call sys.exit

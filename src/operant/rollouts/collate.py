@@ -33,7 +33,7 @@ def collate(
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
-        _add_rows(rows, episode, rollout, _action_rewards(rollout, score, turn_discount), joined)
+        _add_rows(rows, episode, rollout, action_rewards(rollout, score, turn_discount), joined)
     turns = _rectangle(rows, "turns", -1, torch.long)
     lengths = torch.tensor([len(row["tokens"]) for row in rows])
     trained = [turn for r in rollouts for turn in r.turns if turn.trained]
@@ -75,7 +75,7 @@ SETUP = {"cpu": 128, "cuda": 4096}
 """Fixed cost of a forward and backward pass by kind of device, as the number of tokens that take the same time."""
 
 
-def _action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float) -> list[float]:
+def action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discount: float = 1.0) -> list[float]:
     """One reward per action of the rollout: the environment's rewards plus the score."""
     counts = [turn.count for turn in rollout.turns]
     if any(not turn.action for turn in rollout.turns if turn.trained):
@@ -279,14 +279,19 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
     `token`: the mean over tokens. `episode`: the mean over episodes of the mean over their tokens. `sequence`: the mean
     over episodes of the sum over their tokens. `horizon`: the same divided by the fixed length `horizon` (Dr. GRPO).
     `group`: the mean over groups of the mean over their episodes of the mean over their tokens.
+    `source`: the mean over tokens of the policy's own replies, plus the mean over tokens of demonstrations.
     """
+    if per == "source":
+        given = batch.actions & batch.demonstrated[:, None] if batch.demonstrated is not None else batch.actions & False
+        own, other = (token_weights(batch.with_(actions=some)) for some in (batch.actions & ~given, given))
+        return own + other
     actions = batch.actions.double()
     index = torch.unique(batch.episodes, return_inverse=True)[1]
     counts = actions.new_zeros(int(index.max()) + 1 if len(index) else 0).index_add(0, index, actions.sum(1))
     episodes = distributed.total_float(float((counts > 0).sum()))
     match per:
         case "token":
-            weights = actions / distributed.total_float(float(counts.sum()))
+            weights = actions / max(distributed.total_float(float(counts.sum())), 1.0)
         case "episode":
             weights = actions / counts[index].clamp(min=1)[:, None] / episodes
         case "group":
@@ -301,5 +306,5 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
         case "horizon":
             weights = actions / (episodes * (horizon or 1))
         case _:
-            raise OperantError(f"per={per!r} is unknown: token, episode, group, sequence or horizon")
+            raise OperantError(f"per={per!r} is unknown: token, source, episode, group, sequence or horizon")
     return weights.to(batch.rewards.dtype)

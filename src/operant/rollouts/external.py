@@ -41,16 +41,17 @@ def to_rollouts(
     """Make one rollout per episode, in order of first appearance.
 
     `episodes`: the episode of each pair, whose turns are in order of time; None: each pair is an episode. `rewards`:
-    the reward of each turn. `next_values`: the value of the state after each turn; that of an episode's last turn is
-    its bootstrap, so 0 means that the episode has ended. `groups`: the group of each pair, equal for all turns of an
-    episode; None: episodes whose first queries are equal share a group. `declared`: how the replies were sampled; it is
-    stored in `info["declared"]`. `ends`: append the first stop token to responses that are texts.
+    the reward of each turn. `next_values`: the value of the state after an episode's last turn, 0 if it has ended, and
+    0 at its other turns, because the critic says what the states between turns are worth. `groups`: the group of each
+    pair, equal for all turns of an episode; None: episodes whose first queries are equal share a group. `declared`: how
+    the replies were sampled; it is stored in `info["declared"]`. `ends`: append the first stop token to responses that
+    are texts.
     Raises: OperantError for lists of different length, an empty response, or an id that is not below `vocabulary`.
     """
     count = len(queries)
     names = list(range(count)) if episodes is None else [int(e) for e in episodes]
     paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
-    ahead = [0.0] * count if next_values is None else [float(v) for v in next_values]
+    ahead = [0.0] * count if next_values is None else [_number(v, i, "next value") for i, v in enumerate(next_values)]
     groups = groups.tolist() if isinstance(groups, torch.Tensor) else groups
     together = [None] * count if groups is None else list(groups)
     lists = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
@@ -77,6 +78,12 @@ def to_rollouts(
         turn = Turn(prompt, action, end=end, reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, prompt, action, sampling) if tokenizer is not None else ""
         turns_of.setdefault(names[i], []).append((turn, text))
+    for name, turns in turns_of.items():
+        if inner := [turn.next_value for turn, _ in turns[:-1] if turn.next_value]:
+            raise OperantError(
+                f"next_values: a turn of episode {name} that is not its last has {inner[0]:g}; what the state between "
+                "two turns is worth is for the critic to say: give 0 there, and the value after the last turn"
+            )
     info = {"declared": dict(declared or {})}
     numbers: dict[Any, int] = {}
     for name, turns in turns_of.items():
@@ -85,14 +92,14 @@ def to_rollouts(
     return [_rollout(name, group_of[name], turns, tokenizer, info) for name, turns in turns_of.items()]
 
 
-def _number(reward: Any, index: int) -> float:
-    """The reward of a turn as a float. Raises: OperantError if it is missing, NaN or infinite."""
+def _number(reward: Any, index: int, what: str = "reward") -> float:
+    """The reward (or `what`) of a turn as a float. Raises: OperantError if it is missing, NaN or infinite."""
     try:
         number = float("nan") if reward is None else float(reward)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise OperantError(f"the reward of turn {index} is {reward}: each turn of an episode has one finite number")
+        raise OperantError(f"the {what} of turn {index} is {reward}: each turn of an episode has one finite number")
     return number
 
 

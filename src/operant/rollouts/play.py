@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -77,6 +77,14 @@ class Episode:
         self.info: dict[str, Any] = {}
         self.query = self.key = ""
 
+    @cached_property
+    def told(self) -> Task:
+        """The task for the world: with its prompt as text, where that was encoded when the tasks were loaded."""
+        ids = self.task.prompt
+        if self.tokenizer is None or not ids or not all(isinstance(token, int) for token in ids):
+            return self.task
+        return replace(self.task, prompt=self.tokenizer.decode(ids, skip_special_tokens=True))
+
     def start(self, first: Step, fits: Fits = lambda prompt, reply: True) -> Rollout | None:
         """Begin with the environment's first step. Returns the rollout if the world failed, otherwise None.
 
@@ -87,7 +95,8 @@ class Episode:
         if first.failed is not None:
             return self._ended(first.failed)
         self._add_examples(first)
-        self.prompt = self._opened(encode_prompt(self.tokenizer, first.text or self.task.prompt))
+        own = first.text if first.text and first.text != self.told.prompt else self.task.prompt  # ids are kept
+        self.prompt = self._opened(encode_prompt(self.tokenizer, own))
         self.options = self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
         if first.text and not fits(len(self.prompt), longest := self._longest(self.options)):
@@ -206,7 +215,7 @@ def play(
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with remember(), pool as world:
         while slots := list(islice(waiting, most)):
-            tasks_of = {slot: episodes[slot].task for slot in slots}
+            tasks_of = {slot: episodes[slot].told for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
             live = [slot for slot in slots if ended[slot] is None]
             size, asked = -(-len(live) // waves) or 1, deque[Callable[[], dict[int, Step]]]()

@@ -268,10 +268,14 @@ def check_carry(learner: Learner, carry: int) -> None:
     """Refuse a world or engine whose replies cannot be carried over. Raises: OperantError."""
     env, engine = learner.env, learner.engine
     if not isinstance(env, SingleTurn):
-        raise OperantError(f"carry={carry} with the world {type(env).__name__}: it plays more than one reply")
+        raise OperantError(
+            f"partial_rollout_tokens={carry} with the world {type(env).__name__}: it plays more than one reply"
+        )
     if not hasattr(engine, "generate_more"):
         name = type(engine).__name__
-        raise OperantError(f"carry={carry} with the engine {name}: it cannot continue a reply; use native")
+        raise OperantError(
+            f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
+        )
 
 
 def check(learner: Learner, n: int, *, own_weights: bool) -> None:
@@ -280,12 +284,13 @@ def check(learner: Learner, n: int, *, own_weights: bool) -> None:
         if any(stateful_parts(kind, thing)):
             what = "world" if kind == "env" else "engine"
             raise OperantError(
-                f"ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a resumed run "
-                f"plays the steps ahead again, and the state has moved on; use ahead=0, or a {what} without a state"
+                f"rollouts_ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a "
+                f"resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0, "
+                f"or a {what} without a state"
             )
     policy = learner.policy
     if not own_weights and policy.rounds and policy.device.type == "cpu":
         raise OperantError(
-            f"ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of attention, also for "
-            "the thread that generates; use engine=ray, float32 or a GPU"
+            f"rollouts_ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of attention, "
+            "also for the thread that generates; use engine=ray, float32 or a GPU"
         )

@@ -63,10 +63,10 @@ class RunParts:
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
-        if not (train.ahead or train.carry):
+        if not (train.rollouts_ahead or train.partial_rollout_tokens):
             return self
         attempts = partial(self.attempts, samples=train.samples)
-        sizes = (train.ahead, train.carry, train.batch // train.samples)
+        sizes = (train.rollouts_ahead, train.partial_rollout_tokens, train.batch // train.samples)
         return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
 
 
@@ -167,9 +167,19 @@ def build(
     if untold and not isinstance(tasks[0].prompt[0], dict):
         what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
         notes = (f"{what}; --data.chat true makes each text the message of a user", *notes)
+    notes = (*idle(config), *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
+
+
+def idle(config: Config) -> list[str]:
+    """Sentences on options that change nothing in this run."""
+    size, rate = config.learner["update"].minibatch, getattr(config.learner.get("optimizer"), "lr", None)
+    notes = [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] if rate == 0 else []
+    if size and size > config.train.batch and config.train.env is None:
+        notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
+    return notes
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

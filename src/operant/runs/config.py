@@ -54,7 +54,7 @@ class TrainOptions:
     """The model that KL is measured to: copy (of the initial policy), none, or a model."""
     algorithm: str = "ppo"
     preset: str | None = None
-    """Option values of another system: openai | trl | rl4lms | textworld | textworld-rejection."""
+    """Option values of another system, by name; of several, separated by commas, later ones replace earlier ones."""
     steps: int = 100
     batch: int = 64
     """Replies per step, over all ranks."""
@@ -63,10 +63,10 @@ class TrainOptions:
     reward_chunks: int = 1
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
-    ahead: int = 0
+    rollouts_ahead: int = 0
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old, and
     `learner.importance` is then token unless it is given. 0: each step generates its own."""
-    carry: int = 0
+    partial_rollout_tokens: int = 0
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
@@ -104,8 +104,8 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         at_least_0 = (
-            "ahead",
-            "carry",
+            "rollouts_ahead",
+            "partial_rollout_tokens",
             "evaluate_every",
             "probes",
             "checkpoint_minutes",
@@ -234,7 +234,7 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     train = replace(train, algorithm=chosen)
     method = find(chosen)
     corrects = method.source != "data" and not (method.condition or method.needs.action_values)
-    if (train.ahead or train.carry) and corrects:
+    if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
         whole.setdefault("learner.importance", "token")
     learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
     config = Config(train, data, evaluation, isolation, learner, parts, left_out)
@@ -288,8 +288,11 @@ def _check_together(config: Config) -> None:
         )
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
-    if train.reward is None and algorithm.source != "data" and algorithm.needs.reward:
+    selects = config.learner["learner"].select
+    if train.reward is None and algorithm.source != "data" and (algorithm.needs.reward or selects is not None):
         pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
+        if not pays and not algorithm.needs.reward:
+            raise OperantError(best.unscored_selection(selects, train.algorithm))
         if not pays:
             raise OperantError(
                 "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
@@ -347,13 +350,21 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
         (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use engine=ray"),
-        (stale is not None and stale < train.ahead, f"learner.max_staleness={stale}: rollouts would be too old"),
+        (
+            stale is not None and stale < train.rollouts_ahead,
+            f"learner.max_staleness={stale}: rollouts would be too old",
+        ),
     ]
-    age = train.ahead + (-(-tokens // train.carry) - 1 if train.carry else 0)
+    age = train.rollouts_ahead + (-(-tokens // train.partial_rollout_tokens) - 1 if train.partial_rollout_tokens else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
-    whole = f"sampling.max_tokens={tokens}: no reply would be carried over; lower carry, or leave it out"
-    carry = [(stale is not None and stale < age, long), (train.carry >= tokens, whole)]
-    for name, number, reasons in (("ahead", train.ahead, either + ahead), ("carry", train.carry, either + carry)):
+    whole = (
+        f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
+    )
+    carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
+    for name, number, reasons in (
+        ("rollouts_ahead", train.rollouts_ahead, either + ahead),
+        ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry),
+    ):
         if why := next((why for holds, why in reasons if number and holds), None):
             raise OperantError(f"{name}={number} with {why}")
 

@@ -11,6 +11,7 @@ import torch
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import games, judged_labels, judged_outcomes
+from operant.metrics.collect import trained_bytes
 from operant.metrics.evaluation import (
     NOTHING,
     EvaluationMetric,
@@ -110,6 +111,8 @@ class Evaluation:
     measured: Measured = NOTHING
     """The numbers of the metrics of the option `evaluation.metrics`, and of held-out labelled replies those of the
     method's own loss."""
+    labelled: int = 0
+    """The number of these held-out rows with labels."""
 
     @property
     def loss(self) -> float | None:
@@ -179,6 +182,7 @@ class Evaluation:
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}
         plain |= {"metrics": self.chosen()} if self.chosen() else {}
+        plain |= {"labelled": self.labelled} if self.labelled else {}
         if self.losses:
             plain |= {"loss": self.loss, "bits_per_byte": self.bits_per_byte}
             plain["given"] = [asdict(loss) for loss in self.losses]
@@ -197,7 +201,8 @@ class Evaluation:
         of_replies = {name: [values[name] for values in each] for name in (each[0] if each else ())}
         of_all = {name: x for name, x in plain.get("metrics", {}).items() if name not in of_replies}
         scores, measured = [r["score"] for r in plain["replies"]], Measured(of_replies, of_all)
-        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured)
+        labelled = plain.get("labelled", 0)
+        return cls(rollouts, scores, plain["kl"], plain.get("samples", 1), losses, remarks, measured, labelled)
 
 
 class Evaluator:
@@ -236,12 +241,12 @@ class Evaluator:
         Of labelled demonstrations, it is the loss of the method, with its metrics.
         """
         learner, tasks = self.learner, self.tasks
-        losses, of_loss = tuple[ReplyLoss, ...](), dict[str, float]()
+        losses, of_loss, labelled = tuple[ReplyLoss, ...](), dict[str, float](), 0
         if self.demonstrations is not None:
             with learner.timing("evaluate"):
                 given = self.demonstrations.rollouts(tasks)
                 if learner.algorithm.needs.labels:
-                    of_loss = learner.measure(given)
+                    of_loss, labelled = learner.measure(given), len(tasks)
                     if isinstance(learner.policy, OutcomeCritic):
                         read = learner.policy.read([(r.turns[-1].prompt, r.turns[-1].action) for r in given])
                         of_loss |= judged_outcomes.metrics([pooled for _, pooled in read], [r.paid for r in given])
@@ -275,7 +280,7 @@ class Evaluator:
         for rollout in rollouts[:GAMES]:
             if (game := games.transcript(rollout, decode)) is not None:
                 rollout.info["game"] = game
-        return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured)
+        return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured, labelled)
 
     def judged_labels(self) -> dict[str, Any] | None:
         """How a reward model judges the held-out labels (`metrics.judged_labels`); None of any other policy."""
@@ -302,9 +307,8 @@ def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 81
     out = forward_batch(batch, policy, PURE, micro_tokens)
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
-    tokens = [sum(len(turn.action) for turn in r.turns) for r in rollouts]
-    sizes = [sum(len(text.encode(errors="replace")) for text in r.texts) for r in rollouts]
-    return tuple(map(ReplyLoss, nats.tolist(), tokens, sizes))
+    tokens = [sum(turn.count for turn in r.turns) for r in rollouts]
+    return tuple(map(ReplyLoss, nats.tolist(), tokens, map(trained_bytes, rollouts)))
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ import io
 import json
 import shutil
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -77,6 +78,8 @@ class RunFolder:
         Raises: OperantError if nothing can be written there.
         """
         text = _dump(config)
+        if Path(out).is_file():
+            raise OperantError(f"--out {out}: that is a file, and a run writes a folder; choose another name")
         path = _claim(Path(out))
         try:
             _probe(path, needs)
@@ -151,6 +154,11 @@ class RunFolder:
             atomic_io.sync_folder(self.path)
         return {path.name: size for path, size in sizes.items()}
 
+    def check_lines(self, lengths: Mapping[str, int]) -> None:
+        """Read the lines up to a checkpoint with these `lengths`. Raises: OperantError for a damaged one."""
+        for path in (self.metrics_path, self.distributions_path):
+            atomic_io.records(path, lengths.get(path.name))
+
     def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
         """Delete the records of the steps after `step`, since a resumed run repeats these steps.
 
@@ -217,6 +225,9 @@ class RunFolder:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Exception):  # a signal, or a generator that its user closed, is no failure
+            behind = error.__cause__ if isinstance(error, OperantError) else error
+            if behind is not None and not isinstance(behind, (OperantError, OSError)):  # such as of a user's reward
+                self.log_message("".join(traceback.format_exception(behind)).rstrip())
             self.log_message(f"{FAILED}{' '.join(str(error).split()) or type(error).__name__}")
         self.close()
 

@@ -26,7 +26,7 @@ from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import OperantError, Step, Task, shown
+from operant.types import OperantError, Step, Task, describe_error, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -75,9 +75,9 @@ class OwnPlayer:
         self.name = name
         try:
             self.player: Player = made()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise OperantError(
-                f"player {shown(name)} cannot be made without arguments: {type(error).__name__}: {error}"
+                f"player {shown(name)} cannot be made without arguments: {describe_error(error)}"
             ) from error
         if not callable(getattr(self.player, "act", None)):
             raise OperantError(
@@ -88,8 +88,8 @@ class OwnPlayer:
         """Its next command. Raises: OperantError if it raises, or returns no text."""
         try:
             command = self.player.act(state, game, chance)
-        except Exception as error:
-            why = f"raised {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            why = f"raised {describe_error(error)}"
         else:
             if isinstance(command, str):
                 return command

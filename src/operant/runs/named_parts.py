@@ -22,7 +22,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
-from operant.types import OperantError, shown
+from operant.types import OperantError, describe_error, shown
 
 
 class Kind(NamedTuple):
@@ -154,8 +154,8 @@ def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
             part = factory.make(*given, **options)
         except OperantError:
             raise
-        except Exception as error:
-            raise OperantError(f"{what} {shown(value)} cannot be made: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise OperantError(f"{what} {shown(value)} cannot be made: {describe_error(error)}") from error
     if missing := [name for name in KINDS[kind].members if not callable(getattr(part, name, None))]:
         raise OperantError(
             f"{what} {shown(value)} is a {type(part).__name__} without {' and '.join(missing)}: "

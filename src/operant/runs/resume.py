@@ -4,12 +4,15 @@ An option passed with `--resume` changes the run: it is checked, recorded in `ch
 step on. An option that the checkpoint depends on cannot change, and is refused before any model loads.
 """
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.options import is_none, resolve
+from operant.options import is_none, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
 from operant.runs.folder import is_export, read_config
@@ -28,7 +31,7 @@ FIXED = {
     "policy": _BEGAN,
     "reference": _BEGAN,
     "env": _BEGAN,
-    "ahead": _BEGAN,
+    "rollouts_ahead": _BEGAN,
     "policy.": _WEIGHTS,
     "preset": "its values are in config.yaml one by one; change those by name",
     "learner.seed": _BEGAN,
@@ -61,7 +64,8 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
     """
-    config, changed = named_parts.flattened(read_config(out)), named_parts.flattened(changed)
+    config = named_parts.flattened(read_config(out))
+    changed = named_parts.flattened(with_short_names({}, changed)[1])
     above = {name: describe(value) for name, value in changed.items()}
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
@@ -90,6 +94,20 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
     return options | {name: value for name, value in overrides.items() if name not in pinned}
 
 
+@contextmanager
+def elsewhere(out: Path) -> Iterator[None]:
+    """Let an error about a missing file say in which folder the run was started, if that is another one than this."""
+    try:
+        yield
+    except OperantError as error:
+        began = None
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            began = json.loads((out / "environment.json").read_text(encoding="utf-8"))["folder"]
+        if "there is no" not in str(error) or began in (None, os.getcwd()):
+            raise
+        raise OperantError(f"{error}; {out} was started in {began}: resume it from there") from error
+
+
 def _is_object(value: Any) -> bool:
     return str(value).startswith("<")
 
@@ -100,12 +118,12 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
     for change in found:
-        if change.name == "carry" and not (change.old and change.new):
+        if change.name == "partial_rollout_tokens" and not (change.old and change.new):
             raise _refused(change, "it can have another number, but neither begin nor end on resume")
-        if change.name == "samples" and config.train.carry:
-            raise _refused(change, "so many replies to each prompt have begun (carry)")
-        if change.name.startswith("sampling.") and config.train.carry:
-            raise _refused(change, "replies that have begun were drawn with it (carry)")
+        if change.name == "samples" and config.train.partial_rollout_tokens:
+            raise _refused(change, "so many replies to each prompt have begun (partial_rollout_tokens)")
+        if change.name.startswith("sampling.") and config.train.partial_rollout_tokens:
+            raise _refused(change, "replies that have begun were drawn with it (partial_rollout_tokens)")
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
         if named in fixed and not (_is_object(change.old) and change.name in OBJECTS):
             raise _refused(change, fixed[named])
@@ -160,7 +178,8 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
 
     Raises: OperantError like `stored_options` and `changes`.
     """
-    config = configure(stored_options(out, changed))
+    with elsewhere(out):
+        config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
     steps = config.train.steps
     exported = is_export(out / "export")

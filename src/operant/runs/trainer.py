@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import RunFolder
 from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
 from operant.runs.journal import Journal
-from operant.runs.resume import Change, apply_changes, changes, changes_after, flat, stored_options
+from operant.runs.resume import Change, apply_changes, changes, changes_after, elsewhere, flat, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import StopRequest, stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
@@ -64,7 +64,8 @@ def runs(
     changed = list[Change]()
     optimizer, given = with_kind(optimizer, given)
     if resume:
-        config = configure(stored_options(out, given))
+        with elsewhere(out):
+            config = configure(stored_options(out, given))
         changed = changes(out, config, fresh_optimizer=fresh_optimizer)
     else:
         config = pin_names(configure(given, recipe))
@@ -77,12 +78,15 @@ def runs(
         log_message = folder.log_message
         stop.on_request = log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
+        if path is not None:
+            folder.check_lines(about(path)["lengths"])
         # A folder that not all machines share would resume each of them elsewhere.
         distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
         stack.enter_context(_threads(config, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
         objects = {"closing": stack, "tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        run = _load(config, models, folder, resume, objects, show=show)
+        with elsewhere(out) if resume else nullcontext():
+            run = _load(config, models, folder, resume, objects, show=show)
         run.observers = observers
         if run.parts.ahead is not None:
             stack.callback(run.parts.ahead.close)
@@ -103,7 +107,7 @@ def runs(
 
 
 def _check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step or `carry`."""
+    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
     versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
     distributed.check_equal("options or versions", start | flat(as_mapping(config)))
@@ -118,8 +122,11 @@ def _check_ranks(config: Config, out: Path, resume: bool) -> None:
     prompts = train.batch // train.samples
     if prompts < ranks:
         error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
-    if train.carry and ranks > 1:
-        error = OperantError(f"carry={train.carry} with {ranks} ranks: their steps would end unequally; use engine=ray")
+    if train.partial_rollout_tokens and ranks > 1:
+        error = OperantError(
+            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
+            "unequally; use engine=ray"
+        )
     distributed.agree(error)
 
 
@@ -131,6 +138,7 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
             folder = RunFolder.open(out)
         else:
             started = {"started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": machine.command()}
+            started |= {"folder": os.getcwd()}
             size = {"cores": os.cpu_count(), "memory_gb": machine.size_gb()}
             environment = {"operant": __version__} | machine.about() | size | started
             folder = RunFolder.create(out, as_mapping(config), environment=environment)
@@ -151,7 +159,7 @@ def _threads(config: Config, path: Path | None, log_message: Callable[[str], Non
     and a thread that generates ahead of it in this process have half of them each.
     """
     option, here = config.learner["learner"].threads, torch.get_num_threads()
-    if config.train.ahead and not named_parts.has_own_weights(config.train.engine):
+    if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
         here = max(1, here // 2)
     began = about(path)["made_by"].get("threads") if path is not None else None
     if isinstance(option, int):
@@ -219,10 +227,7 @@ def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimiz
     if not run.first:
         return
     folder.cut_after(step, about(path)["lengths"] if path is not None else None)
-    try:
-        run.metrics = folder.metrics()
-    except OperantError as error:
-        folder.log_message(f"the metrics so far are not shown: {error}")
+    run.metrics = folder.metrics()
     if changed:
         folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
         listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)

@@ -27,11 +27,11 @@ from importlib import resources
 from typing import Any
 
 from operant.sandbox import levels, linux
-from operant.types import OperantError, shown
+from operant.types import OUTCOMES, OperantError, shown
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
-COMPARISONS = ("strict", "apps")
+COMPARISONS = ("auto", "strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
 THREADS = 64
@@ -90,6 +90,9 @@ class Program:
     """In their order."""
     setup: str = ""
     """Code that runs before the tests, beside them."""
+    judge: str = ""
+    """apps: judged as by the published judge of APPS. Each test has `seconds` of its own, and a program that reads a
+    standard input may return at its top level."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Verdict:
     seconds: float = 0.0
     """Processor time of the program."""
     trusting: tuple[int, ...] = ()
-    """The tests that asked the program whether two of its own objects are equal: these trust its word."""
+    """The tests that asked the program how two of its own objects compare, or what they make: these trust its word."""
 
     @property
     def share(self) -> float:
@@ -122,13 +125,14 @@ class JailOptions:
     level: str = "auto"
     """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
     seconds: float = 4.0
-    """Processor time of a program over all its tests."""
+    """Processor time of a program over all its tests; of an APPS program, for each test."""
     memory: int = 512 << 20
     """Bytes of address space."""
     at_once: int | None = None
     """Programs at the same time; None: as many as there are cores."""
-    compare: str = "strict"
-    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps."""
+    compare: str = "auto"
+    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps
+    (as APPS' judge does: also equal numbers, or lines of the same words); auto: apps of APPS, else strict."""
     patience: float = 4.0
     """Seconds that a program may sleep. To wait for a processor is not to sleep; where the system does not tell the two
     apart, ten times as much wall clock may pass."""
@@ -143,7 +147,7 @@ class JailOptions:
         if self.level not in ("auto", *levels.LEVELS):
             raise OperantError(f"level {shown(self.level)} is unknown: use auto, {', '.join(levels.LEVELS)}")
         if self.compare not in COMPARISONS:
-            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {' or '.join(COMPARISONS)}")
+            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
         for name in ("seconds", "patience"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
@@ -153,6 +157,12 @@ class JailOptions:
             )
         if self.at_once is not None and self.at_once < 1:
             raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
+
+    def of(self, program: Program) -> "JailOptions":
+        """The limits of a program: its seconds over all its tests, and how what it prints is compared."""
+        compare = (program.judge or "strict") if self.compare == "auto" else self.compare
+        tests = len(program.tests) if program.judge else 1
+        return replace(self, compare=compare, seconds=self.seconds * max(1, tests))
 
 
 class Jail:
@@ -244,6 +254,7 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
+        options = options.of(program)
         self.options, self.tests = options, program.tests
         self.cell = cell = levels.LEVELS[options.level].cell(options)
         self.scratch: str | None = None
@@ -257,7 +268,8 @@ class Prisoner:
                     os.chown(self.scratch, cell.settings["uid"], -1)
             start = BOOT + ("exec(marshal.loads(take()))" if cell.same else "exec(take())")
             argv = [*cell.argv, "-I", "-S", "-c", start]
-            with _file(_asked(options, cell, program)) as given:
+            self.nonce = os.urandom(16)
+            with _file(_asked(options, cell, program, self.nonce)) as given:
                 self.errors = _file(b"")
                 self.process = subprocess.Popen(
                     linux.inside(self.cgroup, argv) if self.cgroup else argv,
@@ -329,20 +341,21 @@ class Prisoner:
         self.errors.seek(0)
         errors = self.errors.read(100_000).decode(errors="replace").strip().splitlines()
         self.end()
-        ready, *lines = self.text.decode().split("\n")[:-1] or [""]
-        if ready != "ready" and not self.killed:
+        ready, _, written = self.text.partition(b"\n")
+        if ready != b"ready" and not self.killed:
             why = (
                 (errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300])
                 if errors
                 else "no reason is given"
             )
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
-        found = [json.loads(line) for line in lines]
+        wanted = max(1, len(self.tests))
+        found = _results(written, self.nonce, wanted)
         lost = self.killed or f"its checker has ended (exit status {self.process.returncode})"
         if self.process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
             lost = f"its answers kept the tests busy for more than {_busy(self.options)} s of processor time"
         spent = found[-1][2] if found else 0.0
-        found += [["runtime error", lost, spent, False]] * (max(1, len(self.tests)) - len(found))
+        found += [["runtime error", lost, spent, False]] * (wanted - len(found))
         failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
         outcome, message = ("passed", "") if failed is None else found[failed][:2]
         return Verdict(
@@ -355,6 +368,28 @@ class Prisoner:
         )
 
 
+def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
+    """The results that the checker has written, as far as it came: outcome, message, seconds, trusting.
+
+    Each test has a frame: the nonce, a length, and JSON. With anything else all tests have failed.
+    """
+    found: list[list] = []
+    while written:
+        try:
+            end = 20 + int.from_bytes(written[16:20], "big")
+            index, *result = json.loads(written[20:end])
+            outcome, message, seconds, trusting = result
+            sound = written[:16] == nonce and index == len(found) < wanted and outcome in OUTCOMES
+            if not (sound and isinstance(message, str) and isinstance(seconds, float) and isinstance(trusting, bool)):
+                raise ValueError
+        except (ValueError, TypeError, RecursionError):
+            message = "what came as the result of a test is none, or a second one: a test must not write to its checker"
+            return [["failed test", message, found[-1][2] if found else 0.0, False]] * wanted
+        found.append(result)
+        written = written[end:]
+    return found
+
+
 def _file(data: bytes) -> Any:
     """A file without a name."""
     linux = hasattr(os, "memfd_create")
@@ -364,15 +399,16 @@ def _file(data: bytes) -> Any:
     return file
 
 
-def _asked(options: JailOptions, cell: levels.Cell, program: Program) -> bytes:
+def _asked(options: JailOptions, cell: levels.Cell, program: Program, nonce: bytes) -> bytes:
     """What the harness reads: itself, the program, and then, when the program has no part in it any more, the tests."""
     limits = [["RLIMIT_AS", options.memory], ["RLIMIT_CPU", int(options.seconds) + 2], ["RLIMIT_NOFILE", 64]]
     limits += [["RLIMIT_FSIZE", levels.SCRATCH], ["RLIMIT_CORE", 0], ["RLIMIT_NPROC", THREADS_OF_USER]]
-    given = {"uid": None, "drop": False, "landlock": None, **cell.settings, "limits": limits}
-    given |= {"run": os.getpid() if cell.parent else 0, "source": program.source}
-    given |= {"seconds": options.seconds, "compare": options.compare, "busy": _busy(options)}
+    given = {"uid": None, "drop": False, "landlock": None, "folder": None, **cell.settings, "limits": limits}
+    given |= {"run": os.getpid() if cell.parent else 0, "source": program.source, "names": levels.NAMES}
+    each = options.seconds / max(1, len(program.tests)) if program.judge else options.seconds
+    given |= {"seconds": each, "judge": program.judge, "compare": options.compare, "busy": _busy(options)}
     tests = [[test.code] if isinstance(test, Code) else [test.given, test.expected] for test in program.tests]
-    asked = {"tests": tests or [[""]], "setup": program.setup}
+    asked = {"tests": tests or [[""]], "setup": program.setup, "nonce": nonce.hex()}
     parts = [_harness(cell.same), *(json.dumps(part).encode() for part in (given, asked))]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 

@@ -18,6 +18,8 @@ from operant.types import OperantError
 
 SCRATCH = 16 << 20
 """Bytes of the scratch folder, where it is limited."""
+NAMES = 4096
+"""Files, folders and links in it: each takes memory that its bytes do not count."""
 NOBODY = 65534
 
 
@@ -27,7 +29,7 @@ class Cell:
 
     argv: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
-    """The settings of the harness: `uid`, `drop` (capabilities), `landlock`, `filter`."""
+    """The settings of the harness: `uid`, `drop` (capabilities), `landlock`, `filter`, `folder` (watched for names)."""
     scratch: bool = False
     """Whether it needs a folder of its own, which is its working directory."""
     parent: bool = False
@@ -73,7 +75,7 @@ def namespaces(options: Any) -> Cell:
         argv += ["--symlink", os.readlink(folder), folder] if link else ["--ro-bind", folder, folder]
     argv += ["--dev-bind", "/dev/null", "/dev/null", "--size", str(SCRATCH), "--tmpfs", "/tmp"]
     argv += ["--remount-ro", "/", "--chdir", "/tmp", interpreter()]
-    return Cell(argv, filtered())
+    return Cell(argv, {**filtered(), "folder": "/tmp"})
 
 
 def landlock_abi() -> int:

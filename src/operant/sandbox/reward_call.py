@@ -2,9 +2,13 @@
 
 def reward(rollouts): ...                       # operant's
 def reward(prompts, completions, **kwargs): ...  # TRL's: a function with an argument `completions`
+async def reward(...): ...                       # either of them
 """
 
+import functools
 import inspect
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +18,7 @@ GIVEN = ("prompts", "completions", "completion_ids")
 """What a function of TRL's form gets of every reply."""
 OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
 """What only TRL's trainer has."""
+_ONE_LOOP = threading.Lock()
 
 
 def as_in_trl(reward: Any) -> bool:
@@ -32,10 +37,39 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     A function of TRL's form gets lists with one entry a reply: texts, or messages where the task's prompt is messages;
     the ids of the last reply; and the columns of the task. These are the keys of its target, if that is a mapping; a
     single further argument without a default gets the target itself.
+    A coroutine is awaited.
     Raises: OperantError for an argument that has no value.
     """
-    if not as_in_trl(reward):
-        return reward(rollouts)
+    returned = reward(**_keywords(reward, rollouts)) if as_in_trl(reward) else reward(rollouts)
+    if not inspect.iscoroutine(returned):
+        return returned
+    import asyncio
+
+    with _ONE_LOOP:
+        loop = _loop(os.getpid())
+    return asyncio.run_coroutine_threadsafe(returned, loop).result()
+
+
+def waits(reward: Any) -> bool:
+    """Whether a reward is an async function, or an object with an async `__call__`."""
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+
+
+@functools.cache
+def _loop(process: int) -> Any:
+    """The loop that async rewards of this process run in: the same one at every step, as their clients belong to it.
+
+    It has a thread of its own, as a notebook's thread has a loop already.
+    """
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name=f"rewards of {process}", daemon=True).start()
+    return loop
+
+
+def _keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The arguments of a function of TRL's form. Raises: OperantError for one that has no value."""
     known: dict[str, list[Any]] = {name: [] for name in GIVEN}
     for rollout in rollouts:
         chat = bool(rollout.task.prompt) and isinstance(rollout.task.prompt[0], Mapping)
@@ -65,4 +99,4 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
         raise OperantError(f"reward {name!r} asks for {', '.join(missing)}, which the tasks do not have; {only}")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}
-    return reward(**known)
+    return known

@@ -196,13 +196,15 @@ def append_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
-def records(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a file with one JSON object per line. A last line that a crash cut off is left out."""
+def records(path: str | Path, length: int | None = None) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object per line, or of its first `length` bytes. A last line that a crash cut
+    off is left out."""
     path = Path(path)
     if not path.exists():
         return []
-    with explained(path, "read"), open(path, encoding="utf-8", errors="replace") as file:
-        lines = file.readlines()
+    with explained(path, "read"):
+        lines = path.read_bytes()[:length].decode("utf-8", errors="replace").split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
     found = []
     for number, line in enumerate(lines, 1):
         try:

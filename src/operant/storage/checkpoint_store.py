@@ -143,13 +143,16 @@ def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
 def to_resume(folder: str | Path, warn: Callable[[str], None], *, fresh_optimizer: bool = False) -> Path | None:
     """The checkpoint that a run resumes from, or None if there is none yet.
 
-    Raises: OperantError if all complete ones are light, and `fresh_optimizer` is false.
+    Raises: OperantError if all complete ones are light, and `fresh_optimizer` is false; or if all are damaged.
     """
-    if fresh_optimizer:
-        return newest_whole(folder, warn, ("resume", "light"))
-    path = newest_whole(folder, warn)
-    if path is None and (light := newest_whole(folder, warn, ("light",))) is not None:
+    path = newest_whole(folder, warn, ("resume", "light") if fresh_optimizer else ("resume",))
+    if path is None and not fresh_optimizer and (light := newest_whole(folder, warn, ("light",))) is not None:
         raise light_refused(light)
+    if path is None and (torn := _newest_first(Path(folder), ("resume", "light"))):
+        raise OperantError(
+            f"{folder} has no checkpoint that is whole: {torn[0].name} {verify(torn[0])}; put back a copy of one, or "
+            "move them all away to let the run begin again at step 1"
+        )
     return path
 
 

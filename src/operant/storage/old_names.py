@@ -5,10 +5,13 @@ from typing import Any
 
 from operant.types import OperantError
 
-SCHEMA = 2
+SCHEMA = 3
 """The current schema of names, stored as `schema` in `config.yaml`, `sweep.yaml` and each record of `changes.jsonl`;
 without it the schema is 1."""
-RENAMED: dict[int, dict[str, str]] = {1: {"guests": "isolation"}}
+RENAMED: dict[int, dict[str, str]] = {
+    1: {"guests": "isolation"},
+    2: {"ahead": "rollouts_ahead", "carry": "partial_rollout_tokens"},
+}
 """By schema: the full name of an option or group, and its name in the next schema."""
 
 

@@ -76,6 +76,8 @@ class Console:
         if self._begin is None:  # a resumed run does not begin at step 1
             self._begin = step - 1, now - metrics.get("time/step", 0.0)
         numbers = [text.format(metrics[name]) for name, text in _NUMBERS.items() if metrics.get(name) is not None]
+        if "reward/mean" not in metrics and {"preference/loss", "supervised/loss"} & metrics.keys():
+            numbers = [text for text in numbers if not text.startswith("KL ")]  # of given replies it is no KL
         outcomes = {name.removeprefix("outcome/"): x for name, x in metrics.items() if name.startswith("outcome/")}
         numbers += [f"{name} {share:.2f}" for name, share in list(outcomes.items())[:4]]
         if (speed := metrics.get("tokens/per_second")) is not None:

@@ -40,6 +40,14 @@ def parse(select: str) -> tuple[str, float]:
     )
 
 
+def unscored_selection(select: str | None, algorithm: str) -> str:
+    """What is said where a selection has nothing to go by."""
+    return (
+        f"learner.select={select} with algorithm={algorithm} and without a reward: replies have no score by which one "
+        "is the best; pass a reward, or leave select out"
+    )
+
+
 def best(
     batch: Batch, select: str, unit: str, places: Sequence[int | None], *, discount: float, kl_coef: float
 ) -> tuple[Tensor, Tally]:

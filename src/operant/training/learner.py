@@ -45,7 +45,7 @@ from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, sharding, step_arguments
 from operant.training.anchors import with_anchors
-from operant.training.best import best, only
+from operant.training.best import best, only, unscored_selection
 from operant.training.nonfinite import find_in_batch
 from operant.training.objective import Objective, make_objective, measure_terms
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
@@ -65,7 +65,7 @@ from operant.training.scoring import (
     with_trunk_states,
     within_context,
 )
-from operant.training.select import TrainingBatch, select, select_all, select_both
+from operant.training.select import TrainingBatch, check_token_scores, select, select_all, select_both
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule
@@ -286,7 +286,8 @@ class Learner(Saveable):
         episodes: the episode of each response. Those of one episode are its turns, in order, each with its own reward.
         groups: the group of each response, within which a method compares; None: responses to equal queries. All of a
         group must be on one rank.
-        next_values: the value of the state after each response; 0: the episode has ended.
+        next_values: for methods with a critic, the value of the state after the last response of an episode that was
+        cut; 0 at all others.
         generation: how the responses were sampled. Temperature, limits and stop tokens are used to score them. The
         others (top_k, min_length, dropout=True, padding_side="right") cannot be used for scoring, so `diagnose` names
         them if something looks wrong.
@@ -309,6 +310,9 @@ class Learner(Saveable):
         elif scores is None:
             parsed = step_arguments.from_generated(first, second, others, self.sampling)
         else:
+            ahead = distributed.largest(int(next_values is not None and any(next_values)))
+            if ahead and not self.algorithm.needs.critic:
+                raise OperantError(f"next_values: algorithm {name} has no critic to use them; leave them out")
             sampling, unscored = declared(self.sampling, generation or {})
             if unscored:
                 warn_of_unscored(unscored)
@@ -345,7 +349,7 @@ class Learner(Saveable):
     def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
         """Select, collate, score, credit, update, sync: the training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
-        self.controller.begin(self.progress.share(self.total_steps))
+        self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
         coef = self.controller.coef
         try:
             selected = self._select(rollouts, scores)
@@ -386,7 +390,10 @@ class Learner(Saveable):
         return self._log(metrics, coef, lr)
 
     def preview(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
-        """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes."""
+        """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes.
+
+        Raises: OperantError as `step`.
+        """
         moments = self.moments.state_dict()
         try:
             selected = self._select(rollouts, scores)
@@ -417,9 +424,14 @@ class Learner(Saveable):
         limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
         limits |= {"drop_lengths": self.own.on_length == "drop", "tokenizer": self.policy.tokenizer}
         known = {"options": self.options["score"], "moments": self.moments, **limits}
-        if not self.algorithm.needs.reward and not any(score is not None for score in scores or ()):
+        scored = self.algorithm.needs.reward or any(score is not None for score in scores or ())
+        if self.own.select is not None and not self.pays and not distributed.largest(int(scored)):
+            raise OperantError(unscored_selection(self.own.select, self.named["algorithm"]))
+        if not scored:
             unjudged = select(rollouts, [0.0] * len(rollouts), judged=False, **known)
             return replace(unjudged, raw_scores=[None] * len(rollouts))
+        if self.algorithm.needs.token_scores and not self.options["advantage"].get("gamma"):
+            distributed.together(lambda: check_token_scores(rollouts, scores, self.named["algorithm"]))
         scores = [0.0] * len(rollouts) if scores is None else scores
         return (select_both if self.algorithm.source == "both" else select)(rollouts, scores, **known)
 
@@ -479,11 +491,11 @@ class Learner(Saveable):
         taught, batch = batch.hinted, batch.with_(hinted=None)
         weighted, rescore = self.own.importance != "none", self.rescores
         reference = self.reference.policy if self.reference is not None else None
-        micro, sampled = self.budget.tokens, batch.logprobs
+        micro, sampled, unscored = self.budget.tokens, batch.logprobs, batch.unscored
         batch = score_batch(batch, self.policy, reference, sampling, self.kl, micro_tokens=micro, rescore=rescore)
         if weighted:
-            own = self.own
-            batch = with_importance(batch, sampled, own.importance, own.importance_cap, mask=own.importance_mask)
+            kind, known = self.own.importance, {"mask": self.own.importance_mask, "unscored": unscored}
+            batch = with_importance(batch, sampled, kind, self.own.importance_cap, **known)
         batch = with_bootstraps(batch, bootstraps, self.policy, micro)
         return batch.with_(hinted=taught)
 

@@ -105,11 +105,13 @@ def forward(
 
 
 def _kl_term(out: Outputs, batch: Batch, kind: str, sampled: Callable[..., Tensor]) -> Tensor:
-    """[B, T] The divergence of a kind: computed exactly, or estimated by `sampled` from the log-probs."""
-    if kind in EXACT:
-        return out.kl[kind]
+    """[B, T] The divergence of a kind: computed exactly, or estimated by `sampled` from the log-probs.
+
+    It is 0 at demonstrations, whose tokens the policy has not drawn: an estimate from them has the wrong sign.
+    """
     behaviour = batch.raw_logprobs if batch.raw_logprobs is not None else batch.logprobs
-    return sampled(kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
+    found = out.kl[kind] if kind in EXACT else sampled(kind, out.raw_logprobs, behaviour, batch.ref_logprobs)
+    return found if batch.demonstrated is None else torch.where(batch.demonstrated[:, None], 0.0, found)
 
 
 def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], gap: bool) -> None:

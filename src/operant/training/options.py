@@ -229,7 +229,7 @@ def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mappin
 
 def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
     """Call the method's functions on four replies of two tokens with every field, so that they refuse options early."""
-    batch = Batch.given([[0], [0], [0], [0]], [[0, 0]] * 4)
+    batch = Batch.given([[0], [0], [1], [1]], [[0, 0]] * 4)
     zeros = torch.zeros(batch.tokens.shape)
     known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
     batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
@@ -258,6 +258,11 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
     if own.select is not None and algorithm.source == "data":
         raise OperantError(f"learner.select={own.select} with algorithm={name}: demonstrations have no score")
+    if own.select is not None and algorithm.unit in ("pair", "group"):
+        raise OperantError(
+            f"learner.select={own.select} with algorithm={name}: it learns from better replies beside worse ones, and "
+            "only the best would stay; leave it out"
+        )
     if own.select is not None and kl.loss_coef and kl.loss_kind not in EXACT:
         raise OperantError(
             f"kl.loss_kind={kl.loss_kind} with learner.select={own.select}: it is estimated from the drawn tokens, and "

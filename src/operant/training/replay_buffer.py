@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.objectives.kl import EXACT
 from operant.rollouts.totals import Total
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
@@ -28,8 +29,8 @@ class ReplayOptions:
     """
 
     share: float = 0.0
-    """Share of the replies of each update that are drawn from the buffer, in which those of the step itself are, too.
-    0: none, on-policy; 1: all, off-policy."""
+    """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of the step
+    itself are, too. 0: none, on-policy; 1: all, off-policy."""
     capacity: int = 10_000
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
@@ -47,6 +48,12 @@ def check(options: Mapping[str, Any]) -> None:
         raise OperantError(
             f"learner.importance={importance} with replay.share={share:g}: a reply of the buffer has no log-probs of "
             "its sampler, and the loss needs none; leave importance out"
+        )
+    kl = options["kl"]
+    if share and kl.loss_coef and kl.loss_kind not in EXACT:
+        raise OperantError(
+            f"kl.loss_kind={kl.loss_kind} with replay.share={share:g}: it is estimated from tokens that the policy has "
+            "drawn, and it has not drawn those of the buffer; use kl.loss_kind=reverse, or kl.loss_coef=0"
         )
     if share and options["advantage"].get("standardise") == "group":
         raise OperantError(
@@ -70,7 +77,8 @@ class PastReply:
 
 
 class ReplayBuffer:
-    """The replies of past steps, equal on all ranks; what a step draws depends on seed, step and number alone."""
+    """The replies of past steps, equal on all ranks; what a step draws depends on seed, step and number alone,
+    and not on how many ranks there are."""
 
     def __init__(self, options: ReplayOptions, seed: int, max_staleness: int | None = None):
         """max_staleness: replies that are more than so many steps old leave the buffer."""
@@ -88,25 +96,33 @@ class ReplayBuffer:
         part of the buffer.
         """
         bare: dict[str, Any] = dict.fromkeys(("logprobs", "values", "allowed", "states"))  # as turns from elsewhere
-        new = [replace(r, turns=[replace(turn, **bare) for turn in r.turns]) for r in selected.rollouts]
-        ages = [max(age(turn, version) for turn in r.turns) for r in selected.rollouts]
-        fresh = [
-            PastReply(r.task.id, r.turns, score, version - old)
-            for r, score, old in zip(new, selected.scores, ages, strict=True)
+        numbers = distributed.numbers([r.place for r in selected.rollouts])
+        new = [
+            replace(r, turns=[replace(turn, **bare) for turn in r.turns], place=number)
+            for r, number in zip(selected.rollouts, numbers, strict=True)
         ]
-        of_ranks = distributed.gathered(fresh)
-        pool = [*self.kept, *(one for part in of_ranks for one in part)][-self.options.capacity :]
+        ages = [max(age(turn, version) for turn in r.turns) for r in selected.rollouts]
+        fresh = {
+            number: PastReply(r.task.id, r.turns, score, version - old)
+            for number, r, score, old in zip(numbers, new, selected.scores, ages, strict=True)
+        }
+        of_step = {number: one for part in distributed.gathered(fresh) for number, one in part.items()}
+        order = sorted(of_step)  # that of one process, so that neither the draw nor the buffer depends on the ranks
+        pool = [*self.kept, *(of_step[number] for number in order)][-self.options.capacity :]
         if self.max_staleness is not None:
             pool = [one for one in pool if version - one.version <= self.max_staleness]
-        first = sum(map(len, of_ranks[: distributed.rank()]))
-        keys = [counter(self.seed, "replay", version, first + i) for i in range(len(new))]
-        count = round(self.options.share * len(new))
+        keys = [counter(self.seed, "replay", version, i) for i in range(len(order))]
+        count = round(self.options.share * len(order))
         drawn = [pool[int(u * len(pool))] for u in uniforms(keys, 0)[:count].tolist()]
-        stay = sorted(uniforms(keys, 1).argsort()[: len(new) - count].tolist())
+        given_up = sorted(uniforms(keys, 1).argsort()[len(order) - count :].tolist())
+        instead = {order[at]: one for at, one in zip(given_up, drawn, strict=True)}
+        mine = [(i, instead[number]) for i, number in enumerate(numbers) if number in instead]
+        stay = [i for i, number in enumerate(numbers) if number not in instead]
         again = [
-            Rollout(Task(one.task, ""), -1 - first - i, one.turns, [""] * len(one.turns)) for i, one in enumerate(drawn)
+            Rollout(Task(one.task, ""), -1 - numbers[i], one.turns, [""] * len(one.turns), place=numbers[i])
+            for i, one in mine
         ]
-        tally, old = Tally(), [version - one.version for one in drawn] + [ages[i] for i in stay]
+        tally, old = Tally(), [version - one.version for _, one in mine] + [ages[i] for i in stay]
         tally.extreme("replay/size", len(pool))
         tally.mean("rollout/staleness", old)
         if old:
@@ -115,8 +131,8 @@ class ReplayBuffer:
         return replace(
             selected,
             rollouts=[new[i] for i in stay] + again,
-            scores=[selected.scores[i] for i in stay] + [one.score for one in drawn],
-            places=[selected.places[i] for i in stay] + [-1] * count,
+            scores=[selected.scores[i] for i in stay] + [one.score for _, one in mine],
+            places=[selected.places[i] for i in stay] + [-1] * len(mine),
             tally=selected.tally.merge(tally),
         )
 

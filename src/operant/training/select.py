@@ -20,6 +20,7 @@ class TrainingBatch:
     """The replies that a step trains on."""
 
     rollouts: list[Rollout]
+    """With what their world pays for training: scaled, or replaced by a penalty."""
     scores: list[Any]
     """One for each rollout: penalised, scaled and clipped, for training."""
     raw_scores: list[Total]
@@ -44,7 +45,8 @@ def select(
 ) -> TrainingBatch:
     """Penalise, scale and clip the scores, update `moments` with them, and leave out replies without a score.
 
-    The scores are added to the rewards that an environment paid, which are stored in the turns. Every rank must call.
+    The scores are added to the rewards that an environment paid, which are stored in the turns; the options are about
+    the sum of both. Every rank must call.
     drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
     that is older than this; `version` is that of the policy.
     judged: False: the scores stand for none, and are no metrics.
@@ -53,7 +55,7 @@ def select(
     """
     raw = distributed.together(lambda: _finite_scores(rollouts, scores))
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
-    trained = processed(raw, rollouts, options, moments, tokenizer)
+    trained, shaped = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
     oldest = [max((age(turn, version) for turn in rollout.turns), default=0) for rollout in rollouts]
     fresh = [i for i in scored if max_staleness is None or oldest[i] <= max_staleness]
@@ -66,7 +68,7 @@ def select(
             + (f", or their world failed ({failed:.0f} episodes; log.txt has the reasons)" if failed else "")
         )
     raw_totals = [x for x in totals(raw, rollouts) if x is not None]
-    trained_totals = totals(trained, rollouts)
+    trained_totals = totals(trained, shaped)
     used_totals = [x for i in places if (x := trained_totals[i]) is not None]
     groups = [r.group for r, score in zip(rollouts, raw, strict=True) if score is not None]
     tally = collect.of_scores(raw_totals, used_totals, len(rollouts), groups) if judged else Tally()
@@ -74,7 +76,7 @@ def select(
     if max_staleness is not None:
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts)).merge(games.of_games(rollouts))
-    return TrainingBatch([rollouts[i] for i in places], [trained[i] for i in places], raw, places, tally)
+    return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
 def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) -> TrainingBatch:
@@ -97,6 +99,19 @@ def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) ->
         [own[i] for i in chosen.places] + given,
         chosen.tally,
     )
+
+
+def check_token_scores(rollouts: list[Rollout], scores: Sequence[Any] | None, name: str) -> None:
+    """Raises: OperantError if every reply of several tokens has a single number: it would reach the last one alone."""
+    judged = [0.0] * len(rollouts) if scores is None else scores
+    of_replies = zip(rollouts, judged, strict=False)
+    long = [score for r, score in of_replies if not r.demonstrated and score is not None and r.count > len(r.turns)]
+    if long and not any(isinstance(score, (list, tuple)) or getattr(score, "ndim", 0) for score in long):
+        raise OperantError(
+            f"algorithm {name} with advantage.gamma=0 and a reward of one number a reply: only the last token of each "
+            "would learn from it; set advantage.gamma=1 (--advantage.gamma 1), or take a reward that pays each token, "
+            "such as --reward critic:RUN"
+        )
 
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:

@@ -33,27 +33,37 @@ def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> B
 
 
 def with_importance(
-    batch: Batch, sampled: torch.Tensor | None, kind: str, cap: float | None, *, mask: bool = False
+    batch: Batch,
+    sampled: torch.Tensor | None,
+    kind: str,
+    cap: float | None,
+    *,
+    mask: bool = False,
+    unscored: torch.Tensor | None = None,
 ) -> Batch:
     """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
 
-    sampled: [B, T] log-probs under the sampler. kind: `token`: one weight a token; `sequence`: the product over all
-    actions of an episode, at each of them. cap: the largest weight; None: any. mask: a weight above the cap is 0.
-    Raises: OperantError if `sampled` is None.
+    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
+    token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
+    mask: a weight above the cap is 0. A demonstration has no sampler, and the weight 1.
+    Raises: OperantError if an action of another reply has no log-prob under its sampler.
     """
-    if sampled is None:
+    own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
+    unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
+    if bool(unknown.any()):
         raise OperantError(
             f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
             "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
         )
-    log_ratio = torch.where(batch.actions, batch.logprobs - sampled, 0.0)
+    log_ratio = batch.logprobs.new_zeros(own.shape) if sampled is None else batch.logprobs - sampled
+    log_ratio = torch.where(own, log_ratio, 0.0)
     if kind == "sequence":
         sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
         log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
     most, weights = float("inf") if cap is None else cap, log_ratio.exp()
     tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
     masked = torch.where(weights > most, 0.0, weights.clamp(min=tiny))
-    return batch.with_(importance=masked if mask else weights.clamp(max=most))
+    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(max=most), 1.0))
 
 
 def measure(

@@ -19,13 +19,12 @@ from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.objectives import losses
 from operant.objectives.kl import estimate
-from operant.rollouts.collate import units
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training.microbatch import MicroBatchOptions, TokenBudget, micro_batches
 from operant.training.objective import Objective, forward
 from operant.training.optimizer import RateOptions, make_optimizer
-from operant.training.update import UpdateOptions, UpdateResult, update, weighted
+from operant.training.update import UpdateOptions, UpdateResult, minibatches, numbered_units, update, weighted
 from operant.training.update_rules import GradientUpdate
 from operant.types import Batch, OperantError, Outputs
 
@@ -51,7 +50,8 @@ class TrustRegionOptions(MicroBatchOptions):
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix while the direction is found."""
     fisher_share: float = 0.2
-    """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of fewer."""
+    """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of fewer.
+    They are drawn among those of all ranks."""
     backtracks: int = 10
     """Lengths that the line search tries."""
     shrink: float = 0.8
@@ -128,6 +128,13 @@ class TrustRegion(GradientUpdate):
         found = Tally()
         run = partial(update, self.policy, self.optimizer, batch, sampling=sampling, seed=seed, step=step)
         run = partial(run, places=places, budget=budget)
+        plain = replace(objective, whiten=None)
+        rows, numbers = numbered_units(batch, objective.unit, places)
+        count = math.ceil(options.fisher_share * distributed.total_float(len(numbers)))
+        first = minibatches(numbers, max(count, LEAST), seed, step, 0)[0]
+        even = batch.with_(importance=None)
+        whole = weighted(even, range(len(batch)), plain).with_(importance=batch.importance)
+        share = weighted(even, [row for unit in first for row in rows[unit]], plain)
         with frozen(self.critic.parameters()):
             result = run(
                 objective,
@@ -135,7 +142,7 @@ class TrustRegion(GradientUpdate):
                 optimizer_options=RateOptions(max_grad_norm=None),
                 detailed=detailed,
                 keep_gradients=keep_gradients,
-                step_on=lambda whole, shrink: self._move(whole, objective, sampling, budget, found),
+                step_on=lambda trained, shrink: self._move(trained, whole, share, objective, sampling, budget, found),
             )
         result.tally.merge(found)
         if result.refused is not None:
@@ -156,13 +163,23 @@ class TrustRegion(GradientUpdate):
         refused = of_critic.refused  # the policy has moved, even if the critic has not
         return UpdateResult(result.tally, refused and replace(refused, first=False))
 
-    def _move(self, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, found: Tally) -> None:
-        """Take the step along the natural gradient that the line search accepts; the gradients are in place."""
+    def _move(
+        self,
+        trained: Batch,
+        whole: Batch,
+        share: Batch,
+        objective: Objective,
+        sampling: Sampling,
+        budget: TokenBudget,
+        found: Tally,
+    ) -> None:
+        """Take the step along the natural gradient that the line search accepts; the gradients are in place.
+
+        trained: the batch with the weights of the surrogate. whole, share: all of it, and what the Fisher matrix is
+        computed from, both with the weights of a mean over tokens, into which no importance weight is multiplied.
+        """
         options: TrustRegionOptions = self.options["update"]
         gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
-        episodes = units(whole)
-        first = episodes[: max(math.ceil(options.fisher_share * len(episodes)), LEAST)]
-        share = weighted(whole, [row for rows in first for row in rows], replace(objective, whiten=None))
         fisher = self.fisher(share, sampling, budget)
         direction, residual = conjugate_gradients(
             lambda v: fisher(v) + options.damping * v, gradient, options.solver_steps
@@ -173,21 +190,20 @@ class TrustRegion(GradientUpdate):
             return
         full = math.sqrt(2 * options.target_kl / curvature) * direction
         before = vector(self.moved).clone()
-        old = PolicyCopy(self.policy).policy if options.kl == "exact" else None
-        mean = partial(self._mean, micro_batches(whole, objective.unit, budget.tokens, packed=self.policy.packs(whole)))
+
+        def pieces(batch: Batch) -> list[Batch]:
+            return micro_batches(batch, objective.unit, budget.tokens, packed=self.policy.packs(batch))
 
         def loss_of(piece: Batch) -> Tensor:
             return forward(self.policy, piece, objective, sampling)[1]["loss"]
 
-        def kl_of(piece: Batch) -> Tensor:
-            out = self.policy(piece, sampling, against=old)
-            return estimate("k3", piece.logprobs, out.logprobs) if out.kl is None else out.kl["forward"]
-
-        start = mean(loss_of)
+        loss_now = partial(self._mean, pieces(trained), loss_of)
+        kl_now = partial(self._mean, *self._distance(pieces(whole), sampling))
+        start = loss_now()
         for tried in range(options.backtracks):
-            share = options.shrink**tried
-            self._put(before - share * full)
-            if (kl := mean(kl_of)) <= options.target_kl and (loss := mean(loss_of)) < start:
+            length = options.shrink**tried
+            self._put(before - length * full)
+            if (kl := kl_now()) <= options.target_kl and (loss := loss_now()) < start:
                 break
         else:
             self._put(before)
@@ -197,7 +213,27 @@ class TrustRegion(GradientUpdate):
         found.add("trust/kl", kl)
         found.add("trust/backtracks", float(tried))
         found.add("trust/improvement", start - loss)
-        found.add("trust/predicted", share * float(gradient.dot(full)))
+        found.add("trust/predicted", length * float(gradient.dot(full)))
+
+    @torch.no_grad()
+    def _distance(self, pieces: list[Batch], sampling: Sampling) -> tuple[list[Batch], Callable[[Batch], Tensor]]:
+        """Micro-batches and a number of each token: its weighted mean is the KL from the policy of now to a later one.
+
+        `sampled` weighs each token by its probability under the policy of now over that under its sampler, because
+        earlier weights may have drawn it; the weights are divided by their sum.
+        """
+        if self.options["update"].kl == "exact":
+            old = PolicyCopy(self.policy).policy
+            return pieces, lambda piece: self.policy(piece, sampling, against=old).kl["forward"]
+        drawn = []
+        for piece in pieces:
+            now = self.policy(piece, sampling).logprobs
+            ratio = (now - piece.logprobs).exp() if piece.importance is None else piece.importance
+            weights = torch.where(piece.weights != 0, piece.weights * ratio, 0.0)
+            drawn.append(piece.with_(logprobs=now, weights=weights))
+        total = distributed.total_float(math.fsum(float(piece.weights.sum()) for piece in drawn))
+        drawn = [piece.with_(weights=piece.weights / total) for piece in drawn]
+        return drawn, lambda piece: estimate("k3", piece.logprobs, self.policy(piece, sampling).logprobs)
 
     @torch.no_grad()
     def _put(self, weights: Tensor) -> None:

@@ -96,16 +96,14 @@ def update(
     for name in ("update/steps", "update/epochs"):
         tally.add(name, 0.0, 0.0)  # so that the metric is 0 if there are none
     recorder = NormRecorder(policy, tally, detailed=detailed)
-    acts, episodes = batch.actions.any(1).tolist(), batch.episodes.tolist()
-    rows_of_units = [rows for rows in units(batch, objective.unit) if any(acts[row] for row in rows)]
-    numbers = _numbers([episodes[rows[0]] for rows in rows_of_units], places)
+    rows_of_units, numbers = numbered_units(batch, objective.unit, places)
     budget = budget or options.budget()
     together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     first = True
     for epoch in range(options.epochs):
         of_epoch = Tally()
-        for chosen in _minibatches(numbers, options.minibatch, seed, step, epoch):
+        for chosen in minibatches(numbers, options.minibatch, seed, step, epoch):
             minibatch = weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
                 collect.of_advantages(tally, played(minibatch)[1])
@@ -157,16 +155,18 @@ def _all_finite(measured: Tally, norms: Mapping[str, float]) -> bool:
     return not distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values()))))
 
 
-def _numbers(episodes: Sequence[int], places: Sequence[int | None]) -> list[int]:
-    """A number for each unit, unique over all ranks: the place of its first episode, if places are known and unique."""
-    own = [places[e] for e in episodes] if places else [None] * len(episodes)
-    of_all_ranks = [n for part in distributed.gathered(own) for n in part]
-    if None in of_all_ranks or len(set(of_all_ranks)) < len(of_all_ranks):  # from elsewhere, or from several calls
-        return [distributed.rank() + distributed.world() * unit for unit in range(len(episodes))]
-    return [n for n in own if n is not None]
+def numbered_units(batch: Batch, unit: str, places: Sequence[int | None]) -> tuple[list[list[int]], list[int]]:
+    """The rows of each unit that has an action, and a number for each, unique over all ranks.
+
+    The number is the place of the unit's first episode, if places are known and unique.
+    """
+    acts, episodes = batch.actions.any(1).tolist(), batch.episodes.tolist()
+    rows_of_units = [rows for rows in units(batch, unit) if any(acts[row] for row in rows)]
+    own = [places[episodes[rows[0]]] if places else None for rows in rows_of_units]
+    return rows_of_units, distributed.numbers(own)
 
 
-def _minibatches(numbers: Sequence[int], size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
+def minibatches(numbers: Sequence[int], size: int | None, seed: int, step: int, epoch: int) -> list[list[int]]:
     """The indices of this rank's units in each minibatch, which is cut from the shuffled units of all ranks."""
     of_all_ranks = [n for part in distributed.gathered(list(numbers)) for n in part]
     order = sorted(of_all_ranks, key=lambda n: (counter(seed, step, epoch, n), n))

@@ -88,7 +88,7 @@
   // --- the table ----------------------------------------------------------------------------------------------------
 
   const ACROSS = 6; // more groups are the rows instead of the columns
-  const FEW = 3; // more options stand after the results
+  const FEW = 3; // more options are folded below the results
 
   const precise = (half) => number(Number(half.toPrecision(2)));
   const plusMinus = ({ mean, half }) => `${number(mean)}${half === null ? "" : `\u00a0±\u00a0${precise(half)}`}`;
@@ -165,7 +165,9 @@
     ];
     const title = ({ group, name }) => [swatch(group), groups[group].n > 1 ? make("span", {}, ...breakable(name)) : linked(members(group)[0])];
     const found = fields(rows, first);
-    return listing(rows, options.length > FEW ? [...found, ...options] : [...options, ...found], title);
+    if (options.length <= FEW) return [listing(rows, [...options, ...found], title)];
+    return [listing(rows, found, title), make("details", { class: "options" },
+      make("summary", {}, `${options.length} options differ, most of them defaults of the methods`), listing(rows, options, title))];
   }
 
   function everyRun() {
@@ -408,11 +410,11 @@
   const verdict = ({ name, verdict: [first, ...more] }) => make("div", { class: "judgement" },
     name ? make("p", { class: "soft" }, "Reward ", ...breakable(name)) : null,
     make("p", { class: "verdict" }, tied(first)), make("p", {}, tied(more.join(" "))));
-  /** A section that folds; on a phone only the first is open at first. */
-  const section = (id, title, text, ...content) => make("section", { id },
-    make("details", id === "runs" || !narrow.matches ? { open: "" } : {}, make("summary", {}, make("h2", {}, title)), make("p", { class: "soft" }, text), ...content));
-  const unfold = (id) => main.querySelectorAll(`${id ? `#${id}` : "section"} > details`).forEach((details) => (details.open = true));
   const planes = data.rewards.flatMap((reward, place) => reward.planes.map((found) => ({ host: make("div", { class: "plane" }), found, reward, place })));
+  /** A section that folds; on a phone only the first, and the first with charts, are open at first. */
+  const section = (id, title, text, ...content) => make("section", { id },
+    make("details", ["runs", planes.length ? "frontier" : "curves"].includes(id) || !narrow.matches ? { open: "" } : {}, make("summary", {}, make("h2", {}, title)), make("p", { class: "soft" }, text), ...content));
+  const unfold = (id) => main.querySelectorAll(`${id ? `#${id}` : "section"} > details`).forEach((details) => (details.open = true));
   function plot({ host, found, reward, place }) {
     const title = `Reward${reward.held_out ? " on held-out tasks" : " in the last steps"}${reward.name && `: ${reward.name}`}`;
     const whole = `${title} against ${AXES[found.of].title}`;
@@ -422,7 +424,7 @@
   const answers = make("div"), charts = make("div", { class: "charts compared" }), table = make("div"), all = make("div");
   const links = [["runs", "Runs"], ["frontier", "Reward and KL"], ["curves", "Curves"], ["replies", "Replies"]];
   if (seeded) links.push(["all", "All runs"]);
-  const drawTables = () => { table.replaceChildren(settings()); if (seeded) all.replaceChildren(everyRun()); };
+  const drawTables = () => { table.replaceChildren(...settings()); if (seeded) all.replaceChildren(everyRun()); };
 
   main.replaceChildren(
     make("nav", {}, make("a", { class: "run", href: "#page" }, data.name), ...links.map(([id, text]) => make("a", { href: `#${id}`, onclick: () => unfold(id) }, text))),

@@ -325,11 +325,16 @@ const Figures = (() => {
 
   function distance() {
     const exploited =
+      data.given ? "Both lines are for the given replies, the better and the worse ones together." :
       "Both lines are for the policy's own replies. While they stay together, the replies are likely text. If the " +
       "reference's line falls away, the policy earns its reward with text that is unlikely under the reference.";
     const target = data.target === null ? "" : ` Dashed: the target, ${number(data.target)}.`;
     return [
-      single("kl/per_reply", "KL per reply: how far the policy has moved", {
+      data.given ? single("kl/per_reply", "Log-ratio of the given replies", {
+        class: "full", include: [0], band: undefined,
+        caption: "Sum over a given reply of its log-prob by the policy minus that by the reference, mean over the better and the worse ones. " +
+          "It is no KL, which is a mean over the policy's own replies: below 0, the given replies have become less likely.",
+      }) : single("kl/per_reply", "KL per reply: how far the policy has moved", {
         class: "full",
         include: [0, 10],
         target: data.target ?? undefined,
@@ -338,7 +343,7 @@ const Figures = (() => {
       }),
       heat(
         "kl_per_reply",
-        "KL of all replies",
+        data.given ? "Log-ratios of all given replies" : "KL of all replies",
         "Each column shows the replies of one step. Read those that are far above the others.",
         { class: "tall", height: 330, unit: "nats", metrics: ["kl/per_reply_std"] },
       ),

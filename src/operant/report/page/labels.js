@@ -31,7 +31,7 @@ const Labels = (() => {
 
   /** Fill `host` from the `labels` of run_report.py. */
   function show(host, { of, calibration, labellers, worst }) {
-    host.replaceChildren(
+    host.replaceChildren(...[
       make("div", { class: "tables" },
         bars("How sure it is, and how often it is right", ["confidence", "count", "right"],
           calibration.map((bin) => ({ name: `${(100 * bin.from).toFixed(0)}–${percent(bin.to)}`, of: bin.of, share: bin.right, mark: bin.confidence }))),
@@ -39,7 +39,8 @@ const Labels = (() => {
           labellers.map((one) => ({ name: one.name, of: one.of, share: one.right / one.of, mark: 0.5 })))),
       make("p", { class: "soft" }, `${of.toLocaleString("en")} judgements. The line is what the confidence promises at the left, and chance at the right. A model that is surer than it is right has learnt too long, or from too few labels.`),
       worst.length ? make("h3", {}, "The worst disagreements") : null,
-      make("ol", { class: "disagreements" }, worst.map(disagreement)));
+      worst.length ? make("ol", { class: "disagreements" }, worst.map(disagreement)) : null,
+    ].filter(Boolean));
   }
 
   return { show };
