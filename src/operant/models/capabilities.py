@@ -155,7 +155,7 @@ def agrees(compute: Callable[[], list[Tensor]], plain: list[Tensor]) -> bool:
 
 def plain_state(policy: HiddenStates, row: list[int]) -> Tensor:
     """[1, D] the state at the end of one row that is computed by itself."""
-    return policy.last_states(**feed(policy, row))[0]
+    return policy.last_states(**feed(policy, row), use_cache=False)[0]
 
 
 def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ def _looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
         with policy.catching(lambda hidden: hidden[:, -2]) as caught:
             policy.call(**kwargs, use_cache=False)
         states.append(caught["states"])
-    return not close(*states, TOLERANCE / 20)
+    return not close(states[0], states[1], TOLERANCE / 20)
 
 
 def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:

@@ -261,9 +261,9 @@ class HiddenStates(nn.Module):
     # --- calls of the model -------------------------------------------------------------------------------------------
 
     def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
-        """[B, D] the state at the last position of every row, and the key-value cache."""
+        """[B, D] the state at the last position of every row, and the key-value cache, unless `use_cache` is false."""
         with self.catching(lambda hidden: hidden[:, -1]) as caught:
-            out = self.call(**kwargs, use_cache=True)
+            out = self.call(**{"use_cache": True} | kwargs)
         return caught["states"], getattr(out, "past_key_values", None)
 
     @contextmanager

@@ -81,7 +81,7 @@ def _cached(policy: Policy, row: list[int]) -> Tensor:
 def _second(policy: Policy, row: list[int]) -> Tensor:
     """The state after the source `row` and its first token as the reply, of an encoder-decoder without a cache."""
     fed = feed(policy, row) | {"decoder_input_ids": torch.tensor([[policy.start_token, row[0]]])}
-    return policy.last_states(**{k: v.to(policy.device) for k, v in fed.items()})[0]
+    return policy.last_states(**{k: v.to(policy.device) for k, v in fed.items()}, use_cache=False)[0]
 
 
 def _kept(policy: Policy, rows: list[list[int]]) -> list[Tensor]:

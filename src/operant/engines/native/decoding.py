@@ -252,7 +252,8 @@ class Whole(Decoding):
             feed = {"input_ids": [prompt], "decoder_input_ids": [[policy.start_token, *reply]]}
         else:
             feed = {"input_ids": [prompt + reply]}
-        states = self._call(**{k: torch.tensor(v, device=policy.device) for k, v in feed.items()})[0]
+        tensors = {k: torch.tensor(v, device=policy.device) for k, v in feed.items()}
+        states = self._call(**tensors, use_cache=False)[0]
         if not reply:
             self.read += self._below([prompt])
         return states
