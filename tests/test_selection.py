@@ -122,8 +122,9 @@ def test_only_the_best_move_the_weights_and_metrics_are_of_all():
     assert metrics["policy/loss"] == metrics["loss/total"] == pytest.approx(total / 5, abs=1e-9)
 
 
-def test_a_step_in_which_none_is_above_the_threshold_changes_nothing_and_the_next_one_trains():
-    learner = Learner(lm(), algorithm="rejection", max_tokens=3, **{"learner.select": "above:2.5"})
+@pytest.mark.parametrize("algorithm", ["rejection", "trpo"])
+def test_a_step_in_which_none_is_above_the_threshold_changes_nothing_and_the_next_one_trains(algorithm):
+    learner = Learner(lm(), algorithm=algorithm, max_tokens=3, **{"learner.select": "above:2.5"})
     before = [p.detach().clone() for p in learner.policy.trainable()]
     metrics = learner.learn(placed(range(6)), SCORES[:6])
     assert metrics["select/share"] == metrics["update/steps"] == 0 and "loss/total" not in metrics

@@ -179,6 +179,17 @@ def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
     assert not {"rollout/logprob_gap", "rollout/likelihood_gap"} & metrics.keys()
 
 
+@pytest.mark.parametrize("charge", ["k1", "reverse", "forward"])
+def test_a_kl_in_the_loss_is_weighed_by_the_sampler_whatever_is_charged_in_the_reward(charge):
+    """An exact charge needs a pass of the policy, and the log-probs of the sampler stay those that are stored."""
+    learner, old = two_steps_later(**{"kl.coef": 0.01, "kl.kind": charge, "kl.loss_coef": 0.01, "kl.loss_kind": "k2"})
+    right = []
+    for r in old:
+        now, then = (bare_logprobs(m, r.turns[0].prompt, r.ids) for m in (learner.policy.model, lm()))
+        right += ((now - torch.tensor(r.turns[0].logprobs)).exp() * (now - then) ** 2 / 2).tolist()
+    assert learner.step(old, by_length(old))["kl/in_loss"] == pytest.approx(sum(right) / len(right), rel=1e-4)
+
+
 def test_the_alarms_look_at_current_turns_alone():
     """Of a batch with stale turns; the same replies as if they were current raise them."""
     learner, old = two_steps_later()

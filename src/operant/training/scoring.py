@@ -42,7 +42,7 @@ def score_batch(
             _check_probabilities(batch, out)
         batch = batch.with_(
             logprobs=batch.logprobs if known else out.logprobs,
-            raw_logprobs=out.raw_logprobs,
+            raw_logprobs=batch.logprobs if known and batch.allowed is None else out.raw_logprobs,  # of the sampler
             values=batch.values if batch.values is not None and not rescore else out.values,
             kl=out.kl[kl.kind] if exact else None,
         )

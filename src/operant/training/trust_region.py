@@ -131,7 +131,9 @@ class TrustRegion(GradientUpdate):
         plain = replace(objective, whiten=None)
         rows, numbers = numbered_units(batch, objective.unit, places)
         count = math.ceil(options.fisher_share * distributed.total_float(len(numbers)))
-        first = minibatches(numbers, max(count, LEAST), seed, step, 0)[0]
+        first = [*minibatches(numbers, max(count, LEAST), seed, step, 0), []][
+            0
+        ]  # none, if a threshold has kept no reply
         even = batch.with_(importance=None)
         whole = weighted(even, range(len(batch)), plain).with_(importance=batch.importance)
         share = weighted(even, [row for unit in first for row in rows[unit]], plain)
