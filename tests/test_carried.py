@@ -289,7 +289,7 @@ def test_demonstrations_are_those_of_the_tasks_that_a_step_trains_on(ahead, tmp_
 
     monkeypatch.setattr("operant.runs.run.demonstration_rollouts", shown)
     tasks = [Task(f"t/{i}", "abcdef"[i % 6], replies=["ab"]) for i in range(24)]
-    more = options(partial_rollout_tokens=2, steps=4, rollouts_ahead=ahead, max_tokens=8, algorithm="coderl")
+    more = options(partial_rollout_tokens=2, steps=4, rollouts_ahead=ahead, max_tokens=8, algorithm="coderl", gamma=1)
     train(model(), tasks, judge, out=tmp_path / "run", **more)
     assert given == played and all(len(tasks) == 4 for tasks in given)
 

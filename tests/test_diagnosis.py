@@ -182,7 +182,11 @@ def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range()
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(32, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("), (8, "reward 0.25 in steps 1 to 4 -> 0.762 in steps")],
+    [
+        (64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("),
+        (32, "reward 0.156 in steps 1 to 2 -> 0.762 in steps"),
+        (8, "reward 0.3 in steps 1 to 5 -> 0.762 in steps"),
+    ],
 )
 def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
     means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]

@@ -364,8 +364,8 @@ def means(trained: TrainedLearner) -> list[float]:
 
 
 def before_and_after(trained: TrainedLearner) -> tuple[str, str]:
-    """Return the mean scores of the first 32 replies, and of the last five steps."""
-    first = math.ceil(32 / len(trained.replies[0]))
+    """Return the mean scores of the first 64 replies, and of the last five steps."""
+    first = math.ceil(64 / len(trained.replies[0]))
     return f"{average(means(trained)[:first]):.3g}", f"{average(means(trained)[-5:]):.3g}"
 
 
@@ -487,6 +487,7 @@ def test_every_rule_has_a_run():
     tested |= {"overfits", "guesses"}  # tests/test_supervised.py, tests/test_reward_model.py
     tested |= {"evaluated_otherwise", "no_step"}  # tests/test_beam_search.py, tests/test_diagnosis.py
     tested |= {"invalid", "copied", "never_won"}  # tests/test_games.py
+    tested |= {"outgrown", "slow_price"}  # tests/test_diagnosis.py
     assert {rule.__name__ for rule in RULES} == tested  # external replies: tests/test_negative_kl.py
 
 

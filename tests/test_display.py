@@ -45,6 +45,7 @@ def test_the_start_says_that_the_rate_of_a_small_model_is_high_for_a_large_one(w
     policy = SimpleNamespace(model=model, trainable=lambda: list(model))
     needs = SimpleNamespace(needs=SimpleNamespace(labels=False))
     learner = SimpleNamespace(algorithm=needs, option_values=lambda: {"optimizer.lr": rate})
+    learner.progress = SimpleNamespace(step=0)
     train = SimpleNamespace(algorithm="ppo", policy="./mine", steps=2, batch=4)
     parts, config = SimpleNamespace(tasks=["a"]), SimpleNamespace(train=train)
     text = summary(SimpleNamespace(config=config, policy=policy, learner=learner, parts=parts))

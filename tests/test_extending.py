@@ -92,7 +92,10 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
         ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
         ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
         ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
-        ("--env operant_example.reward:brevity", "option env.rollouts is missing: it has no default"),
+        (
+            "--env operant_example.reward:brevity",
+            "option env.rollouts is missing: brevity gets no argument, and has no default",
+        ),
         ("--env operant_example.tasks:counting", "is a list without reset and step: it needs the methods reset, step"),
         ("--reward brevity --reward.targt 3", "option 'reward.targt' is unknown; did you mean 'reward.target'?"),
         ("--reward brevty", "reward 'brevty' is unknown; did you mean 'brevity'?"),

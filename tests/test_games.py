@@ -162,7 +162,7 @@ def test_short_commands_that_repeat_are_no_fault_of_a_game():
 def test_the_verdict_counts_wins_once_there_is_one():
     rates = [0.1] * 5 + [0.2 + 0.02 * i for i in range(35)]
     history = History([m | {"game/won": rate} for m, rate in zip(played(), rates)])
-    assert verdict(history, []).startswith("It learned: success rate 10 % in steps 1 to 2 -> 84 % in steps 36 to 40 (+")
+    assert verdict(history, []).startswith("It learned: success rate 10 % in steps 1 to 4 -> 84 % in steps 36 to 40 (+")
     never = History([m | {"game/won": 0.0, "reward/mean": 0.05 * i} for i, m in enumerate(played())])
     assert "reward 0" in verdict(never, []) and "success" not in verdict(never, [])
 

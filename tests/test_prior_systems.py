@@ -148,7 +148,7 @@ def test_5_kl_is_not_negative_in_expectation_unless_sampling_is_cut_and_then_it_
     for given in ({"top_k": 2}, {"top_p": 0.9}, {"min_p": 0.1}, {"do_sample": False}):
         sampling = from_generation_kwargs(Sampling(), given)
         assert "may be negative" in sampling.warning()
-        with pytest.raises(OperantError, match="negative KL in training"):
+        with pytest.raises(OperantError, match=r"negative KL in training|a greedy reply is no sample"):
             sampling.for_training()
     assert Sampling().warning() is None
     with pytest.raises(OperantError, match="min_length=4 counts the prompt too"):

@@ -52,7 +52,7 @@ def test_config_is_written_whole_and_in_order(tmp_path):
     config = {"seed": 3, "policy": {"name": "gpt2", "stops": ["é\n", "#"]}, "kl": {"target": None, "coef": 1e-5}}
     folder = RunFolder.create(tmp_path / "x", config)
     text = (folder.path / "config.yaml").read_text(encoding="utf-8")
-    assert yaml.safe_load(text) == {"schema": 2, **config} and read_config(folder.path) == config
+    assert yaml.safe_load(text) == {"schema": 3, **config} and read_config(folder.path) == config
     assert list(yaml.safe_load(text)) == ["schema", "seed", "policy", "kl"]
     with pytest.raises(OperantError, match="configuration cannot be written"):
         RunFolder.create(tmp_path / "y", {"reward": object()})

@@ -120,8 +120,8 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
         raise OperantError(f"option {key!r} is unknown; {elsewhere}")
     near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
     group = [name for full, (of, name) in known.items() if of and of == key.partition(".")[0] and full not in short]
-    hint = f"did you mean {near[0]!r}?" if near else "`operant train --help-all` lists all"
-    hint = f"{key.partition('.')[0]} has the options {', '.join(group)}" if group else hint
+    every = f"{key.partition('.')[0]} has the options {', '.join(group)}" if group else ""
+    hint = f"did you mean {near[0]!r}?" if near else every or "`operant train --help-all` lists all"
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 

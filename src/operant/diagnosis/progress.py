@@ -28,8 +28,8 @@ CONFIDENCE, OFTEN = 0.95, 0.997
 WON = 0.5
 """The largest spread that wins, which are 0 or 1, can have. It stands for the spread of games of which all are lost."""
 REPLIES, PROBES = 64, 32
-"""Replies of a step, where the history does not say. Fewer probes than the second number say less than the replies that
-were trained on; the start is the first steps that have as many replies: one step, or several with small batches."""
+"""The start is the first steps that have this many replies: one step in the demo, several with small batches, which the
+verdict names. Fewer probes than these say less than the replies that were trained on."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
     if not steps:
         return None
     count = max(int(steps[0].get("rollout/count") or REPLIES), 1)
-    first, last = steps[: min(max(1, -(-PROBES // count)), RECENT)], steps[-RECENT:]
+    first, last = steps[: min(max(1, -(-REPLIES // count)), RECENT)], steps[-RECENT:]
     before, after = (_mean([m[name] for m in part]) for part in (first, last))
     error, freedom = _noise_of_steps([m[name] for m in steps], len(first), len(last))
     # The replies of a group, or of one step, share queries and weights: the noise of steps may be larger than theirs.
