@@ -22,8 +22,7 @@ from operant import machine
 from operant.data import load_tasks
 from operant.engines import ENGINES
 from operant.models.loading import load_policy
-from operant.rollouts.chat import encode_prompt
-from operant.sampling import Sampling, task_key
+from operant.sampling import Sampling, encode_prompt, task_key
 from operant.types import Batch
 
 RESULT = ROOT / "benchmarks/results/engines.json"

@@ -13,10 +13,9 @@ from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
-from operant.rollouts.chat import encode_more, encode_prompt
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
-from operant.sampling import Sampling
+from operant.sampling import Sampling, encode_more, encode_prompt
 from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 from operant.types import OperantError, Rollout, Step, Task

@@ -203,7 +203,7 @@ def imports_torch_distributed(source: str) -> list[str]:
 
 
 def renders_chat(source: str) -> list[str]:
-    """`rollouts/chat.py` alone renders messages."""
+    """`sampling.py` alone renders messages."""
     return [ast.unparse(call) for call in calls(source) if called(call).endswith(".apply_chat_template")]
 
 
@@ -214,7 +214,7 @@ RULES = {
     unpickles: (FILES, "torch.load('weights.pt')"),
     salted_hashes: (FILES, "seed = hash((seed, task.id))"),
     imports_torch_distributed: ([f for f in FILES if f.name != "distributed.py"], "import torch.distributed as dist"),
-    renders_chat: ([f for f in FILES if f.name != "chat.py"], "tokenizer.apply_chat_template(messages)"),
+    renders_chat: ([f for f in FILES if f.name != "sampling.py"], "tokenizer.apply_chat_template(messages)"),
 }
 
 

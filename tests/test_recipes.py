@@ -15,7 +15,7 @@ from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.models.loading import load_policy
 from operant.models.options import ModelOptions
-from operant.rollouts.chat import encode_prompt
+from operant.sampling import encode_prompt
 from operant.storage.hub import BUILTIN
 from operant.types import OperantError
 

@@ -13,11 +13,10 @@ from operant.cli.program_files import OF_TESTS, write_programs
 from operant.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.data import DataOptions, load_tasks
 from operant.options import compose, convert
-from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
 from operant.runs.judged_replies import as_spec, scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
-from operant.sampling import Sampling, reply_text, task_key
+from operant.sampling import Sampling, encode_prompt, reply_text, task_key
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
 from operant.trackers.console import emit, plain

@@ -41,11 +41,10 @@ from operant.programs.problems import problem_of
 from operant.programs.repair import TEMPLATE, check_template
 from operant.programs.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen
 from operant.programs.verdicts import Verdicts
-from operant.rollouts.chat import encode_prompt
 from operant.runs import named_parts
 from operant.runs.judged_replies import AT_ONCE, JudgedReply, Kept, Scorer
 from operant.runs.named_models import load
-from operant.sampling import Sampling
+from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.storage import atomic_io
 from operant.text_scores.outcome_critic import CriticScore

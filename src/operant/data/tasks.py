@@ -18,8 +18,7 @@ from operant.data.order import permutation
 from operant.data.preferences import labelled_task
 from operant.data.replies import task_with_reply
 from operant.data.sources import read
-from operant.rollouts.chat import encode_more, encode_prompt
-from operant.sampling import check_ids, counter
+from operant.sampling import check_ids, counter, encode_more, encode_prompt
 from operant.types import OperantError, Task, shown
 
 CHUNK = 512
@@ -299,7 +298,13 @@ def _encoded(
         for (task, _, around), text in zip(chunk, wanted):
             prompt: Any = next(ids) if text else task.prompt
             if (span or most) and tokenizer is not None and prompt and isinstance(prompt[0], dict):
-                prompt = _shortened_chat(tokenizer, task, options, around)
+                if span:
+                    raise OperantError(
+                        f"data.query_tokens={options.query_tokens!r}: the prompt of task {task.id!r} is a chat, whose "
+                        "first tokens are those of its template; leave it out, or cut the last message with "
+                        "data.prompt_tokens"
+                    )
+                prompt = shortened_chat(tokenizer, task, most or 0, options.prompt_keeps, around)
             elif span and isinstance(prompt, list) and isinstance(prompt[0], int):
                 prompt = _query(prompt, span, special, counter(seed, "query", task.id))
             if most and len(prompt) > most and isinstance(prompt, list) and isinstance(prompt[0], int):
@@ -332,18 +337,16 @@ def shortened(ids: list[int], most: int, keeps: str, around: list[list[int]], sp
     return ids[:lead] + core + ids[len(ids) - last :]
 
 
-def _shortened_chat(tokenizer: Any, task: Task, options: DataOptions, around: tuple[str, str]) -> list[dict[str, str]]:
-    """The messages of a chat, the text of the last one cut until all have `prompt_tokens` in the chat template.
+def shortened_chat(
+    tokenizer: Any, task: Task, most: int, keeps: str, around: tuple[str, str] = ("", "")
+) -> list[dict[str, str]]:
+    """The messages of a chat, the text of the last one cut until the chat template makes `most` tokens of all.
 
-    Raises: OperantError if they have more without it, or for a query, which would be the template's first tokens.
+    `keeps`: the side of that text that stays, start or end, between the texts `around` it, which are never cut.
+    Raises: OperantError if the messages have more tokens without that text, or if it is none.
     """
-    most, (before, behind), messages = options.prompt_tokens, around, list[Any](task.prompt)
+    (before, behind), messages = around, list[Any](task.prompt)
     *others, last = messages
-    if options.query_range() or most is None:
-        raise OperantError(
-            f"data.query_tokens={options.query_tokens!r}: the prompt of task {task.id!r} is a chat, whose first "
-            "tokens are those of its template; leave it out, or cut the last message with data.prompt_tokens"
-        )
     text = last.get("content")
     if not isinstance(text, str):
         raise OperantError(
@@ -356,7 +359,7 @@ def _shortened_chat(tokenizer: Any, task: Task, options: DataOptions, around: tu
                 f"data.prompt_tokens={most}: the messages of task {task.id!r} have more tokens without the text of the "
                 "last one; raise it, or leave messages out"
             )
-        core = core[:-over] if options.prompt_keeps == "start" else core[over:]
+        core = core[:-over] if keeps == "start" else core[over:]
         cut = tokenizer.decode(core).strip("\ufffd")  # half a character
         messages = [*others, {**last, "content": before + cut + behind}]
     return messages

@@ -38,7 +38,7 @@ def probe(policy: HiddenStates) -> Modes:
     rows = three_rows(policy)
     try:
         plain = [plain_state(policy, row) for row in rows]
-        ahead = _looks_ahead(policy, rows[1])
+        ahead = looks_ahead(policy, rows[1])
     except FAILS as error:
         raise OperantError(
             f"{type(policy.model).__name__} cannot read token ids alone ({type(error).__name__}: {shown(str(error))}): "
@@ -181,7 +181,7 @@ def _padded(policy: HiddenStates, rows: list[list[int]]) -> list[Tensor]:
     return list(caught["states"][:, None])
 
 
-def _looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
+def looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
     """Whether the state before the last token depends on that token. Both calls have one shape, so they round alike."""
     kwargs = feed(policy, row)
     name = "decoder_input_ids" if policy.encoder_decoder else "input_ids"

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 
 from operant.programs.problems import problem_of, program_in
 from operant.programs.repair import TEMPLATE, repair_prompt
-from operant.rollouts.chat import encode_prompt
-from operant.sampling import Sampling, counter, reply_text, task_key, token_pieces
+from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
 from operant.types import OUTCOMES, Engine, OperantError, Task, shown
 

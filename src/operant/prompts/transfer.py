@@ -18,8 +18,7 @@ from operant.models.loading import load_policy
 from operant.models.policy import Policy
 from operant.prompts.task_models import names_function
 from operant.prompts.templates import PromptTemplate
-from operant.rollouts.chat import encode_prompt
-from operant.sampling import Sampling, counter, reply_text
+from operant.sampling import Sampling, counter, encode_prompt, reply_text
 from operant.types import OperantError, Task, shown
 
 TEMPLATE = '{prompt} "{sentence}" "'

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from operant.rollouts.chat import encode_prompt, render
+from operant.sampling import encode_prompt, render
 from operant.types import End, OperantError, Rollout, Task, Turn
 
 MOST_REPLIES = 1 << 16

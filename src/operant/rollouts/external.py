@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from operant.rollouts.chat import encode_more, encode_prompt
-from operant.sampling import Sampling, check_ids, reply_text, stop_table
+from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_text, stop_table
 from operant.types import End, OperantError, Rollout, Task, Turn
 
 

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import Any
 
 from operant.rollouts import answers
-from operant.rollouts.chat import encode_more, encode_prompt
-from operant.sampling import Sampling, reply_text, task_key
+from operant.sampling import Sampling, encode_more, encode_prompt, reply_text, task_key
 from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
 
 MAX_TURNS = 1000

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.import_by_name import Table
-from operant.rollouts.chat import encode_more, encode_prompt
 from operant.rollouts.play import Opening
+from operant.sampling import encode_more, encode_prompt
 from operant.types import OperantError, Rollout, Task, Turn, shown
 
 Added = str | list[int]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from operant.rollouts.chat import encode_more
+from operant.sampling import encode_more
 
 
 @dataclass(frozen=True)

@@ -163,11 +163,7 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    untold = env is None and getattr(policy.tokenizer, "chat_template", None) and config.data.query_range() is None
-    if untold and not isinstance(tasks[0].prompt[0], dict):
-        what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
-        notes = (f"{what}; --data.chat true makes each text the message of a user", *notes)
-    notes = (*idle(config), *notes)
+    notes = (*idle(config), *(plain(learner, tasks, config.data) if env is None else []), *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
@@ -180,6 +176,15 @@ def idle(config: Config) -> list[str]:
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
     return notes
+
+
+def plain(learner: Learner, tasks: list[Task], data: DataOptions) -> list[str]:
+    """A sentence on prompts without the chat template that the policy has, unless they are the beginnings of texts."""
+    templated = getattr(learner.policy.tokenizer, "chat_template", None) and data.query_range() is None
+    if not templated or any(isinstance(part, dict) for task in tasks[:1] for part in task.prompt[:1]):
+        return []
+    what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
+    return [f"{what}; --data.chat true makes each text the message of a user"]
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:

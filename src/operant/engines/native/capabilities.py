@@ -23,14 +23,14 @@ def try_decoding(policy: Policy) -> Modes:
     if None in (modes.left, modes.cached, modes.pooled):
         rows = three_rows(policy)
         plain = [plain_state(policy, row) for row in rows]
-        left = agrees(lambda: _left(policy, rows), plain) if modes.left is None else modes.left
+        left = agrees(lambda: _beside(policy, rows, moved=False), plain) if modes.left is None else modes.left
         alone = agrees(lambda: [_cached(policy, row) for row in rows], plain) if modes.cached is None else modes.cached
         pooled = modes.pooled
         if pooled is None:
             pooled = left and alone and agrees(lambda: _pooled(policy, rows), plain)
         if modes.cached is None and not pooled and alone and (left or policy.encoder_decoder):
             ends = [_second(policy, row) for row in rows] if policy.encoder_decoder else plain
-            alone = agrees(lambda: _kept(policy, rows), [ends[2], ends[0]])
+            alone = agrees(lambda: _beside(policy, rows, moved=True), [ends[2], ends[0]])
         policy.modes = replace(modes, left=left, cached=alone, pooled=pooled)
     return policy.modes
 
@@ -58,13 +58,6 @@ def chooses_on(policy: Policy, columns: int) -> bool:
     return bool(policy.modes.branched_on) and plain_layers(policy.model, columns + len(policy.virtual)) is not None
 
 
-def _left(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of prompts that are read side by side, padded on the left."""
-    decoding = Cached(policy)
-    decoding.admit(rows)
-    return list(decoding.states[:, None])
-
-
 def _cached(policy: Policy, row: list[int]) -> Tensor:
     """The state at the end of a row whose last token is fed by itself, after the others."""
     decoding = Cached(policy)
@@ -84,13 +77,16 @@ def _second(policy: Policy, row: list[int]) -> Tensor:
     return policy.last_states(**{k: v.to(policy.device) for k, v in fed.items()}, use_cache=False)[0]
 
 
-def _kept(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The last states of the third and the first row, whose cache was moved; that of the second was left out."""
-    decoding = Cached(policy)
-    decoding.admit(rows if policy.encoder_decoder else [row[:-1] for row in rows])
-    decoding.keep(np.asarray([2, 0]))
-    last = 0 if policy.encoder_decoder else -1
-    decoding.step(torch.tensor([rows[2][last], rows[0][last]], device=policy.device))
+def _beside(policy: Policy, rows: list[list[int]], *, moved: bool) -> list[Tensor]:
+    """The states at the ends of prompts that are read side by side, padded on the left.
+
+    moved: of the third and the first of them, after the cache was moved and one more token was fed.
+    """
+    decoding, last = Cached(policy), 0 if policy.encoder_decoder else -1
+    decoding.admit([row[:-1] for row in rows] if moved and not policy.encoder_decoder else rows)
+    if moved:
+        decoding.keep(np.asarray([2, 0]))
+        decoding.step(torch.tensor([rows[2][last], rows[0][last]], device=policy.device))
     return list(decoding.states[:, None])
 
 
