@@ -2,7 +2,7 @@
 
 Trains the sentiment recipe twice, with its own KL coefficient and with 0, into `runs/kl-samples` (finished runs are
 not repeated; six minutes on two idle cores), and writes `benchmarks/results/kl-samples.json` and the figure
-`docs/figures/with-and-without-kl.svg`: reward and KL over steps, and the replies of both to the same probe queries.
+`docs/figures/with-and-without-kl.svg`: reward and KL over steps, and the replies of both to the same probe prompts.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def train(name: str, seed: int, quick: bool) -> None:
 
 
 def summary(name: str) -> dict:
-    """Curves, evaluation-out evaluation, findings, and the last replies to the first probe queries."""
+    """Curves, evaluation-out evaluation, findings, and the last replies to the first probe prompts."""
     import pyarrow.parquet as pq
 
     from operant.diagnosis import diagnose, read_history

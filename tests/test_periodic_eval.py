@@ -176,7 +176,7 @@ def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
 
     made = train(model(), TASKS, picky, out=tmp_path / "r", tokenizer=letters(), **SMALL)
     assert len(made.metrics) == 4
-    assert "the probe queries of step 4 were left out" in (made.path / "log.txt").read_text(encoding="utf-8")
+    assert "the probe prompts of step 4 were left out" in (made.path / "log.txt").read_text(encoding="utf-8")
 
 
 def test_pieces_of_tokens_join_to_the_text():

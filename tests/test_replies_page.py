@@ -110,7 +110,7 @@ def fits(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-# --- the fixed queries ------------------------------------------------------------------------------------------------
+# --- the probe prompts ------------------------------------------------------------------------------------------------
 
 
 def test_policy_and_reference_side_by_side(page):
@@ -266,7 +266,7 @@ def test_a_token_shows_its_numbers_on_hover_and_on_focus(page):
 
 
 def test_the_keyboard_alone_can_open_a_reply(page):
-    page.get_by_role("tab", name="Fixed queries").focus()
+    page.get_by_role("tab", name="Probe prompts").focus()
     page.keyboard.press("ArrowRight")
     assert page.get_by_role("tab", name="All replies").get_attribute("aria-selected") == "true"
     page.wait_for_selector(".replies .line")
@@ -318,7 +318,7 @@ def test_the_live_page_follows_the_run(browser, run):
         run.probes(5, [reply(0, 5, " newest", 0.9, [-1.0])])
         page.locator(".replies .line", has_text="brand new").wait_for()
         assert texts(page, ".replies .slider output") == ["step 5"]
-        page.get_by_role("tab", name="Fixed queries").click()
+        page.get_by_role("tab", name="Probe prompts").click()
         assert texts(page, ".probes td.policy .text")[0] == "newest"
 
 

@@ -195,7 +195,7 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     assert data["samples"] == {
         "before": "reference",
         "after": "policy, step 12",
-        "queries": "fixed queries",
+        "queries": "probe prompts",
         "of": 4,
         "better": 4,
         "rows": [
@@ -315,7 +315,7 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
             {"algorithm": "grpo", "reward": "<function __main__:positive>", "tasks": ["a", "b"], "samples": 8,
              "reference": "none"},
             {"kl/coef": 0.1, "reward/mean": 0.9},
-            ["GRPO trains the policy", "to answer queries with replies that score high with the reward, positive.",
+            ["GRPO trains the policy", "to answer prompts with replies that score high with the reward, positive.",
              "There is no reference", "The score goes to the tokens: was each better than the other 7 replies"],
         ),
         (

@@ -19,9 +19,9 @@ reward that pays the last token alone, such as `tests`, needs `--advantage.gamma
 - CodeRL trained offline, on samples, outcomes and critic scores that were computed once; here every step plays, so that
   the gradient is that of the policy that drew the replies, and a batch is used once. CodeRL's steps alternated between
   both losses; here both are in every step.
-- There is no KL penalty by default, as there: `--kl.loss-coef` charges one. KL and importance weights (`--carry`,
-  `--ahead`) are about the policy's own tokens alone, because it has not drawn the given ones. Nor do
-  `sampling.min_tokens` and a stored truncation hold for these.
+- There is no KL penalty by default, as there: `--kl.loss-coef` charges one. KL and importance weights
+  (`--rollouts-ahead`, `--partial-rollout-tokens`) are about the policy's own tokens alone, because it has not drawn the
+  given ones. Nor do `sampling.min_tokens` and a stored truncation hold for these.
 - Without given programs in a step (`Learner.step`) the second sum is absent. `given/loss` is its mean before c: the
   cross-entropy of the policy at the temperature that it samples with, `sampling.temperature`, which is 1 by default.
 """

@@ -55,7 +55,7 @@ class History:
     rows: Sequence[Row] = ()
     """The replies of the newest step, with the columns of `registry.COLUMNS`."""
     reference: Sequence[Row] = ()
-    """The replies of the reference model to the probe queries."""
+    """The replies of the reference model to the probe prompts."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The options by full name: `{"kl.coef": 0.1}`."""
     declared: Mapping[str, Any] = field(default_factory=dict)

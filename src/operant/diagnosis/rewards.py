@@ -1,4 +1,4 @@
-"""Rules about the reward: it is constant, depends on the query, abstains, does not rise, or is already maximal."""
+"""Rules about the reward: it is constant, depends on the prompt, abstains, does not rise, or is already maximal."""
 
 from operant.diagnosis.history import RECENT, Finding, History, number, percent
 from operant.diagnosis.progress import DRIFTED, progress
@@ -8,7 +8,7 @@ EQUAL = 1e-6
 SATURATED = 0.1
 """The reward is saturated if its spread is below this share of the first step's. The demo keeps 0.25."""
 QUERY = 0.8
-"""Share of the scores' variance that the query explains; the end of the registry's healthy range."""
+"""Share of the scores' variance that the prompt explains; the end of the registry's healthy range."""
 ABSTAINED = 0.1
 """Share of unjudged replies; the end of the registry's healthy range."""
 PATIENCE = 30
@@ -54,7 +54,7 @@ def no_advantage(history: History) -> Finding | None:
         "no_advantage",
         "problem" if count == len(zero) else "warning",
         f"In {steps} {lacks}.",
-        "the replies to one query all got the same score, or there was only one of each",
+        "the replies to one prompt all got the same score, or there was only one of each",
         "more `--samples` per prompt, tasks that are neither always solved nor never, or a reward with more values",
         (name, "reward/std"),
         history.since(name, lambda x: x == 1),
@@ -90,7 +90,7 @@ def _nothing_left(history: History, evidence: str) -> Finding:
 
 
 def query_decides(history: History) -> Finding | None:
-    """The score depends mostly on the query."""
+    """The score depends mostly on the prompt."""
     name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
     share = history.recent(name)
     if share is None or share < QUERY:
@@ -100,9 +100,9 @@ def query_decides(history: History) -> Finding | None:
     return Finding(
         "query_decides",
         "warning",
-        f"The query explains {percent(share)} of the differences between scores.",
-        "the reward depends more on the query than on the reply, which is noise to the policy",
-        f"subtract the query's own score: `--reward minus_query:{named}` (from Python, `minus_query(reward)`)",
+        f"The prompt explains {percent(share)} of the differences between scores.",
+        "the reward depends more on the prompt than on the reply, which is noise to the policy",
+        f"subtract the prompt's own score: `--reward minus_query:{named}` (from Python, `minus_query(reward)`)",
         (name,),
         history.since(name, lambda x: x >= QUERY),
     )

@@ -29,8 +29,8 @@ reward/return | scaled score | may fall while the reward rises: KL is paid for, 
     replies: what each step maximises
 reward/kl_penalty_std | scaled score | | | spread of that penalty over the replies
 reward/return_std | scaled score | | | spread of the returns over the replies
-reward/query_share | share | ..0.8 | | share of the judged scores' variance that the query explains (their intraclass
-    correlation, at least 0), where 8 queries or more have several judged replies: near 1, the reply hardly matters
+reward/query_share | share | ..0.8 | | share of the judged scores' variance that the prompt explains (their intraclass
+    correlation, at least 0), where 8 prompts or more have several judged replies: near 1, the reply hardly matters
 reward/abstained | share | ..0.1 | | share of all replies on which the reward abstained; they are not trained on
 reward/outcome/ok | samples | | | number of replies, over all ranks, that an isolated or tolerated reward scored
 reward/outcome/error | samples | 0 | | number of replies on which the reward raised, died, or returned no valid score
@@ -113,7 +113,7 @@ rollout/engine_gap_max | nats | | | largest of those differences
 rollout/logprob_mean | nats | | objective/logprobs | log-prob of the sampled tokens under the whole distribution, mean
     over tokens
 rollout/ref_logprob_mean | nats | | objective/ref_logprobs | the same tokens' log-prob under the reference
-rollout/query_tokens | tokens | | tokens/queries_len_mean | mean length of the queries; in an environment, of the
+rollout/query_tokens | tokens | | tokens/queries_len_mean | mean length of the prompts; in an environment, of the
     prompt of each turn
 rollout/query_tokens_std | tokens | | tokens/queries_len_std | spread of that length
 rollout/reply_tokens | tokens | steady | tokens/responses_len_mean | mean length of the replies with their stop token;
@@ -263,13 +263,13 @@ evaluate/reward_before | score | | | evaluate/reward before training
 evaluate/reward_std | score | | | spread of those scores
 evaluate/best_of_k | score | | | best score among the judged replies of a held-out task, mean over tasks
     (and seeds); only with evaluation.samples above 1
-probe/reward | score | rises | | mean score of the policy's replies to the probe queries, with the same random numbers
+probe/reward | score | rises | | mean score of the policy's replies to the probe prompts, with the same random numbers
     each time
 probe/count | | | | number of those replies that the reward judged
 probe/kl_per_reply | nats | 0..10 | | kl/per_reply of those replies that a step would train on
 probe/reward_before | score | | | probe/reward before training
-probe/reference_reward | score | | | mean score of the reference's replies to the same queries
-probe/query_share | share | ..0.8 | | reward/query_share from two replies to each probe query before training
+probe/reference_reward | score | | | mean score of the reference's replies to the same prompts
+probe/query_share | share | ..0.8 | | reward/query_share from two replies to each probe prompt before training
 # Chosen metrics of held-out tasks
 evaluate/bleu | | rises | | corpus BLEU of the held-out replies against their references by sacrebleu, 0 to 100
 evaluate/chrf | | rises | | corpus chrF of them, an F-score of character n-grams, 0 to 100
@@ -307,7 +307,7 @@ time/observe | s | | time/ppo/forward_pass, time/ppo/compute_rewards | values, r
 time/advantage | s | | time/ppo/compute_advantages | advantages and returns
 time/update | s | | time/ppo/optimize_step, time/optimization | epochs of optimizer steps
 time/evaluate | s | | | generating and judging replies to the held-out tasks
-time/probe | s | | | answering and scoring the probe queries
+time/probe | s | | | answering and scoring the probe prompts
 time/checkpoint | s | | | writing checkpoints since the previous step
 time/report | s | | | writing the report since the previous step
 time/track | s | | time/ppo/calc_stats | writing replies and distributions

@@ -2,7 +2,7 @@
 
 GET /               the page; it fetches its data from the paths below
 GET /data.json      the page's data without replies
-GET /probes.json    the fixed queries and their answers
+GET /probes.json    the probe prompts and their answers
 GET /replies.json   ?search= &sort= &descending=0|1 &step= &outcome= &offset= &limit=    any of the run's replies
 GET /games.json     the groups of games of the run; ?step= or ?when=before|after: the games of one
 GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 the tokens of one reply
@@ -55,7 +55,7 @@ class Site:
         return self._cached("data", run_report.page_data)
 
     def probes(self) -> Any:
-        """Return the fixed queries with their answers, and notes about files that could not be read."""
+        """Return the probe prompts with their answers, and notes about files that could not be read."""
         read = replies.Reader()
         return self._cached("probes", lambda folder: {"probes": replies.probes(folder, read), "notes": read.notes})
 

@@ -34,7 +34,7 @@ CURVES = {
     "kl/per_reply": "KL per reply",
     "policy/entropy": "Entropy",
     "rollout/reply_tokens": "Reply length",
-    "probe/reward": "Reward on the probe queries",
+    "probe/reward": "Reward on the probe prompts",
     "evaluate/reward": "Reward on held-out tasks",
     "preference/accuracy": "Pairs in the right order",
     "evaluate/preference/accuracy": "Held-out pairs in the right order",
@@ -272,7 +272,7 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
 def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Collect the replies of each run and of the reference to the queries that all runs have answered.
 
-    They are the newest replies to the probe queries; a run without probes has those to the held-out tasks.
+    They are the newest replies to the probe prompts; a run without probes has those to the held-out tasks.
     """
     sides = []
     for run in runs:

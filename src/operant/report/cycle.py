@@ -1,6 +1,6 @@
 """Explains the task of a run: one sentence, and the parts of its training cycle with their names, numbers and seconds.
 
-    cycle(history)["sentence"]     "PPO trains reviews-lm to finish queries from openings/train with replies that ..."
+    cycle(history)["sentence"]     "PPO trains reviews-lm to finish prompts from openings/train with replies that ..."
     cycle(history)["parts"][0]     {"name": "Generate", "phase": "generate", "seconds": 1.3, "text": "The policy ..."}
 
 It is written for a reader who has not seen the run's command, and knows neither its policy nor its reward.
@@ -19,13 +19,13 @@ NAMES = {"coderl": "CodeRL", "gigpo": "GiGPO", "online-dpo": "Online DPO", "reje
 NAMES |= {"decision": "Decision", "distill": "Distill", "soft_q": "Soft Q-learning"}
 """How the docs write the methods whose names are not in capitals."""
 COMPARE_REPLIES = ("grpo", "rloo", "gigpo", "online-dpo")
-"""The methods that compare the replies to one query."""
+"""The methods that compare the replies to one prompt."""
 _TIMES = ", times the critic's probability of the outcome when it has read that token"
-_RELATIVE = "the score less that of the greedy reply to the same query"
+_RELATIVE = "the score less that of the greedy reply to the same prompt"
 PAID = {
     "coderl": f"{_RELATIVE}{_TIMES.replace('that token', 'what stands before that token')}",
     "coderl_after": f"{_RELATIVE}{_TIMES}",
-    "group": f"the score less the mean of all replies to the same query{_TIMES}",
+    "group": f"the score less the mean of all replies to the same prompt{_TIMES}",
     "difference": "the change of the score that the critic expects, and the last token also the rest of the score",
     "plain": "the score of its reply",
 }
@@ -63,10 +63,10 @@ def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
     expected = "than the critic expected" if history.values("value/mean") else "than usual"
     algorithm, others = history.option("algorithm"), int(history.option("samples") or 1) - 1
     if others and algorithm in COMPARE_REPLIES:
-        expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same query"
+        expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same prompt"
     score = "normalised score" if history.option("score.normalise") else "score"
     method = NAMES.get(algorithm, algorithm.upper()) if algorithm else "The run"
-    task = f"{method} trains {policy or 'the policy'}, a language model, to answer queries"
+    task = f"{method} trains {policy or 'the policy'}, a language model, to answer prompts"
     task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
     written = f"The policy writes {counted(count, 'reply')}." if count else "Replies are written."
     scored = f"{judge[0].upper()}{judge[1:]} gives each reply a number"

@@ -84,7 +84,7 @@ class ChartDisplay(Chart):
 
 
 def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]:
-    """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe queries."""
+    """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe prompts."""
     found = list(parquet.steps(path / "probes").values())
     with suppress(OperantError, FileNotFoundError):
         before, after = (

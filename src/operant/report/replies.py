@@ -77,7 +77,7 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
 
 
 def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any] | None:
-    """Collect the answers to the probe queries by the policy at several steps and by the reference model.
+    """Collect the answers to the probe prompts by the policy at several steps and by the reference model.
 
     `queries`: task and query of each. `steps`, and `policy`: one side per step. `reference`: a side, or None. A side
     has one list per column with one entry per query, None where it has no answer.

@@ -230,13 +230,13 @@ def chosen_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect fixed queries with the newest answers beside those of the reference, or else the oldest."""
+    """Collect probe prompts with the newest answers beside those of the reference, or else the oldest."""
     steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
     queries = [row["query"] for row in found_probes["queries"]]
     replies = [[_answer(*pair) for pair in zip(side["reply"], side["reward"])] for side in (before, sides[-1])]
     rows = [{"query": query, "before": old, "after": new} for query, old, new in zip(queries, *replies) if new]
-    return {"before": label, "after": f"policy, step {steps[-1]}", "queries": "fixed queries", **_showcase(rows)}
+    return {"before": label, "after": f"policy, step {steps[-1]}", "queries": "probe prompts", **_showcase(rows)}
 
 
 def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:

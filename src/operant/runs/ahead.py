@@ -7,10 +7,10 @@ own in place. There are n + 1 copies: those of the step that is judged and of th
 
 Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
 
-With `carry=k`, a step draws at most k tokens of each reply, and the next one continues those that have not ended
-(`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one has enough
-replies which end; so does one after the batch has grown. With `ahead=0` nothing is played ahead: a step is planned
-when it begins, and played here.
+With `partial_rollout_tokens=k`, a step draws at most k tokens of each reply, and the next one continues those that have
+not ended (`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one
+has enough replies which end; so does one after the batch has grown. With `rollouts_ahead=0` nothing is played ahead: a
+step is planned when it begins, and played here.
 """
 
 from collections import deque

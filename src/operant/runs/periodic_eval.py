@@ -47,7 +47,7 @@ class PeriodicEvaluation:
                 self.probed |= reference.metrics
                 self.folder.probes(None, reference.rows)
         except OperantError as error:
-            self.folder.log_message(f"the reference's answers to the probe queries were left out: {error}")
+            self.folder.log_message(f"the reference's answers to the probe prompts were left out: {error}")
 
     def after_step(self, step: int) -> dict[str, float]:
         """Evaluate held-out tasks and probe prompts if they are due after this step, and return their metrics."""
@@ -80,7 +80,7 @@ class PeriodicEvaluation:
             self.folder.probes(step, answers.rows)
             return answers.metrics | self.probed
         except OperantError as error:
-            self.folder.log_message(f"the probe queries of step {step} were left out: {error}")
+            self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
             return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@
             i ? ", " : " · ",
             make("b", { class: level }, `${n} ${level}${n > 1 ? "s" : ""}`),
           ])
-        : [" · ", make("b", { class: "fine" }, "no issues found")];
+        : [" · ", make("b", { class: "fine" }, "no findings")];
     const host = $("#overview");
     host.replaceChildren(
       make(
@@ -150,7 +150,7 @@
       "div",
       { id: "diagnosis" },
       make("h2", {}, "Diagnosis"),
-      list.length ? make("ul", { class: "findings" }, list.slice(0, shown)) : make("p", { class: "no-issues" }, "No issues found."),
+      list.length ? make("ul", { class: "findings" }, list.slice(0, shown)) : make("p", { class: "no-findings" }, "No findings."),
       more.length ? rest : null,
     );
   }

@@ -348,13 +348,13 @@
 
   function replies(host) {
     const { queries, columns, reference } = data.replies;
-    if (!queries.length) return host.replaceChildren(make("p", {}, data.replies.queries_differ ? "The runs have no queries in common." : "No replies have been recorded yet."));
+    if (!queries.length) return host.replaceChildren(make("p", {}, data.replies.queries_differ ? "The runs have no prompts in common." : "No replies have been recorded yet."));
     const last = Math.max(0, Math.ceil(queries.length / QUERIES_SHOWN) - 1) * QUERIES_SHOWN;
     const go = (first) => { chosen.first = Math.max(0, Math.min(first, last)); replies(host); };
     const end = Math.min(chosen.first + QUERIES_SHOWN, queries.length);
     const choose = make("div", { class: "choose" },
       make("button", { type: "button", id: "earlier", onclick: () => go(chosen.first - QUERIES_SHOWN), ...(chosen.first ? {} : { disabled: "" }) }, "‹ earlier"),
-      make("span", {}, `${end > chosen.first + 1 ? `queries ${chosen.first + 1} to` : "query"} ${end} of ${queries.length}`),
+      make("span", {}, `${end > chosen.first + 1 ? `prompts ${chosen.first + 1} to` : "prompt"} ${end} of ${queries.length}`),
       make("button", { type: "button", id: "later", onclick: () => go(chosen.first + QUERIES_SHOWN), ...(end < queries.length ? {} : { disabled: "" }) }, "later ›"),
       ...(seeded && seeds.length > 1 ? [make("span", { class: "soft" }, "seed"), ...seeds.map((seed) => make("button", { type: "button", class: "seed",
         "aria-pressed": String(seed === chosen.seed), onclick: () => { chosen.seed = seed; replies(host); } }, String(seed)))] : []));
@@ -438,7 +438,7 @@
       : "No run has recorded both a reward and a KL.",
       make("div", { class: "planes" }, ...planes.map(plot))),
     section("curves", "Curves", "Point at a line for its name and value; drag to zoom.", charts),
-    section("replies", "Replies", "The same queries, answered by every setting.", answers),
+    section("replies", "Replies", "The same prompts, answered by every setting.", answers),
     ...(seeded ? [section("all", "All runs", "Each name links to the report of the run.", all)] : []));
   paint();
   drawTables();

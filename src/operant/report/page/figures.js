@@ -228,7 +228,7 @@ const Figures = (() => {
       score = curve("probe/reference_reward")?.values.findLast((v) => v !== null);
     const known = scored === "probe/reward" && x && score !== undefined;
     const reference = known ? { x, values: x.map(() => score) } : null; // the reference answers only once
-    const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the fixed queries";
+    const title = scored === "evaluate/reward" ? "Reward on held-out tasks" : "Reward on the probe prompts";
     return [
       single("reward/mean", "Reward of the replies", {
         caption: `${explained("reward/mean")} Shade: one standard deviation over the replies.`,
@@ -288,7 +288,7 @@ const Figures = (() => {
     "the held-out replies in nats. What training maximises is the reward, a proxy. While another measure rises with it, it is a good one; where the other falls back, the policy " +
     "exploits it: an earlier checkpoint, or a higher price of KL, is better.";
   const PROBES =
-    "Mean score of the replies to the same (probe) queries, sampled with the same random numbers each time. Dashed: that " +
+    "Mean score of the replies to the same probe prompts, sampled with the same random numbers each time. Dashed: that " +
     "of the reference. Healthy: rises.";
   const COST =
     "The KL penalty: its coefficient times KL, subtracted from the reward of a reply. Healthy: levels off with " +

@@ -1,4 +1,4 @@
-// Shows the replies of a run: the fixed queries side by side, a table of all replies, and the tokens of any of them.
+// Shows the replies of a run: the probe prompts side by side, a table of all replies, and the tokens of any of them.
 // The only global is `Replies`.
 //
 //   Replies.mount(element, data, live)    data: from replies.py; live: {base: ""} to fetch from the server instead
@@ -311,16 +311,16 @@ const Replies = (() => {
   const facts = (row) => [known(row.reward) ? `score ${fixed(row.reward, decimals([row.reward]))}` : "no score", known(row.kl) ? `KL ${fixed(row.kl, 2)} nats` : null,
     known(row.reply_tokens) ? `${row.reply_tokens} tokens` : null, ENDS[row.end] ?? row.end, row.outcome];
 
-  // --- the fixed queries --------------------------------------------------------------------------------------------
+  // --- the probe prompts --------------------------------------------------------------------------------------------
 
   function probeView(source) {
     const state = { sort: "place", descending: false };
     let probes = null, shown = "";
     const steps = slider("Step", draw);
     const summary = make("p", { class: "summary", role: "status" }), explanation = make("p", { class: "explanation" });
-    const columns = [["query", "Query", "query"], ["before", "Reference", "reply"], ["after", "Policy", "reply policy"], ["gain", "Gain", "n"]]
+    const columns = [["query", "Prompt", "query"], ["before", "Reference", "reply"], ["after", "Policy", "reply policy"], ["gain", "Gain", "n"]]
       .map(([name, label, kind]) => ({ name, label, class: kind, sorts: true }));
-    const list = table("Fixed queries", [...columns, { name: "open", label: "Tokens", class: "opens" }], state, draw);
+    const list = table("Probe prompts", [...columns, { name: "open", label: "Tokens", class: "opens" }], state, draw);
     const host = make("div", { class: "probes" }, explanation, make("div", { class: "controls" }, steps.host, summary), list.host);
 
     /** The answers to compare with: the reference's, else the policy's before training. */
@@ -339,12 +339,12 @@ const Replies = (() => {
       list.heads[1].firstChild.textContent = title;
       list.heads[2].firstChild.textContent = `Policy, step ${steps.step}`;
       list.updateHeads();
-      explanation.textContent = `The same ${some(probes.queries.length, "query", "queries")}, answered every few steps by the policy`
+      explanation.textContent = `The same ${some(probes.queries.length, "prompt", "prompts")}, answered every few steps by the policy`
         + (probes.reference ? " and once by the reference, always with the same random numbers." : ", always with the same random numbers.");
       list.body.replaceChildren(...rows.sort(order(state.sort, state.descending)).map((row) => line(row, before, after, title, digits)));
       const gains = rows.map((row) => row.gain).filter(known), better = gains.filter((gain) => gain > 0).length;
       const mean = (name) => fixed(average(rows.map((row) => row[name]).filter(known)));
-      summary.replaceChildren(`Mean score ${mean("before")} → `, make("b", {}, mean("after")), `; better on ${better} of ${gains.length} queries`);
+      summary.replaceChildren(`Mean score ${mean("before")} → `, make("b", {}, mean("after")), `; better on ${better} of ${gains.length} prompts`);
     }
 
     function line(row, before, after, title, digits) {
@@ -383,14 +383,14 @@ const Replies = (() => {
     let requests = 0, shown = "", total = 0, timer;
     const steps = slider("Step", (step) => change({ step }));
     const all = make("input", { type: "checkbox", checked: true, onchange: () => change({ step: all.checked ? null : steps.step }) });
-    const search = make("input", { type: "search", placeholder: "Search queries and replies", "aria-label": "Search queries and replies", oninput: () => {
+    const search = make("input", { type: "search", placeholder: "Search prompts and replies", "aria-label": "Search prompts and replies", oninput: () => {
       clearTimeout(timer);
       timer = setTimeout(() => change({ search: search.value }), source.live ? 200 : 60);
     } });
     const outcomes = make("select", { class: "outcome", "aria-label": "Outcome", onchange: () => change({ outcome: outcomes.value }) }, make("option", { value: "" }, "All outcomes"));
     const summary = make("p", { class: "summary", role: "status" }), notes = make("p", { class: "missing" });
     const columns = Object.entries(COLUMNS).map(([name, label]) => ({ name, label, class: ["end", "outcome"].includes(name) ? name : "n", sorts: true }));
-    const list = table("Replies", [...columns, { name: "text", label: "Query and reply", class: "reply" }, { name: "open", label: "Tokens", class: "opens" }],
+    const list = table("Replies", [...columns, { name: "text", label: "Prompt and reply", class: "reply" }, { name: "open", label: "Tokens", class: "opens" }],
       state, () => change({}));
     const turn = (label, by) => make("button", { type: "button", onclick: () => change({ offset: state.offset + by * PAGE }) }, label);
     const [previous, next, place] = [turn("Previous", -1), turn("Next", 1), make("span", {})];
@@ -486,7 +486,7 @@ const Replies = (() => {
   async function mount(element, data, live) {
     const source = live ? served(live) : embedded(data);
     const [probes, replies] = [probeView(source), replyView(source)];
-    const { bar, panels, show } = tabs([{ label: "Fixed queries", host: probes.host }, { label: "All replies", host: replies.host }]);
+    const { bar, panels, show } = tabs([{ label: "Probe prompts", host: probes.host }, { label: "All replies", host: replies.host }]);
     element.classList.add("replies-section");
     element.replaceChildren(bar, ...panels);
     bar.hidden = true;
