@@ -118,7 +118,7 @@ def test_policy_and_reference_side_by_side(page):
     assert texts(page, ".probes td.reply:not(.policy) .text") == ["before 0", "before 1", "before 2"]
     assert texts(page, ".probes td.policy .text") == ["now 4.0", "now 4.1", "now 4.2"]
     assert texts(page, ".probes td.gain") == ["−1.000", "+1.000", "+0.500"]
-    assert texts(page, ".probes .summary") == ["Mean score 0.300 → 0.467; better on 2 of 3 queries"]
+    assert texts(page, ".probes .summary") == ["Mean score 0.300 → 0.467; better on 2 of 3 prompts"]
     assert fits(page)
 
 
@@ -140,7 +140,7 @@ def test_probes_sort_by_gain(page):
     head.get_by_role("button").click()
     assert texts(page, ".probes td.gain") == ["−1.000", "+0.500", "+1.000"]
     assert head.get_attribute("aria-sort") == "ascending"
-    page.locator(".probes th", has_text="Query").get_by_role("button").click()
+    page.locator(".probes th", has_text="Prompt").get_by_role("button").click()
     assert texts(page, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
     assert head.get_attribute("aria-sort") == "none"
 
@@ -365,7 +365,7 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
             assert page.locator(".message b").count() == 0
             choice.select_option("")
             settled(page, "All 8 replies")  # or the next wait would be content with what stands there already
-            page.get_by_placeholder("Search queries and replies").fill("indexerror")
+            page.get_by_placeholder("Search prompts and replies").fill("indexerror")
             settled(page, "1 found")
             page.wait_for_selector(".replies mark")
             assert texts(page, ".replies mark") == ["IndexError"]

@@ -306,7 +306,7 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
             {"algorithm": "ppo", "policy": "builtin:lm", "reward": "builtin:mood", "tasks": "builtin:films/train",
              "reference": "copy", "score": {"normalise": True}},
             {"kl/coef": 0.1, "kl/per_reply": 6.0, "value/mean": 0.0, "reward/mean": 0.9, "rollout/count": 128.0},
-            ["PPO trains lm, a language model", "queries from films/train", "score high with the reward, mood, while",
+            ["PPO trains lm, a language model", "prompts from films/train", "score high with the reward, mood, while",
              "a frozen copy of it from before training.", "writes 128 replies", "gives each reply a number: 0.9",
              "is 6 nats a reply", "The normalised score, minus 0.1 for each nat of KL, goes",
              "than the critic expected"],
