@@ -35,7 +35,7 @@ from operant.models.policy_state import PolicyState
 from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
-from operant.rewards.shaping import RunningMoments, as_seen
+from operant.rewards.shaping import RunningMoments, as_seen, check_token_scores
 from operant.rollouts.carried import PartialGroup, continue_replies
 from operant.rollouts.collate import collate, cut, nothing, played, spread_over, units
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
@@ -65,7 +65,7 @@ from operant.training.scoring import (
     with_trunk_states,
     within_context,
 )
-from operant.training.select import TrainingBatch, check_token_scores, select, select_all, select_both
+from operant.training.select import TrainingBatch, select, select_all, select_both
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.staleness import measure, with_importance, with_staleness
 from operant.training.update_rules import find_rule

@@ -101,19 +101,6 @@ def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) ->
     )
 
 
-def check_token_scores(rollouts: list[Rollout], scores: Sequence[Any] | None, name: str) -> None:
-    """Raises: OperantError if every reply of several tokens has a single number: it would reach the last one alone."""
-    judged = [0.0] * len(rollouts) if scores is None else scores
-    of_replies = zip(rollouts, judged, strict=False)
-    long = [score for r, score in of_replies if not r.demonstrated and score is not None and r.count > len(r.turns)]
-    if long and not any(isinstance(score, (list, tuple)) or getattr(score, "ndim", 0) for score in long):
-        raise OperantError(
-            f"algorithm {name} with advantage.gamma=0 and a reward of one number a reply: only the last token of each "
-            "would learn from it; set advantage.gamma=1 (--advantage.gamma 1), or take a reward that pays each token, "
-            "such as --reward critic:RUN"
-        )
-
-
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     """Select all demonstrations, which have no scores. Raises: OperantError on every rank if there are none."""
     if not distributed.total_float(float(len(rollouts))):
