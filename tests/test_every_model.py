@@ -64,6 +64,13 @@ OWN = {
     "ministral": HEAD,
     "nemotron": HEAD | {"num_key_value_heads": 2},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
+    "reformer": {
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [16, 16],
+        "attention_head_size": 16,
+        "lsh_attn_chunk_length": 8,
+        "local_attn_chunk_length": 8,
+    },
     "xlm": {"causal": True},
     "xmod": {"default_language": "en_XX"},
     "zamba": MIXED | {"mamba_dt_rank": 4},
@@ -81,17 +88,15 @@ NOT_MADE = {
     "nemo_speechlm": "its parts have to fit each other",
     "qwen4_exp": "its default config has no sizes of its index",
     "qwen4_exp_text": "its default config has no sizes of its index",
-    "reformer": "its own backward pass asserts that dropout is on",
     "vibevoice_asr": "686 million parameters, in parts that read sound",
-    "xlstm": "sizes that fit each other are not those of its config",
 }
 REFUSED = {
-    "blt": "cannot read token ids alone",
+    "blt": "cannot be computed from token ids alone",
     "cpmant": "depends on the tokens after it",
     "encoder-decoder": "depends on the tokens after it",  # unless its decoder's config says is_decoder
-    "fsmt": "cannot read token ids alone",
-    "prophetnet": "cannot read token ids alone",
-    "voxtral_realtime": "cannot read token ids alone",
+    "fsmt": "cannot be computed from token ids alone",
+    "prophetnet": "cannot be computed from token ids alone",
+    "voxtral_realtime": "cannot be computed from token ids alone",
     "xlnet": "depends on the tokens after it",
 }
 HYBRIDS = ("qwen3_5", "qwen3_next", "lfm2", "granitemoehybrid", "bamba", "jamba", "falcon_h1", "minimax")
@@ -136,7 +141,10 @@ def test_a_hybrid_of_attention_and_other_layers_trains(kind):
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("bert", "depends on the tokens after it.*is_decoder"), ("xmod", "cannot read token ids alone.*language")],
+    [
+        ("bert", "depends on the tokens after it.*is_decoder"),
+        ("xmod", "cannot be computed from token ids alone.*language"),
+    ],
 )
 def test_a_model_that_cannot_continue_a_text_is_refused_before_anything_starts(kind, why):
     with pytest.raises(OperantError, match=why):
@@ -155,6 +163,10 @@ def test_every_class_trains_or_is_refused(kind, name):
     side = {"is_decoder": True} if ALL[kind, name] and "is_decoder" in known else {}
     side |= {} if ALL[kind, name] else {"decoder_start_token_id": 1}
     model = tiny(kind, name, **side)
+    if kind == "reformer":  # a fault that is known: it is neither trained nor refused
+        with pytest.raises(AssertionError, match="training mode"):
+            gap(model)
+        pytest.xfail("its own backward pass asserts that dropout is on")
     if kind not in REFUSED:
         assert gap(model) < 1e-4
         return

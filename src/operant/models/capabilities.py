@@ -39,17 +39,19 @@ def probe(policy: HiddenStates) -> Modes:
     try:
         plain = [plain_state(policy, row) for row in rows]
         ahead = looks_ahead(policy, rows[1])
+        finish = _find_logit_function(policy, rows[0])
+    except OperantError:
+        raise
     except FAILS as error:
         raise OperantError(
-            f"{type(policy.model).__name__} cannot read token ids alone ({type(error).__name__}: {shown(str(error))}): "
-            "correct its config, or load another architecture"
+            f"{type(policy.model).__name__}: what enters its output head cannot be computed from token ids alone "
+            f"({type(error).__name__}: {shown(str(error))}); correct its config, or load another architecture"
         ) from error
     if ahead:
         raise OperantError(
             f"{type(policy.model).__name__}: its state at a token depends on the tokens after it, so it cannot say one "
             "token after another; set is_decoder in its config.json to true if it has that, or load a causal model"
         )
-    finish = _find_logit_function(policy, rows[0])
     padded = agrees(lambda: _padded(policy, rows), plain)
     return Modes(padded=padded, packed=packs_exactly(policy), finish=finish)
 
@@ -210,7 +212,7 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
         candidates.append(lambda logits: logits / divide)
     if isinstance(times, (int, float)) and times:
         candidates.append(lambda logits: logits * times)
-    truth = policy.model(**feed(policy, row)).logits[:, -1].to(policy.numbers)
+    truth = policy.model(**feed(policy, row), use_cache=False).logits[:, -1].to(policy.numbers)
     mine = policy.head(plain_state(policy, row)).to(policy.numbers)
     for candidate in candidates:
         if mine.shape == truth.shape and close(candidate(mine), truth):
