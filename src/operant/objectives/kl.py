@@ -186,11 +186,8 @@ class Adaptive(Controller):
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max(per_reply / self.options.target - 1, -0.2), 0.2)
-        if self.options.horizon is None and self.steps:
-            share = min(HORIZONS / self.steps, 1.0)
-        else:
-            share = replies / (self.options.horizon or UNKNOWN_RUN)
-        self.coef *= 1 + error * share
+        usual = min(HORIZONS / self.steps, 1.0) if self.steps else replies / UNKNOWN_RUN
+        self.coef *= 1 + error * (replies / self.options.horizon if self.options.horizon else usual)
 
 
 class PerToken(Controller):
