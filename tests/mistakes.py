@@ -123,6 +123,8 @@ TABLE = {
         BASE.replace("tasks.txt", "broken.jsonl"),
         BASE.replace("tasks.txt", "empty.txt"),
         BASE.replace("tasks.txt", "tasks.xlsx"),
+        BASE + " --evaluate tasks.tx",
+        BASE + " --evaluate 90%",
     ],
     "Rewards": [
         BASE.replace(" --reward letters:e", ""),

@@ -12,6 +12,8 @@ from toys import letters, lm
 
 from operant import train
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.share import share, split_off
+from operant.data.tasks import left_out
 from operant.storage.hub import BUILTIN
 from operant.types import OperantError, Task
 
@@ -130,6 +132,33 @@ def test_filters_count_characters_and_numbers_stay_those_of_the_source():
     rows = ["12345", "1", "", "123", "  ", "1234567"]
     tasks = load_tasks(rows, options=DataOptions(min_chars=3, max_chars=5))
     assert [(t.id, t.prompt) for t in tasks] == [("tasks/0", "12345"), ("tasks/3", "123")]
+
+
+def test_rows_without_a_text_are_left_out_and_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": null}\n{"text": " "}\n', encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"prompt": null, "completion": "y"}\n{"text": null}\n', encoding="utf-8")
+    for name, given, left in (("a.jsonl", {}, 2), ("b.jsonl", {"with_replies": True}, 1)):
+        passed = Counter()
+        (task,) = load_tasks(path := str(tmp_path / name), passed=passed, **given)
+        assert (task.prompt, task.replies) == (("", ("y",)) if given else ("x", ()))
+        ends = "have no text and are" if left > 1 else "has no text and is"
+        assert left_out(passed, path) == [f"{left} of {left + 1} rows of {path} {ends} left out"]
+
+
+def test_a_share_is_of_that_size_and_depends_on_the_seed_and_the_ids_alone():
+    tasks = [Task(f"own/{i}", "x") for i in range(520)]
+    training, held_out = split_off(tasks, share("10%"), seed=0)
+    assert len(held_out) == 52 and sorted([*training, *held_out], key=tasks.index) == tasks
+    assert [*map(tasks.index, held_out)] == sorted(map(tasks.index, held_out))
+    again = split_off(tasks[::-1], share(" 10.0 % "), seed=0)[1]
+    assert again[::-1] == held_out != split_off(tasks, 0.1, seed=1)[1]
+    assert len(split_off(tasks[:3], 0.01, seed=0)[1]) == 1
+    assert share("10") is share("a%.jsonl") is share(0.1) is share(None) is None
+    for given in ("0%", "100%", "-5%", "250 %"):
+        with pytest.raises(OperantError, match=rf"evaluate='{given}': a share of the tasks is above 0% and below 100%"):
+            share(given)
+    with pytest.raises(OperantError, match="evaluate=90%: of 3 tasks none would be left to train on"):
+        split_off(tasks[:3], 0.9, seed=0)
 
 
 def test_shuffle_is_a_permutation_that_the_seed_decides_and_comes_before_the_limit():

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -123,6 +125,49 @@ def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
     assert theirs == [reply["reply"] for reply in own["after"]["replies"]]
     assert {task["replies"][2]["reply"] for task in found["tasks"]} != set(theirs)
     assert "temperature 0.8, max_tokens 6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", [{}, {"algorithm": "sft"}], ids=["ppo", "sft"])
+def test_the_share_that_a_run_has_held_out_is_evaluated_again(method, inside, capsys):
+    """Also with the order of another seed, and where the run reads the rows as demonstrations."""
+    rows = [{"prompt": a + b, "completion": "a"} for a in "abcd" for b in "efg"]
+    (inside / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = {"data.shuffle": True, "data.limit": 8, "temperature": 0.8, **RUN, **method}
+    given = {n: x for n, x in given.items() if not method or n not in ("minibatch", "epochs")}
+    rewarded = {} if method else {"reward": "letters:a"}
+    metrics = {"evaluation.metrics": "distinct"} if method else {}
+    run = train("model", str(inside / "rows.jsonl"), out=inside / "r", evaluate="25%", **given, **rewarded, **metrics)
+    asked = ["eval", str(inside / "r"), "--reward", "letters:a", "--out"]
+    assert main([*asked, str(inside / "e.json")]) == 0 and "2 tasks of 25% of " in capsys.readouterr().out
+    found = json.loads((inside / "e.json").read_text(encoding="utf-8"))
+    assert [task["id"] for task in found["tasks"]] == [rollout.task.id for rollout in run.after.rollouts]
+    assert [task["replies"][0]["reply"] for task in found["tasks"]] == [r.reply for r in run.after.rollouts]
+    assert main([*asked, str(inside / "other.json"), "--seed", "7"]) == 0
+    other = json.loads((inside / "other.json").read_text(encoding="utf-8"))
+    assert [task["id"] for task in other["tasks"]] == [task["id"] for task in found["tasks"]]
+
+
+def test_an_interrupted_evaluation_shows_what_it_has_finished(inside, monkeypatch, capsys):
+    """SIGTERM is Ctrl-C. The table of the first model is that of an evaluation of it alone."""
+    import operant.runs.judged_replies as core
+
+    assert main(["eval", "run", "--tasks", "tasks.jsonl"]) == 0
+    alone = capsys.readouterr().out.splitlines()[-1]
+    made, calls = core.play, []
+
+    def stopped(tasks, **more):
+        if calls.append(len(tasks)) or sum(calls) > 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return made(tasks, **more)
+
+    monkeypatch.setattr(core, "AT_ONCE", 4)
+    monkeypatch.setattr(core, "play", stopped)
+    assert main(["eval", "run", "model", "--tasks", "tasks.jsonl", "--out", str(inside / "e.json")]) == 130
+    out, error = capsys.readouterr()
+    assert alone.split() in [line.split() for line in out.splitlines()] and not (inside / "e.json").exists()
+    assert "of all 12 tasks:" in out and "of the first 8 of 12 tasks:" in out
+    assert "interrupted; above is what was finished, and no file is written" in error
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_an_evaluation_of_a_run_with_a_mask_says_that_the_mask_is_not_exported(inside, capsys):

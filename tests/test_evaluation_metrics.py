@@ -172,7 +172,8 @@ def test_what_is_wrong_is_a_sentence(metrics, reason, own, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"evaluation.metrics": "distinct"}, "without held-out tasks: set evaluate"),
+        ({"evaluation.metrics": "distinct"}, "without held-out tasks: set evaluate.*, or --evaluate 10% for"),
+        ({"evaluate": "0%"}, "evaluate='0%': a share of the tasks is above 0% and below 100%, such as 10%"),
         ({"best": "evaluate/bleu", "evaluate": TASKS}, "not a metric of this run; choose it: evaluation.metrics=bleu"),
         (
             {"best": "-evaluate/distnct", "evaluate": TASKS, "evaluation.metrics": "distinct"},

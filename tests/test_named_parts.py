@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from operant.api import runs
+from operant.envs.rooms import Rooms
 from operant.rewards import resolve
 from operant.runs.config import as_mapping, configure
+from operant.runs.named_parts import sources
 from operant.types import OperantError, Step
 
 if TYPE_CHECKING:
@@ -111,3 +113,17 @@ def test_a_part_with_an_option_called_name_resumes(tmp_path):
     list(runs(tmp_path / "run", **GIVEN | given, steps=1))
     (*_, run) = runs(tmp_path / "run", tasks=GIVEN["tasks"], resume=True, steps=2)
     assert run.learner.env.known["name"] == "maze" and run.learner.progress.step == 2
+
+
+@pytest.mark.parametrize("given", ["none", "None", False])
+def test_a_world_evaluates_nothing_where_the_word_none_says_so(given):
+    """Also when the run is resumed, with its config.yaml; a run that names nothing plays the world's tests."""
+    named = {"env": "rooms", "evaluate": given}
+    for options in (named, as_mapping(configure(named))):
+        train = configure(options).train
+        assert sources(train, {}, Rooms())[1] is None and not train.evaluates
+    for options in ({"env": "rooms"}, as_mapping(configure({"env": "rooms"}))):
+        assert sources(configure(options).train, {}, Rooms())[1] == Rooms().games("test") != []
+    with pytest.raises(OperantError, match="evaluate='10%': the tasks are the environment's own, which keeps some for"):
+        configure({"env": "rooms", "evaluate": "10%"})
+    assert configure({"tasks": ["ab"], "reward": "letters:e", "evaluate": given}).train.evaluate in (None, False)

@@ -81,6 +81,25 @@ def test_resuming_with_every_look_on_is_the_run_that_never_stopped(tmp_path):
         assert pq.read_table(again.path / "probes" / name).equals(pq.read_table(whole.path / "probes" / name)), name
 
 
+def test_a_share_is_held_out_of_the_tasks_also_when_the_run_is_resumed(tmp_path, capsys):
+    """Training never draws it, in as many steps as pass over all tasks several times."""
+    tasks, given = [Task(a + b, a + b) for a in "abcd" for b in "efgh"], {"tokenizer": letters(), "evaluate": "25%"}
+    options = SMALL | given | {"steps": 6, "batch": 8, "probes": 0}
+    whole = train(model(), tasks, count_a, out=tmp_path / "whole", **options)
+    assert "4 of 16 tasks are held out (evaluate=25%, seed 0)" in capsys.readouterr().out
+    held_out = [rollout.task.id for rollout in whole.after.rollouts]
+    drawn = [row["task"] for path in (whole.path / "rollouts").iterdir() for row in pq.read_table(path).to_pylist()]
+    assert len(drawn) == 48 and {*drawn} | {*held_out} == {task.id for task in tasks} and not {*drawn} & {*held_out}
+    for metrics in steps(model(), tasks, count_a, out=tmp_path / "cut", **options):
+        if metrics["step"] == 3:
+            break
+    again = train(model(), tasks, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert [rollout.task.id for rollout in again.after.rollouts] == held_out
+    assert told(again.path, ("time/", "tokens/", "memory/", "checkpoint/")) == told(
+        whole.path, ("time/", "tokens/", "memory/", "checkpoint/")
+    )
+
+
 # --- held-out tasks ---------------------------------------------------------------------------------------------------
 
 

@@ -799,8 +799,9 @@ class TrainArguments(LearnerArguments, total=False):
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any
-    """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the
-    tasks are the environment's own, those that it keeps for tests."""
+    """Held-out tasks, evaluated before and after training with the same random numbers; 10% holds out that
+    share of the tasks, which the seed chooses and training never draws. None: none, or if the tasks are the
+    environment's own, those that it keeps for tests; the word none, or false, evaluates nothing there either."""
     evaluate_every: int
     """Steps between evaluations during training; 0: only before and after."""
     best: str | None

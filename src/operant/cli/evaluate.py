@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import rewards
+from operant.algorithms import find
 from operant.cli.arguments import new_file
 from operant.cli.parser import as_typed
 from operant.cli.play import aligned
@@ -22,10 +23,20 @@ from operant.cli.program_files import (
     searcher,
     with_examples,
 )
-from operant.cli.reply_files import ReplyProgress, TaskSet, counted, data_options, take, take_form, with_target
+from operant.cli.reply_files import (
+    ReplyProgress,
+    RunShare,
+    TaskSet,
+    counted,
+    data_options,
+    take,
+    take_form,
+    with_target,
+)
 from operant.cli.sample_files import ENDINGS, score_samples
 from operant.data import DataOptions
 from operant.data.forms import Form
+from operant.data.share import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples
 from operant.options import compose, convert
@@ -38,6 +49,7 @@ from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.games import playable
 from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
 from operant.runs.named_models import check, load, run_options
+from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.trackers.console import emit, plain
@@ -56,6 +68,10 @@ class Plan:
 
     models: list[str]
     source: Any
+    said: str
+    """What the tasks are of, in sentences and files."""
+    of_run: RunShare | None
+    """Only the tasks that the first run has held out of its own; None: all of the source."""
     data: DataOptions
     form: Form | None
     chat: bool
@@ -81,7 +97,8 @@ def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
         return score_samples(words, options)
     plan = planned(words, options)
     try:
-        compared = answered(plan)
+        with terminated_as_interrupted():
+            compared = answered(plan)
     finally:
         for one in plan.scorers:
             one.close()
@@ -109,8 +126,10 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
     chat = convert(options.pop("chat", False), bool, "chat")
     source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
+    of_run = None
     if not (typed := source is not None):
         source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
+        of_run = own_share(run)
         named = named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
     searches = asks_for_search(options)
@@ -146,6 +165,8 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     return Plan(
         models=list(words),
         source=source,
+        said=str(source) if of_run is None else of_run.said,
+        of_run=of_run,
         data=data_options(source, given) if form is None else compose({"": DataOptions}, given)[""],
         form=form,
         chat=chat,
@@ -189,13 +210,26 @@ def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
 
 def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
     """The held-out tasks of a run. Raises: OperantError if it has none, or if no file holds them."""
-    source = run.get("evaluate")
+    source = run.get("evaluate") or None
+    if share(source) is not None:
+        source = run["tasks"]
+        if not str(source).startswith("<"):
+            return named_parts.source(source, named_parts.stored_options("tasks", run))
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
             raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
     return source
+
+
+def own_share(run: Mapping[str, Any]) -> RunShare | None:
+    """The share that a run holds out of its own tasks; None if it names its held-out tasks otherwise."""
+    named = run.get("evaluate")
+    if (held_out := share(named)) is None:
+        return None
+    seed, rows = part(run, "learner").get("seed", 0), find(str(run.get("algorithm", "ppo"))).rows
+    return RunShare(f"{named} of {run['tasks']}", held_out, seed, rows)
 
 
 def answered(plan: Plan) -> Compared:
@@ -206,7 +240,9 @@ def answered(plan: Plan) -> Compared:
     for name in plan.models[1:]:
         check(name)
     found, loaded = list[list[list[JudgedReply]]](), [load(plan.models[0])]
-    tasks = TaskSet(plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0][0], form=plan.form)
+    tasks = TaskSet(
+        plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0][0], form=plan.form, of_run=plan.of_run
+    )
     shared = None
     if plan.programs is not None:
         loaded.clear()
@@ -219,20 +255,46 @@ def answered(plan: Plan) -> Compared:
         rewards.prepare(one.reward, tasks.tasks)
     prepared(plan.metrics, tasks.tasks)
     progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
-    for name in plan.models:
-        found.append([])
-        for replies in answers(plan, tasks, name, loaded, shared):
-            found[-1].append(replies)
-            progress.add(plan.samples, name)
-    listed = [{"id": task.id, "prompt": tasks.text(task)} for task in tasks.tasks]
+    try:
+        for name in plan.models:
+            found.append([])
+            for replies in answers(plan, tasks, name, loaded, shared):
+                found[-1].append(replies)
+                progress.add(plan.samples, name)
+    except KeyboardInterrupt:
+        tell_finished(plan, tasks, found)
+        raise
+    return in_table(plan, tasks, plan.models, found)
+
+
+def in_table(
+    plan: Plan, tasks: TaskSet, models: Sequence[str], found: Sequence[Sequence[list[JudgedReply]]]
+) -> Compared:
+    """The models with their replies to the first tasks, as many of each model."""
+    answered = tasks.tasks[: len(found[0])]
+    listed = [{"id": task.id, "prompt": tasks.text(task)} for task in answered]
     measured = {
         metric.name: [
-            metric.made.of_tasks([(task, [r.text for r in replies]) for task, replies in zip(tasks.tasks, of_model)])
+            metric.made.of_tasks([(task, [r.text for r in replies]) for task, replies in zip(answered, of_model)])
             for of_model in found
         ]
         for metric in plan.metrics
     }
-    return Compared(plan.models, listed, found, [one.name for one in plan.scorers], plan.seed, measured)
+    return Compared(models, listed, found, [one.name for one in plan.scorers], plan.seed, measured)
+
+
+def tell_finished(plan: Plan, tasks: TaskSet, found: Sequence[Sequence[list[JudgedReply]]]) -> None:
+    """Print what an interrupted evaluation has found: a table of the models that have answered all tasks, and one of
+    the model that has answered some."""
+    whole = len(tasks.tasks)
+    for count in sorted({len(replies) for replies in found} - {0}, reverse=True):
+        some = [(name, replies) for name, replies in zip(plan.models, found) if len(replies) == count]
+        print(plain(f"\nof the first {count:,} of {whole:,} tasks:" if count < whole else f"\nof all {whole:,} tasks:"))
+        for line in aligned(in_table(plan, tasks, *zip(*some)).table()):
+            emit(plain(line), sys.stdout)
+    kept = "above is what was finished" if any(found) else "no reply was judged yet"
+    text = f"operant: interrupted; {kept}, and no file is written; the same command begins again"
+    print(f"\n{text}", file=sys.stderr)
 
 
 def answers(
@@ -260,14 +322,14 @@ def describe(plan: Plan, count: int) -> str:
     sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
     each = each if plan.programs is None else plan.programs.describe()
-    return f"{count:,} tasks of {plan.source}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
+    return f"{count:,} tasks of {plan.said}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 
 def write(plan: Plan, compared: Compared, about: str) -> None:
     """Write the files that are asked for. Raises: OperantError if the disk refuses."""
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
-        asked = {"models": plan.models, "tasks_of": str(plan.source), "samples": plan.samples, "seed": plan.seed}
+        asked = {"models": plan.models, "tasks_of": plan.said, "samples": plan.samples, "seed": plan.seed}
         if plan.programs is not None:
             asked["search"] = asdict(plan.programs)
         whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()

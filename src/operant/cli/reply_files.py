@@ -6,6 +6,7 @@
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -16,6 +17,8 @@ from operant import rewards
 from operant.cli.arguments import new_file
 from operant.data import DataOptions, load_tasks, read
 from operant.data.forms import Form
+from operant.data.share import split_off
+from operant.data.tasks import left_out
 from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
 from operant.options import read as read_option
@@ -23,6 +26,7 @@ from operant.runs import named_parts
 from operant.runs.folder import as_parquet
 from operant.runs.judged_replies import JudgedReply, Kept, Scorer, as_spec, best_of, judged, scorer
 from operant.runs.named_models import divided, load, run_options
+from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.trackers.console import emit
@@ -44,6 +48,21 @@ class Source:
     sampling: Sampling
 
 
+@dataclass(frozen=True)
+class RunShare:
+    """The share of its own tasks that a run holds out: `RunShare("10% of data.jsonl", 0.1, seed=0, rows={})`."""
+
+    said: str
+    part: float
+    seed: int
+    rows: Mapping[str, bool]
+    """How its algorithm reads rows, as arguments of `load_tasks`."""
+
+    def held_out(self, tasks: list[Task]) -> set[str]:
+        """The ids of the tasks that are held out, of all that the run has read."""
+        return {task.id for task in split_off(tasks, self.part, self.seed)[1]}
+
+
 class TaskSet:
     """The tasks of a file or name, for models with tokenizers of their own."""
 
@@ -56,9 +75,11 @@ class TaskSet:
         chat: bool = False,
         policy: Any = None,
         form: Form | None = None,
+        of_run: "RunShare | None" = None,
     ):
         """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
-        and it decides whether a form's cue is read. form: makes tasks of published rows.
+        and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: only the tasks that
+        this share of a run holds out.
 
         Raises: OperantError as `load_tasks`.
         """
@@ -66,9 +87,14 @@ class TaskSet:
         talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
         self.tokenizer = getattr(policy, "tokenizer", None)
         made = {"form": form, "cue": not getattr(policy, "encoder_decoder", False)}
-        self.tasks = load_tasks(
-            source, self.tokenizer if cuts(options) else None, options, seed, with_replies=talks, **made
-        )
+        tokenizer, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
+        passed = Counter[str]()
+        self.tasks = load_tasks(source, tokenizer, options, seed, with_replies=talks, passed=passed, **made)
+        for sentence in left_out(passed, source):
+            print(sentence, file=sys.stderr)
+        if of_run is not None:
+            held_out = of_run.held_out(load_tasks(source, tokenizer, options, seed, **{**of_run.rows, **made}))
+            self.tasks = [task for task in self.tasks if task.id in held_out]
         if talks:  # the prompt of a conversation is what comes before the first answer
             self.tasks = [replace(task, replies=()) for task in self.tasks]
         if chat:
@@ -217,7 +243,8 @@ def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
         if kept.done:
             print(f"{len(kept.done)} of the replies were made before, and are kept", file=sys.stderr)
     try:
-        rows = as_rows(tasks, replies_of(asked, tasks, kept), asked)
+        with terminated_as_interrupted():
+            rows = as_rows(tasks, replies_of(asked, tasks, kept), asked)
     except KeyboardInterrupt:
         if kept is not None:
             print(f"\noperant: interrupted; the same command goes on from {len(kept.done)} answers", file=sys.stderr)

@@ -26,7 +26,7 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
         if reply_field not in row:
             fields = ", ".join(map(str, row)) or "none"
             raise OperantError(f"{where}: there is no field {shown(reply_field)} (fields: {fields})")
-        prompt, reply = row.get(text_field, ""), row[reply_field]
+        prompt, reply = row.get(text_field), row[reply_field]
     elif "messages" in row:
         messages = part(row["messages"], "messages", where)
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
@@ -46,13 +46,15 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
     else:
         fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
         raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row needs {FORMS}")
-    prompt, reply = part(prompt, "prompt", where), part(reply, "reply", where)
+    prompt, reply = part("" if prompt is None else prompt, "prompt", where), part(reply, "reply", where)
     if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
         raise OperantError(f"{where}: the reply has no message with role 'assistant', so there is nothing to learn")
     return Task(task_id, prompt, replies=(reply,))
 
 
 def _text(value: Any, name: str, where: str) -> str:
+    if value is None:
+        return ""
     if not isinstance(value, str):
         raise OperantError(f"{where}: {name} is a {type(value).__name__}, and a row without a prompt must be text")
     return value

@@ -219,13 +219,14 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
         if len(set(header)) < len(header):
             raise OperantError(f"tasks: {path} has two columns of one name: {', '.join(header)}; rename one")
         for number, row in enumerate(filter(None, reader)):
-            if len(row) > len(header):
+            if len(row) != len(header):
+                cell = f"put a cell that holds {separator!r} in quotes"
+                remedy = cell if len(row) > len(header) else f"an empty cell needs its {separator!r} too"
                 raise OperantError(
-                    f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; "
-                    f"put a cell that holds {separator!r} in quotes"
+                    f"tasks: {path}, line {reader.line_num}: {len(row)} cells and {len(header)} columns; {remedy}"
                 )
             read = reader.line_num
-            yield number, dict(zip(header, row))  # a cell that is missing at the end is not an empty one
+            yield number, dict(zip(header, row, strict=True))
         if header and number < 0:
             raise OperantError(f"tasks: {path} has a header ({shown(header)}), and has no rows below it")
     except csv.Error as error:

@@ -113,6 +113,7 @@ def load_tasks(
     labelled: bool = False,
     form: Form | None = None,
     cue: bool = True,
+    passed: Counter[str] | None = None,
 ) -> list[Task]:
     """The tasks of `source`: tasks, texts, rows, a function that returns any of these, a file, or a name.
 
@@ -123,6 +124,7 @@ def load_tasks(
     `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
     `labelled`: these have labels (see `data/preferences.py`). `form`: makes the rows of tasks of those that a data set
     publishes (see `data/forms.py`). `cue`: whether the policy continues its prompts, and so reads the form's cue.
+    `passed`: is given the numbers of rows that were `read`, and of those that are left out because they have `no text`.
 
     Raises: OperantError for a source that cannot be read, a missing field, no task left, or a prompt that is too long.
     """
@@ -141,7 +143,7 @@ def load_tasks(
     if options.shuffle:
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
-    passed: Counter[str] = Counter()
+    passed = Counter() if passed is None else passed
     filtered = _filtered(rows, name, said, options, passed, with_replies, labelled, cue)
     if with_replies and options.prompt_tokens is None:  # prompt and reply are encoded together, later
         encoded = (task for task, _, _ in filtered)
@@ -156,6 +158,13 @@ def load_tasks(
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
+
+
+def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
+    """A sentence on the rows without text that `load_tasks` has counted, if there are any."""
+    of = f" of {source}" if isinstance(source, str) else ""
+    n, ends = passed["no text"], "has no text and is" if passed["no text"] == 1 else "have no text and are"
+    return [f"{n} of {passed['read']} rows{of} {ends} left out"] if n else []
 
 
 # --- rows to tasks ----------------------------------------------------------------------------------------------------
@@ -197,6 +206,7 @@ def _filtered(
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
         around = (row.before, row.cue if cue else "") if isinstance(row, FormedRow) else ("", "")
         if not (task.replies or task.prompt if text is None else text.strip()):
+            passed["no text"] += 1
             continue
         passed["not empty"] += 1
         if text is not None and not was_task and not options.min_chars <= len(text) <= (options.max_chars or len(text)):
@@ -239,6 +249,7 @@ def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies
     is_named_prompt = options.text_field == "text" and "text" not in fields and "prompt" in fields
     of_prompt = "prompt" if is_named_prompt else options.text_field
     prompt = _field(fields, of_prompt, where, "text_field")
+    prompt = "" if prompt is None else prompt
     kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {None}
     if not isinstance(prompt, str) and not (kinds <= {int} or kinds <= {dict}):
         raise OperantError(f"{where}: the field {of_prompt!r} is a {type(prompt).__name__}, not text, messages or ids")

@@ -216,7 +216,7 @@ def evaluated_otherwise(history: History) -> Finding | None:
         other = {}  # such a run is to find one prompt, and its policy's is the likeliest one
     parts = [f"{name} {value} (training {own[name]})" for name, value in other.items()]
     parts += [f"{beams} beams (training draws)"] * (beams > 1)
-    if not parts or (history.option("evaluate") is None and not history.evaluation):
+    if not parts or (not history.option("evaluate") and not history.evaluation):
         return None
     undo = ["--evaluation.sampling none"] * bool(other) + ["--evaluation.beams 1"] * (beams > 1)
     return Finding(

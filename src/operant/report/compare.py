@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from operant.data.share import share
 from operant.metrics import evaluation
 from operant.metrics.games import SHOWN
 from operant.metrics.registry import describe
@@ -124,7 +125,10 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
 def _held_out(run: RunRecord) -> Any:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
-    return run.config.get("evaluate") or (own if run.config.get("tasks") is None else None)
+    named = run.config.get("evaluate")
+    if share(named) is not None:
+        named = f"{named} of {run.config.get('tasks')}"
+    return named or (own if run.config.get("tasks") is None else None)
 
 
 def _scale(run: RunRecord, metric: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.share import share, split_off
+from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
@@ -106,7 +109,8 @@ def build(
     for rows, measured in ((source, []), (evaluated, metrics)):
         # A wrong path or field shows in the first row, before any model loads.
         if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
-            prepared(measured, first := load_tasks(rows, None, _one_row(config), **forms), alone=True)
+            with as_evaluate(rows is evaluated and rows is not source):
+                prepared(measured, first := load_tasks(rows, None, _one_row(config), **forms), alone=True)
             for judge in judges:
                 rewards.prepare(judge, first, alone=True)
     if reward is not None:
@@ -144,9 +148,8 @@ def build(
                 "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
                 "give tasks of token ids"
             )
-    tasks = load_tasks(source, policy.tokenizer, config.data, seed, **bounds)
+    tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds)
     tasks, left_out = _usable(learner, tasks)
-    held_out = load_tasks(evaluated, policy.tokenizer, config.data, seed, **bounds) if evaluated else []
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
         rewards.read_held_out(judge, held_out)
@@ -163,10 +166,47 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    notes = (*idle(config), *(plain(learner, tasks, config.data) if env is None else []), *notes)
+    untold = plain(learner, tasks, config.data) if env is None else []
+    notes = (*of_rows, *idle(config), *untold, *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
+
+
+def read_tasks(
+    config: Config, source: Any, evaluated: Any, tokenizer: Any, bounds: dict[str, Any]
+) -> tuple[list[Task], list[Task], list[str]]:
+    """The tasks, the held-out ones, and sentences on rows that are left out, and on a share that is held out.
+
+    Raises: OperantError as `load_tasks`.
+    """
+    seed, part, notes = config.learner["learner"].seed, share(config.train.evaluate), list[str]()
+
+    def read(rows: Any) -> list[Task]:
+        tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
+        notes.extend(left_out(passed, rows))
+        return tasks
+
+    tasks = read(source)
+    if part is not None:
+        tasks, held_out = split_off(tasks, part, seed)
+        whole = len(tasks) + len(held_out)
+        notes.append(f"{len(held_out)} of {whole} tasks are held out (evaluate={config.train.evaluate}, seed {seed})")
+        return tasks, held_out, notes
+    with as_evaluate():
+        return tasks, read(evaluated) if evaluated else [], notes
+
+
+@contextmanager
+def as_evaluate(really: bool = True) -> Iterator[None]:
+    """Let an error about a source of tasks name the option that it was given in: the held-out ones are `evaluate`."""
+    try:
+        yield
+    except OperantError as error:
+        text = str(error)
+        if not really or not text.startswith("tasks: "):
+            raise
+        raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
 
 
 def idle(config: Config) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
+from operant.data.share import share
 from operant.data.sources import held_out_of
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
@@ -70,8 +71,9 @@ class TrainOptions:
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
-    """Held-out tasks, evaluated before and after training with the same random numbers. None: none, or if the tasks are
-    the environment's own, those that it keeps for tests."""
+    """Held-out tasks, evaluated before and after training with the same random numbers; 10% holds out that share of the
+    tasks, which the seed chooses and training never draws. None: none, or if the tasks are the environment's own, those
+    that it keeps for tests; the word none, or false, evaluates nothing there either."""
     evaluate_every: int = 0
     """Steps between evaluations during training; 0: only before and after."""
     best: str | None = None
@@ -133,7 +135,7 @@ class TrainOptions:
     @property
     def evaluates(self) -> bool:
         """Whether there are held-out tasks; those of a world that has tasks of its own count, and may be none."""
-        return self.evaluate is not None or self.tasks is None
+        return self.evaluate is not False and (self.evaluate is not None or self.tasks is None)
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
         whole["evaluate"] = held_out  # a recipe's own held-out tasks belong to its own tasks
     if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
+    if whole.get("tasks") is None and isinstance(whole.get("evaluate"), str) and options.is_none(whole["evaluate"]):
+        whole["evaluate"] = False  # the word, above the tests of a world; None is what every run has that names nothing
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
@@ -263,8 +267,13 @@ def _check_together(config: Config) -> None:
     _check_best(train, config.evaluation)
     if config.evaluation.metrics and not train.evaluates:
         raise OperantError(
-            f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, or leave it "
-            "out"
+            f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, as in "
+            "--evaluate held-out.jsonl, or --evaluate 10% for a share of the tasks; or leave it out"
+        )
+    if share(train.evaluate) is not None and train.tasks is None:
+        raise OperantError(
+            f"evaluate={shown(train.evaluate)}: the tasks are the environment's own, which keeps some for tests; "
+            "leave it out"
         )
     if train.tasks is None and not named_parts.has_games(train.env):
         raise OperantError(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from operant import rewards
 from operant.data.forms import ROW_FORMS
+from operant.data.share import share
 from operant.data.sources import SOURCES
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
@@ -221,12 +222,16 @@ def stored_form(config: Mapping[str, Any]) -> Callable[..., Any] | None:
 def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]:
     """What the tasks and the held-out tasks of a run are read from; without `train.tasks`, the environment's own.
 
-    options: of the task source. Raises: OperantError for an environment without tasks of its own.
+    A share of the tasks is read from what the tasks are. options: of the task source.
+    Raises: OperantError for an environment without tasks of its own.
     """
     if train.tasks is None:
-        held_out = own_games(env, "test") if train.evaluate is None else source(train.evaluate, {})
+        held_out = own_games(env, "test") if train.evaluate is None else source(train.evaluate or None, {})
         return own_games(env, "train"), held_out
-    return source(train.tasks, options), source(train.evaluate, options if train.evaluate == train.tasks else {})
+    if share(train.evaluate) is not None:
+        return (one := source(train.tasks, options)), one
+    held_out = source(train.evaluate or None, options if train.evaluate == train.tasks else {})
+    return source(train.tasks, options), held_out
 
 
 def _bound(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:

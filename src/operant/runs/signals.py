@@ -35,6 +35,19 @@ class StopRequest:
 
 
 @contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that a command can say what it has finished."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
     """Handle the two signals. In a thread other than the main one, no signal is handled.
 

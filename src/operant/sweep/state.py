@@ -119,7 +119,7 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
             _clear(folder)
         return "missing"
     config = read_config(folder)
-    evaluated = config.get("evaluate") is None or (folder / "evaluation.json").is_file()
+    evaluated = not config.get("evaluate") or (folder / "evaluation.json").is_file()
     # A process that was killed during the export leaves its lock.
     exported = is_export(folder / "export") and not (folder / "lock").exists()
     return "done" if evaluated and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
