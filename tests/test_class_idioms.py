@@ -102,6 +102,9 @@ def count(n):
 def cached(x): return x
 def tree(values): return Tree(values[0], *(Tree(v) for v in values[1:]))
 CONSTANT = Plain(9)
+def put(x, bucket): bucket.append(x)
+def first(many): return next(iter(many))
+def doubled(f): return lambda *a, **named: 2 * f(*a, **named)
 def spied(f):
     @functools.wraps(f)
     def counted(*args):
@@ -112,6 +115,16 @@ def spied(f):
 """
 
 IDIOMS = """
+b = []; put(1, bucket=b); put(bucket=b, x=2); assert b == [1, 2]
+
+rest = iter([1, 2]); assert first(rest) == 1 and list(rest) == [2] and first(x * x for x in [3]) == 9
+
+class Mine:
+    base = 3
+    @doubled
+    def more(self, x, *, by=0): return self.base + x + by
+assert Mine().more(1) == 8 and Mine.more(Mine(), 1, by=1) == 10
+
 assert Plain(1) != Plain(1)
 
 assert Plain() != 1 and not Plain() == 1

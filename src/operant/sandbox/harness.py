@@ -87,7 +87,7 @@ PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, d
 ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
-FUNCTION = type(frame)
+FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
 
 ALONE = (
     "bool len str repr int float complex index next getitem setitem delitem enter exit iter reversed hash format neg "
@@ -276,6 +276,8 @@ class Peer:
                 methods = {key: method for key, method in methods.items() if key in TEXTS} | FIXED_METHODS
             else:
                 methods["__slots__"] = ()  # its `__dict__` is at the other end
+                if "__len__" in methods:  # else Python asks that, which may be told what `bool` is not
+                    methods.setdefault("__bool__", operator("__bool__"))
             methods |= {"__qualname__": full, "__module__": module, "__peer_of__": (self, number)}
             self.stand_ins[number] = built(name, found, methods)
         return self.stand_ins[number]
@@ -349,10 +351,11 @@ class Peer:
         one, args = self.kept[number], [self.unpack(data) for data in packed]
         if isinstance(one, type) and not (self.trusted or number in self.passed or one.__module__ == TEST):
             raise TypeError(f"a test keeps its {one.__name__} to itself")
-        result = one(*args, **{name: self.unpack(data) for name, data in named.items()})
-        mutable = [i for i, value in enumerate(args) if type(value) in MUTABLE]
-        after = [[i, self.pack(args[i])] for i in mutable]
-        return [self.pack(result), [[i, new] for i, new in after if new != packed[i]]]
+        more = {name: self.unpack(data) for name, data in named.items()}
+        result = one(*args, **more)
+        given, before = [*args, *more.values()], [*packed, *named.values()]
+        after = [[i, self.pack(value)] for i, value in enumerate(given) if type(value) in MUTABLE]
+        return [self.pack(result), [[i, new] for i, new in after if new != before[i]]]
 
     def answer_look(self, number: int, name: str):
         value = self.mine(number, name)
@@ -380,7 +383,9 @@ class Peer:
     def answer_operate(self, number: int, name: str, packed: list):
         if name not in SPECIAL:
             raise TypeError(f"{name} is no operator")
-        value, args, word = self.mine(number), list(map(self.unpack, packed)), name.strip("_")
+        steps = name in ("__iter__", "__next__") and hasattr(self.kept[number], "__next__")
+        value = self.kept[number] if steps else self.mine(number)
+        args, word = list(map(self.unpack, packed)), name.strip("_")
         if not self.trusted and word in ("delattr", "dir", "copy", "deepcopy", "await"):
             raise TypeError(f"{name} is not for objects of a test")
         if word in BY_NAME:
@@ -391,11 +396,12 @@ class Peer:
 
     def answer_names(self, *names: str):
         """The values of the program's global names, where there are any."""
-        found = self.mine(0).__dict__
+        found = self.mine(0, "__dict__").__dict__
         return [[name, self.pack(found[name])] for name in names if name in found]
 
     def answer_prints(self):
         """From now on, what is printed is sent."""
+        self.mine(0, "__dict__")  # not what a test prints
         sys.stdout, sys.stderr = Printed(self.printed, "stdout"), Printed(self.printed, "stderr")
         return []
 
@@ -530,7 +536,7 @@ def called(one, name: str, args: tuple, named: dict):
         peer.last = (name, args, "raised " + vars(error).get(MESSAGE, ""))
         raise
     for i, new in changed:
-        copy_into(args[i], peer.unpack(new))
+        copy_into([*args, *named.values()][i], peer.unpack(new))
     result = peer.unpack(result)
     peer.last = (name, args, result)
     return result
@@ -548,7 +554,10 @@ def look(one, name: str):
             raise TypeError(UNSHOWN)
     found = peer.unpack(*peer.ask("look", number, name))
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
-        return getattr(__import__("dataclasses").make_dataclass("_", found), FIELDS)
+        names = [
+            str.__str__(name) for name in found
+        ]  # Python code is made of these: no text of the program's own class
+        return getattr(__import__("dataclasses").make_dataclass("_", names, init=False, repr=False, eq=False), FIELDS)
     return signed(*found) if name == "__signature__" else found
 
 
@@ -627,6 +636,9 @@ class Callee(Remote):
 
     def __call__(self, *args, **named):
         return called(self, self.__called__, args, named)
+
+    def __get__(self, one, kind=None):
+        return self if one is None else BOUND(self, one)  # in a class of a test's, as what a decorator has made
 
 
 def related(one, name: str, other):
@@ -1220,7 +1232,10 @@ class Checker:
     def asserts(self, frame) -> bool:
         """Whether the `with` that a frame is about to leave asserts something, which a program must not silence."""
         texts = {code: list(nodes(compile(text, TEST, "exec", ONLY_AST))) for text, code in self.compiled.items()}
-        helpers = {vars(node).get("name") for found in texts.values() for node in found if speaks(node, set())} - {None}
+        named = [(name, node) for found in texts.values() for one in found for name, node in bindings(one)]
+        helpers: set = set()
+        while more := {name for name, node in named if speaks(node, helpers)} - helpers:
+            helpers |= more
         [found] = [found for code, found in texts.items() if frame.f_code in parts(code)] or [[]]
         blocks = [node for node in found if hasattr(node, "items") and vars(node).get("lineno") == frame.f_lineno]
         return not blocks or any(speaks(block, helpers) for block in blocks)
@@ -1255,10 +1270,23 @@ class Checker:
 def speaks(block, helpers: set) -> bool:
     """Whether a node of a syntax tree has an assertion, a call such as `self.assertEqual`, or one of the helpers."""
     words = [(type(node).__name__, vars(node)) for node in nodes(block)]
-    return any(
-        name == "Assert" or fields.get("attr", "").startswith("assert") or fields.get("id") in helpers
-        for name, fields in words
+    kinds = {name for name, _ in words}
+    return bool("Assert" in kinds or {"If", "Raise"} <= kinds) or any(
+        fields.get("attr", "").startswith("assert") or {fields.get("attr"), fields.get("id")} & helpers
+        for _, fields in words
     )
+
+
+def bindings(node):
+    """The names that a node of a syntax tree binds, each with the node that is behind it."""
+    fields = vars(node)
+    if isinstance(fields.get("name"), str):
+        yield fields["name"], node
+    behind = fields.get("value") or fields.get("iter")
+    for target in fields.get("targets") or [fields.get("target")]:
+        for one in nodes(target) if behind and target else ():
+            if "id" in vars(one):
+                yield vars(one)["id"], behind
 
 
 def short_text(text: str, most: int) -> str:
