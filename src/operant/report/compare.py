@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from operant.data.share import share
 from operant.metrics import evaluation
 from operant.metrics.games import SHOWN
 from operant.metrics.registry import describe
@@ -126,7 +125,7 @@ def _held_out(run: RunRecord) -> Any:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
     named = run.config.get("evaluate")
-    if share(named) is not None:
+    if str(named).endswith("%"):  # a share of the run's own tasks
         named = f"{named} of {run.config.get('tasks')}"
     return named or (own if run.config.get("tasks") is None else None)
 
