@@ -891,6 +891,7 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     make = compiled if given["judge"] == "apps" and order == b"m" else compile
     sys.modules[module.__name__] = module
     sys.argv = [""]
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the interpreter has started without `site`
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
