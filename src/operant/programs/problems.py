@@ -109,7 +109,7 @@ def unkept(*codes: str) -> str | None:
                     f"{node.name} overrides; call {name} itself, or leave the row out"
                 )
         text = ast.unparse(node) if isinstance(node, (ast.Assign, ast.Call)) else ""
-        if RUNS.match(text) and not isinstance(node.args[0] if node.args else node, ast.Constant):
+        if isinstance(node, ast.Call) and RUNS.match(text) and not isinstance([*node.args, node][0], ast.Constant):
             return (
                 f"a test says {shown(text)}, which would run what the program returns beside the tests, outside the "
                 "sandbox's filter; compare the text, use ast.literal_eval, or leave the row out"
