@@ -321,6 +321,7 @@ def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
 
 
 MOCK = "from unittest.mock import patch\n"
+UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
 
 
 @pytest.mark.parametrize(
@@ -339,6 +340,13 @@ MOCK = "from unittest.mock import patch\n"
         ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
         ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
         ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
+        ("", "assert eval(f('3 * 4')) == 12", "says .eval.* would run what the program returns"),
+        ("", "import pickle\nassert pickle.loads(pickle.dumps(f(1))) == 2", "says .*pickle.loads"),
+        ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2", ""),
+        ("", "def test_f():\n    assert f(2) == 4", "defines test_f and never runs it"),
+        ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
+        ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
+        ("def test_f(): assert f(2) == 4", "test_f()", ""),
         ("class A: pass", "class B(A): pass\nassert f(B())", ""),
         ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
         ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),

@@ -23,6 +23,8 @@ PATCHES = re.compile(
     r"|(unittest\.)?mock\.patch(\.\w+)?\(.*|inspect\.getsource(lines)?\(.*"
 )
 """What a test changes or looks into in its own process alone."""
+RUNS = re.compile(r"(builtins\.)?(eval|exec)\(|(pickle|marshal|shelve|cloudpickle|dill)\.(loads?|open)\(")
+"""What turns text or bytes into code that runs in the process of the tests."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,11 @@ def unkept(*codes: str) -> str | None:
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)} | imported
     bound |= {node.name for node in nodes if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     bound |= vars(builtins).keys() | sys.stdlib_module_names
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    for node in [one for module in nodes if isinstance(module, ast.Module) for one in module.body]:
+        name = node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+        if name[:4] in ("test", "Test") and name not in used:
+            return f"a test defines {name} and never runs it, so that any program passes; call it, or leave the row out"
     for node in nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
             name = ast.unparse(base)
@@ -102,6 +109,11 @@ def unkept(*codes: str) -> str | None:
                     f"{node.name} overrides; call {name} itself, or leave the row out"
                 )
         text = ast.unparse(node) if isinstance(node, (ast.Assign, ast.Call)) else ""
+        if isinstance(node, ast.Call) and RUNS.match(text) and not isinstance([*node.args, node][0], ast.Constant):
+            return (
+                f"a test says {shown(text)}, which would run what the program returns beside the tests, outside the "
+                "sandbox's filter; compare the text, use ast.literal_eval, or leave the row out"
+            )
         called = isinstance(node, ast.Call) and re.split(r"\W", text)[0]
         if PATCHES.match(text) or called in {"patch", "getsource"} & imported:
             return (

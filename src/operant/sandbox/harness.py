@@ -554,9 +554,7 @@ def look(one, name: str):
             raise TypeError(UNSHOWN)
     found = peer.unpack(*peer.ask("look", number, name))
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
-        names = [
-            str.__str__(name) for name in found
-        ]  # Python code is made of these: no text of the program's own class
+        names = [str.__str__(name) for name in found]  # code is made of these: no text of a class of the program
         return getattr(__import__("dataclasses").make_dataclass("_", names, init=False, repr=False, eq=False), FIELDS)
     return signed(*found) if name == "__signature__" else found
 
@@ -638,7 +636,8 @@ class Callee(Remote):
         return called(self, self.__called__, args, named)
 
     def __get__(self, one, kind=None):
-        return self if one is None else BOUND(self, one)  # in a class of a test's, as what a decorator has made
+        """In a class of a test's, what a decorator of the program has made is a method."""
+        return self if one is None else BOUND(self, one)  # pyright: ignore[reportCallIssue]
 
 
 def related(one, name: str, other):
@@ -891,6 +890,7 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     make = compiled if given["judge"] == "apps" and order == b"m" else compile
     sys.modules[module.__name__] = module
     sys.argv = [""]
+    builtins.exit = builtins.quit = sys.exit  # the interpreter has started without `site`
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
