@@ -942,11 +942,11 @@ def compiled(*source, **how):
 def in_function(tree, first: str):
     """The code of a module, all of it but imports in a function that is called, which begins with that statement."""
     module = compile(f"def _():\n {first}\n_()", FILE, "exec", ONLY_AST, dont_inherit=True)
-    define, run = module.body
+    define, run = module.body  # pyright: ignore[reportAttributeAccessIssue]
     define.name = run.value.func.id = FILE  # no name that a program can have
     imports = [node for node in tree.body if type(node).__name__ in ("Import", "ImportFrom")]
     define.body += [node for node in tree.body if node not in imports]
-    module.body = [*imports, define, run]
+    module.body = [*imports, define, run]  # pyright: ignore[reportAttributeAccessIssue]
     return compile(module, FILE, "exec", dont_inherit=True)
 
 
