@@ -87,6 +87,8 @@ def test_a_kl_below_zero_is_reported_with_its_error_and_noise_is_not():
     assert finding.cause.startswith("sampling.top_k=5")
     noisy = [m | {"kl/per_reply_std": 20.0} for m in negative().metrics]
     assert diagnose(History(noisy)) == []
+    few = [{"kl/per_reply": kl, "kl/per_reply_std": abs(kl) / 2, "rollout/count": 4} for kl in (1e-6, -0.17)]
+    assert diagnose(History(few)) == []
 
 
 def test_min_length_is_named_where_it_was_declared():

@@ -199,3 +199,9 @@ def test_the_sentences_of_the_page_are_said(as_user, capsys):
         code = main(["train", "my.yaml", *words.split()])
         assert (code, sentence in (printed := capsys.readouterr().err)) == (2, True), (words, printed)
         assert not Path("runs").exists()
+
+
+def test_a_syntax_error_names_its_place_once(tmp_path):
+    (tmp_path / "broken.py").write_text("def f(x: return 1\n", encoding="utf-8")
+    with pytest.raises(OperantError, match=r"invalid syntax \(broken\.py, line 1\)$"):
+        Table("reward", "operant.rewards", {}).find(f"{tmp_path / 'broken.py'}:f")

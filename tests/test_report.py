@@ -507,7 +507,7 @@ UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
-        assert page.locator("section > details[open]").count() == (1 if size == PHONE else 14)
+        assert page.locator("section:not([hidden]) > details[open]").count() == (1 if size == PHONE else 14)
         for _ in range(2):
             assert overflows(page) == []
             assert low_contrast(page) == []
@@ -520,7 +520,7 @@ def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, s
 
 def test_a_phone_shows_the_verdict_first_and_a_link_unfolds_what_it_leads_to(browser, url):
     with visit(browser, url, PHONE) as page:
-        assert page.evaluate("document.documentElement.scrollHeight") < 4000
+        assert page.evaluate("document.documentElement.scrollHeight") < 8000  # with the charts of one section
         top = {
             name: page.locator(name).bounding_box()["y"]
             for name in (".verdict", ".task", "#cycle", ".numbers", "#samples")

@@ -161,6 +161,9 @@ def test_a_world_that_raises_ends_the_run_with_a_sentence_and_a_checkpoint(tmp_p
         (lambda: os._exit(0), r"os._exit\(0\)"),
         (lambda: os.abort(), r"os.abort\(\)"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), r"os.kill\(\d+, (9|Signals.SIGKILL)\)"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), r"os.kill\(\d+, (15|Signals.SIGTERM)\)"),
+        (lambda: os.execv("/bin/true", ["true"]), r"os.execv\(/bin/true, \['true'\]\)"),
+        (lambda: os.execlp("true", "true"), r"os.execv\(.*true.*\)"),
     ],
 )
 def test_a_world_that_ends_the_process_is_a_sentence_and_its_children_may_end(end, called):
@@ -179,6 +182,8 @@ def test_a_world_that_ends_the_process_is_a_sentence_and_its_children_may_end(en
     with pytest.raises(OperantError, match=rf"world 'Quits' called {called} \(test_worlds.py, line \d+\).*workers:"):
         answers.step(Quits(), {0: "a"}, tasks)
     assert os._exit is usual
+    with pytest.raises(OperantError, match=rf"reward 'Quits' called {called} \(test_worlds.py.*isolated: before"):
+        judge(lambda rollouts: end(), [Rollout(tasks[0], 0, [Turn([1], [2])], ["a"])], "Quits")
 
 
 def test_a_run_with_an_isolated_world_logs_what_failed_and_leaves_no_process(tmp_path, mark):

@@ -71,6 +71,7 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
         place = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if frames else ""
+        place = "" if isinstance(error, SyntaxError) and error.lineno else place  # its text says where
         text = str(error)[:most]
         return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
     except BaseException:

@@ -14,6 +14,9 @@ from operant.rollouts.generation_kwargs import UNSCORED
 ERRORS = 3.0
 """A KL counts as negative if it is this many standard errors below 0. With two, a healthy start would raise one false
 alarm in forty checks."""
+FEW = 30
+"""Replies. The spread of fewer says little about the error of their mean. Those of a policy that is still equal to its
+reference have a KL of 0, and do not count."""
 LEAST_NATS = 0.02
 """Nats per reply. A KL closer to 0 than this is rounding (with unchanged weights it is 0 to 1e-6)."""
 ODD_Z = 6.0
@@ -96,7 +99,7 @@ def _negative_kl(history: History) -> tuple[str, int] | None:
     current = [m for m in history.metrics if not m.get("rollout/staleness")]  # stale replies are of other weights
     steps = [[m[name] for name in names] for m in current if all(name in m for name in names)][-RECENT:]
     steps = [(kl, spread, count) for kl, spread, count in steps if kl is not None and spread is not None]
-    if not steps:
+    if sum(count for _, spread, count in steps if spread > LEAST_NATS) < FEW:
         return None
     mean = sum(kl for kl, _, _ in steps) / len(steps)
     error = sum(spread**2 / count for _, spread, count in steps) ** 0.5 / len(steps)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from operant import distributed
+from operant.rollouts.silent_ends import heard
 from operant.rollouts.totals import Total
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
@@ -296,8 +297,9 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
     Raises: CallFailure if there are no answers to check; OperantError if the reward itself raised one.
     """
     try:
-        returned: Any = reward_call.call(reward, rollouts)
-        answers = as_list(returned)  # a generator fails only when it is read
+        with heard(f"reward {name!r}", "fix the reward; isolated: before its name runs it in a process of its own"):
+            returned: Any = reward_call.call(reward, rollouts)
+            answers = as_list(returned)  # a generator fails only when it is read
     except OperantError:
         raise
     except (Exception, SystemExit) as error:  # a reward that calls sys.exit does not end the run without a word

@@ -35,7 +35,8 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
 
 def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
     try:
-        with heard(name_of(env)):
+        apart = "fix the world, or play it in processes of its own: env=workers:file.py:World"
+        with heard(f"world {name_of(env)!r}", apart):
             steps = getattr(env, call)(given)
     except OperantError:
         raise

@@ -1,4 +1,4 @@
-"""Calls of a world that would end the run's process without a word, made heard."""
+"""Calls of a world or a reward that would end the run's process without a word, made heard."""
 
 import os
 import signal
@@ -11,27 +11,32 @@ from typing import Any
 
 from operant.types import OperantError
 
+ENDS = ("_exit", "abort", "kill", "killpg", "execv", "execve")
+"""Of `os`; its other functions `exec...` call the last two."""
+
 
 @contextmanager
-def heard(world: str) -> Iterator[None]:
+def heard(called: str, remedy: str) -> Iterator[None]:
     """Inside this context, a call that would end this process without a word raises OperantError with the remedy.
 
-    Other threads, and processes that the world has forked, may still end so.
+    called: whose calls they are, such as "world 'Guess'". Other threads, and processes that it has forked, may still
+    end so.
     """
-    usual = {name: getattr(os, name) for name in ("_exit", "abort", "kill")}
+    usual = {name: getattr(os, name) for name in ENDS}
     owner = os.getpid(), threading.get_ident()
 
     def instead(name: str) -> Callable[..., Any]:
-        def call(*given: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
             here = owner == (os.getpid(), threading.get_ident())
-            if not here or (name == "kill" and given != (os.getpid(), signal.SIGKILL)):
-                return usual[name](*given)
-            caller, called = sys._getframe(1), f"os.{name}({', '.join(map(str, given))})"
-            file = Path(caller.f_code.co_filename).name
+            if not here or (name.startswith("kill") and not _ends(*given)):
+                return usual[name](*given, **named)
+            caller = sys._getframe(1)
+            while caller.f_globals is vars(os) and caller.f_back:  # os.execl calls os.execv
+                caller = caller.f_back
+            file, values = Path(caller.f_code.co_filename).name, ", ".join(map(str, given))
             raise OperantError(
-                f"world {world!r} called {called} ({file}, line {caller.f_lineno}), which "
-                "ends the process and the run with it; fix the world, or play it in processes of its own: "
-                "env=workers:file.py:World"
+                f"{called} called os.{name}({values}) ({file}, line {caller.f_lineno}), which ends the process and "
+                f"the run with it; {remedy}"
             )
 
         return call
@@ -43,3 +48,10 @@ def heard(world: str) -> Iterator[None]:
     finally:
         for name, function in usual.items():
             setattr(os, name, function)
+
+
+def _ends(target: int = 1, number: int = 0) -> bool:
+    """Whether a signal to this process, or to its group, kills it; one that is handled says a sentence of its own."""
+    own = target in (os.getpid(), os.getpgrp(), 0)
+    deadly = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL)
+    return own and number in deadly and signal.getsignal(number) == signal.SIG_DFL

@@ -8,7 +8,8 @@
   const POLL_INTERVAL = 4000; // milliseconds between two requests of the live page
   let data = JSON.parse($("#data").textContent);
   const drawn = new Map(); // figures by id
-  let unfolded = false;
+  let unfolded = false,
+    opened = false;
   const figureOf = new Map(); // metric -> id of the figure that shows it
 
   const number = Charts.number;
@@ -31,11 +32,19 @@
     specs.forEach((spec) => figure(spec.small ? panel(grid) : grid, spec));
   }
 
-  /** A section that folds; on a phone all but the first of the charts begin folded, as they would be twenty screens. */
-  function folding({ id, title, about }, place) {
+  /** A section that folds; on a phone all begin folded, as they would be twenty screens, until `openFirst`. */
+  function folding({ id, title, about }) {
     const details = make("details", {}, make("summary", {}, make("h2", {}, title), make("span", {}, about)));
-    details.open = place === 0 || !matchMedia("(max-width: 40rem)").matches;
+    details.open = !matchMedia("(max-width: 40rem)").matches;
     return make("section", { id }, details);
+  }
+
+  /** Open the first section with charts, once: which one that is depends on the run. */
+  function openFirst() {
+    const first = Figures.SECTIONS.map(({ id }) => $(`#${id}`)).find((host) => !host.hidden);
+    if (!first || opened) return;
+    opened = true;
+    unfold(first);
   }
 
   const unfold = (host) => host?.querySelectorAll(":scope > details").forEach((it) => (it.open = true));
@@ -307,6 +316,7 @@
     figureOf.clear();
     overview();
     for (const it of Figures.SECTIONS) section(it, figures[it.id]);
+    openFirst();
     labels();
     prompts();
     details();
