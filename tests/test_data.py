@@ -286,6 +286,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ("source", "options", "message"),
     [
         ([{"reviews": "x"}], {"text_field": "review"}, "row 1: there is no field 'review'; did you mean 'reviews'"),
+        ([{"messages": [{"role": "user", "content": "x"}]}], {}, "a chat is read by --data.text-field messages"),
         ([{"text": "x"}, {"txt": "x"}], {}, "row 2: there is no field 'text'; did you mean 'txt'"),
         ([{"text": "x"}], {"id_field": "id"}, "no field 'id'"),
         ([{"text": "x"}], {"target_field": "label"}, "no field 'label'"),

@@ -161,6 +161,8 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
         ({"letters:e": math.nan}, "not a finite number"),
         ("letters:e,length:20", r"names 2: give each its weight, as in --reward '\{letters:e: 1, length:20: 1\}'"),
         ("a.py:f,b.py:g", r"as in --reward '\{a.py:f: 1, b.py:g: 1\}'"),
+        (lambda: [], "takes no argument: a reward gets the list of all replies"),
+        ("runs/gone", "there is no run folder 'runs/gone'"),
         (needs_two, "option more is missing: needs_two gets the list of replies alone .* no default for 'more'"),
     ],
 )

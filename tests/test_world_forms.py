@@ -18,7 +18,7 @@ from test_worlds import HOSTILE, LAKE, SMALL, TASKS, content, kept, linux, logge
 from toys import letters, lm
 
 from operant import OperantError, Step, Task, check_env, train
-from operant.envs.functions import FunctionEnv
+from operant.envs.functions import FunctionEnv, maker
 from operant.envs.http import Http, serve
 from operant.envs.isolated import WorkerEnv
 from operant.rollouts.play import play
@@ -194,6 +194,14 @@ def test_the_world_steps_one_wave_while_the_replies_of_the_other_are_generated(k
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_a_task_without_yield_is_named():
+    def pays(task):
+        return 1.0
+
+    with pytest.raises(OperantError, match="function of a task without yield: an episode yields what the policy reads"):
+        maker(pays)
 
 
 def test_a_generator_function_plays_an_episode(kept, tmp_path):  # noqa: F811

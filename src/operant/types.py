@@ -70,10 +70,9 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
             return str(error)[:most]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-        place = f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})" if frames else ""
-        place = "" if isinstance(error, SyntaxError) and error.lineno else place  # its text says where
-        text = str(error)[:most]
-        return f"{type(error).__name__}{': ' if text else ''}{text}{place}"
+        said = not frames or (isinstance(error, SyntaxError) and error.lineno)  # its text says where
+        place = "" if said else f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
+        return f"{type(error).__name__}{': ' if (text := str(error)[:most]) else ''}{text}{place}"
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"
 

@@ -279,6 +279,8 @@ def _field(fields: Mapping[str, Any], name: str, where: str, option: str) -> Any
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         there = shown(", ".join(known) or "none", 300)[1:-1]
+        if "messages" in known and option == "text_field":
+            hint = "; a chat is read by --data.text-field messages"
         raise OperantError(
             f"{where}: there is no field {shown(name)}{hint} (fields: {there}); set data.{option}, or "
             "name the form of rows of a public data set, as in --form summarize (docs/tasks.md)"

@@ -64,7 +64,13 @@ class FunctionEnv:
 
 def maker(world: Any) -> Any:
     """What makes the world that a user has named: a generator function's `FunctionEnv`, with the function's arguments
-    after the task; anything else is itself."""
+    after the task; anything else is itself. Raises: OperantError for a function of a task that yields nothing."""
+    plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
+    if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
+        raise OperantError(
+            f"world {world.__name__!r} is a function of a task without yield: an episode yields what the policy reads, "
+            "and gets its reply (docs/worlds.md)"
+        )
     if not inspect.isgeneratorfunction(world):
         return world
 

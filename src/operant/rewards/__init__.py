@@ -225,6 +225,8 @@ def factory(spec: Any) -> Factory | None:
     if inspect.isclass(spec):
         return Factory(spec)
     gets = "the list of replies alone (or prompts and completions, if these are its arguments)"
+    if inspect.isfunction(spec) and not inspect.signature(spec).parameters:
+        raise OperantError(f"reward {spec.__name__!r} takes no argument: a reward gets the list of all replies")
     return Factory(spec, 1, gets) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
@@ -294,6 +296,7 @@ def _find(spec: str) -> Callable[..., Any]:
     if ":" not in spec:
         names = f"names: {', '.join(known)}, or module:function"
         hint = f"name the function in it, {spec}:FUNCTION" if spec.endswith(".py") else names
+        hint = f"there is no run folder {spec!r}" if "/" in spec and not spec.endswith(".py") else hint
         raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
 

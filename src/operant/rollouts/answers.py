@@ -35,8 +35,7 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
 
 def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
     try:
-        apart = "fix the world, or play it in processes of its own: env=workers:file.py:World"
-        with heard(f"world {name_of(env)!r}", apart):
+        with heard(f"world {name_of(env)!r}", "fix it, or play it in processes of its own: env=workers:file.py:World"):
             steps = getattr(env, call)(given)
     except OperantError:
         raise

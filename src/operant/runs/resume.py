@@ -187,4 +187,4 @@ def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: 
     done = about(path)["step"] if path else 0
     if path is None or done < steps:
         return None
-    return f"{out} is finished: {done} of {steps} steps; --steps {2 * steps} would continue it"
+    return f"{out} is finished: {done} of {max(done, steps)} steps; --steps {2 * max(done, steps)} would continue it"
