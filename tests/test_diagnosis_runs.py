@@ -430,7 +430,7 @@ def empties(trained: TrainedLearner) -> str:
 CASES = {
     # finding: run, numbers in the message, part of the cause, part of the remedy, whether the twin has no findings
     "critic": (critic, explained, "cannot follow", "--score.normalise true", True),
-    "query_decides": (query_decides, decided, "more on the query", "minus_query", True),
+    "query_decides": (query_decides, decided, "more on the prompt", "minus_query", True),
     "abstains": (abstains, lambda t: percent(average(average(s is None for s in x) for x in t.scores[-5:])),
                  "returned None", "low score", True),
     "scoring": (scoring, gap, "other weights", "`sync`", True),

@@ -64,7 +64,7 @@ def event_loop(process: int) -> Any:
     import asyncio
 
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name=f"rewards of {process}", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name=f"async rewards of {process}", daemon=True).start()
     return loop
 
 
