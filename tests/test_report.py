@@ -507,7 +507,7 @@ UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
-        assert page.locator("section:not([hidden]) > details[open]").count() == (1 if size == PHONE else 14)
+        assert page.locator("section:not([hidden]) > details[open]").count() == (1 if size == PHONE else 9)
         for _ in range(2):
             assert overflows(page) == []
             assert low_contrast(page) == []
