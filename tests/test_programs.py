@@ -344,6 +344,7 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
         ("", "import pickle\nassert pickle.loads(pickle.dumps(f(1))) == 2", "says .*pickle.loads"),
         ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2", ""),
         ("", "def test_f():\n    assert f(2) == 4", "defines test_f and never runs it"),
+        ("", "def check(f):\n    assert f(2) == 4", "defines check and never runs it"),
         ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
         ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
         ("def test_f(): assert f(2) == 4", "test_f()", ""),

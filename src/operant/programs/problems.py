@@ -98,7 +98,8 @@ def unkept(*codes: str) -> str | None:
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     for node in [one for module in nodes if isinstance(module, ast.Module) for one in module.body]:
         name = node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
-        if name[:4] in ("test", "Test") and name not in used:
+        asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
+        if (asserts or name[:4] in ("test", "Test")) and name not in used:
             return f"a test defines {name} and never runs it, so that any program passes; call it, or leave the row out"
     for node in nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
