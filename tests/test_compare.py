@@ -282,6 +282,16 @@ def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_hel
     assert len(comparison(sorted(tmp_path.iterdir()))["rewards"]) == parts
 
 
+@pytest.mark.parametrize(("tasks", "parts"), [("a.jsonl", 1), ("b.jsonl", 2)])
+def test_a_share_of_other_tasks_is_another_held_out_set(tmp_path, tasks, parts):
+    for name, source in (("1", "a.jsonl"), ("2", tasks)):
+        made = run(tmp_path / name, evaluate="10%", tasks=source)
+        lines = [{"step": i, "evaluate/reward": 0.5 + i} for i in (1, 2)]
+        (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    curves = comparison(sorted(tmp_path.iterdir()))["curves"]
+    assert len([curve for curve in curves if "evaluate/reward" in json.dumps(curve)]) == parts
+
+
 def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
     """A setting of two seeds is its mean; the front joins those that no other beats in both."""
     for coef, reward, perplexity in ((0.0, 9.0, 400.0), (0.1, 8.0, 50.0), (0.5, 3.0, 90.0)):

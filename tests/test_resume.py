@@ -230,6 +230,8 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
     assert main(["train", "--resume", run, "--steps", "3", "--kl.coef", "0.5"]) == 0
     lines = [json.loads(x) for x in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["kl/coef"] == 0.5
+    assert main(["train", "--resume", run, "--steps", "2"]) == 0
+    assert "is finished: 3 of 3 steps; --steps 6 would continue it" in capsys.readouterr().out
     for words, sentence in (
         (["--policy", "builtin:reviews-lm"], "policy='builtin:reviews-lm' with --resume"),
         (["--out", "elsewhere"], "--out elsewhere beside --resume"),
@@ -239,6 +241,12 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
         assert sentence in capsys.readouterr().err
     assert main(["train", "letters", "--fresh-optimizer"]) == 2
     assert "fresh_optimizer without resume" in capsys.readouterr().err
+
+
+def test_fewer_steps_than_a_stopped_run_has_done_are_refused(tmp_path):
+    cut(tmp_path / "run", 2)
+    with pytest.raises(OperantError, match="steps=1 with --resume: the run has done 2 steps; give at least as many"):
+        again(tmp_path / "run", steps=1)
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
             return str(error)[:most]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-        said = not frames or (isinstance(error, SyntaxError) and error.lineno)  # its text says where
-        place = "" if said else f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
+        no_place = not frames or (isinstance(error, SyntaxError) and error.lineno)  # its text says where
+        place = "" if no_place else f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
         return f"{type(error).__name__}{': ' if (text := str(error)[:most]) else ''}{text}{place}"
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"

@@ -68,7 +68,7 @@ class Plan:
 
     models: list[str]
     source: Any
-    said: str
+    source_name: str
     """What the tasks are of, in sentences and files."""
     of_run: RunShare | None
     """Only the tasks that the first run has held out of its own; None: all of the source."""
@@ -165,7 +165,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     return Plan(
         models=list(words),
         source=source,
-        said=str(source) if of_run is None else of_run.said,
+        source_name=str(source) if of_run is None else of_run.source_name,
         of_run=of_run,
         data=data_options(source, given) if form is None else compose({"": DataOptions}, given)[""],
         form=form,
@@ -322,14 +322,14 @@ def describe(plan: Plan, count: int) -> str:
     sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
     each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
     each = each if plan.programs is None else plan.programs.describe()
-    return f"{count:,} tasks of {plan.said}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
+    return f"{count:,} tasks of {plan.source_name}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 
 def write(plan: Plan, compared: Compared, about: str) -> None:
     """Write the files that are asked for. Raises: OperantError if the disk refuses."""
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
-        asked = {"models": plan.models, "tasks_of": plan.said, "samples": plan.samples, "seed": plan.seed}
+        asked = {"models": plan.models, "tasks_of": plan.source_name, "samples": plan.samples, "seed": plan.seed}
         if plan.programs is not None:
             asked["search"] = asdict(plan.programs)
         whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()

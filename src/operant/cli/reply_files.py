@@ -52,7 +52,7 @@ class Source:
 class RunShare:
     """The share of its own tasks that a run holds out: `RunShare("10% of data.jsonl", 0.1, seed=0, rows={})`."""
 
-    said: str
+    source_name: str
     part: float
     seed: int
     rows: Mapping[str, bool]

@@ -1,4 +1,4 @@
-"""`operant eval samples.jsonl --tasks problems.jsonl`: pass@k of programs that are there already, whoever wrote them.
+"""`operant eval samples.jsonl --tasks problems.jsonl`: pass@k of programs that exist already, from any model.
 
 {"task_id": "HumanEval/0", "completion": "    return 2 * x"}
 

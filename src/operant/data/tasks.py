@@ -135,26 +135,28 @@ def load_tasks(
     if options.query_range() and tokenizer is None:
         raise OperantError(f"data.query_tokens={options.query_tokens!r} needs a tokenizer")
     name, rows = read(source)
-    said = source if isinstance(source, str) else name  # errors name a file as it was given
+    source_name = source if isinstance(source, str) else name  # errors name a file as it was given
     if getattr(form, "whole", False):
         whole = {"rows": [row for _, row in rows], "source": source if isinstance(source, str) else name}
         rows = iter([(0, whole)] if whole["rows"] else [])
-    rows = rows if form is None else formed(rows, form, said, skip_empty=options.min_chars > 0)
+    rows = rows if form is None else formed(rows, form, source_name, skip_empty=options.min_chars > 0)
     if options.shuffle:
         listed = list(rows)
         rows = (listed[i] for i in permutation(len(listed), seed, "rows"))
     passed = Counter() if passed is None else passed
-    filtered = _filtered(rows, name, said, options, passed, with_replies, labelled, cue)
+    filtered = _filtered(rows, name, source_name, options, passed, with_replies, labelled, cue)
     if with_replies and options.prompt_tokens is None:  # prompt and reply are encoded together, later
         encoded = (task for task, _, _ in filtered)
     else:
         encoded = _encoded(filtered, tokenizer, options, seed, passed)
     tasks = list(islice(encoded, options.limit))
     if not tasks:
-        raise OperantError(_nothing_left(said, passed, options))
+        raise OperantError(_nothing_left(source_name, passed, options))
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
-        raise OperantError(f"tasks of {said}: the id {twice[0]!r} occurs twice; give every task an id of its own")
+        raise OperantError(
+            f"tasks of {source_name}: the id {twice[0]!r} occurs twice; give every task an id of its own"
+        )
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
@@ -173,7 +175,7 @@ def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
 def _filtered(
     rows: Iterable[tuple[int | str, Any]],
     name: str,
-    said: str,
+    source_name: str,
     options: DataOptions,
     passed: Counter[str],
     with_replies: bool,
@@ -185,7 +187,7 @@ def _filtered(
     for number, row in rows:
         passed["read"] += 1
         was_task = isinstance(row, Task)
-        where = f"{said}, {place_of(number)}"
+        where = f"{source_name}, {place_of(number)}"
         task: Task = (
             row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
         )

@@ -77,7 +77,7 @@ class Episode:
         self.query = self.key = ""
 
     @cached_property
-    def told(self) -> Task:
+    def task_as_text(self) -> Task:
         """The task for the world: with its prompt as text, where that was encoded when the tasks were loaded."""
         ids = self.task.prompt
         if self.tokenizer is None or not ids or not all(isinstance(token, int) for token in ids):
@@ -94,7 +94,7 @@ class Episode:
         if first.failed is not None:
             return self._ended(first.failed)
         self._add_examples(first)
-        own = first.text if first.text and first.text != self.told.prompt else self.task.prompt  # ids are kept
+        own = first.text if first.text and first.text != self.task_as_text.prompt else self.task.prompt  # ids are kept
         self.prompt = self._opened(encode_prompt(self.tokenizer, own))
         self.options = self._encoded(first)
         self.query = self.tokenizer.decode(self.prompt, skip_special_tokens=True) if self.tokenizer else ""
@@ -214,7 +214,7 @@ def play(
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with remember(), pool as world:
         while slots := list(islice(waiting, most)):
-            tasks_of = {slot: episodes[slot].told for slot in slots}
+            tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
             live = [slot for slot in slots if ended[slot] is None]
             size, asked = -(-len(live) // waves) or 1, deque[Callable[[], dict[int, Step]]]()

@@ -160,7 +160,9 @@ def changes_after(out: Path, step: int, config: Config) -> list[Change]:
 
 def apply_changes(found: list[Change], learner: Learner) -> None:
     """Apply changed options to the parts of the learner that a checkpoint has restored with their old values."""
-    names = {change.name for change in found}
+    names, done = {change.name for change in found}, learner.progress.step
+    if fewer := next((change.new for change in found if change.name == "steps" and change.new < done), None):
+        raise OperantError(f"steps={fewer} with --resume: the run has done {done} steps; give at least as many")
     if names & {"kl.coef", "kl.control"}:
         learner.controller.coef = learner.kl.coef
     if names & {"update.micro_tokens", "update.micro_batch"}:

@@ -268,7 +268,7 @@ class Peer:
         if number not in self.stand_ins:
             found = [Remote if base is object else base for base in map(self.unpack, bases)]
             if any(base not in TYPES.values() and not isinstance(base, RemoteClass) for base in found):
-                raise TypeError(f"{name} has a base that is none")
+                raise TypeError(f"{name} has a base that is no class")
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}

@@ -28,7 +28,7 @@ LONGEST = 300
 """Characters of a query or reply among the samples."""
 
 
-def named_rightly(metrics: Mapping[str, float]) -> Mapping[str, float]:
+def without_given_kl(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """The metrics without the KL of given replies, which is a log-ratio: the policy has not drawn them."""
     if "reward/mean" in metrics or not {"preference/loss", "supervised/loss"} & metrics.keys():
         return metrics
@@ -82,7 +82,7 @@ class Console:
         now = time.monotonic()
         if self._begin is None:  # a resumed run does not begin at step 1
             self._begin = step - 1, now - metrics.get("time/step", 0.0)
-        metrics = named_rightly(metrics)
+        metrics = without_given_kl(metrics)
         numbers = [text.format(metrics[name]) for name, text in _NUMBERS.items() if metrics.get(name) is not None]
         outcomes = {name.removeprefix("outcome/"): x for name, x in metrics.items() if name.startswith("outcome/")}
         numbers += [f"{name} {share:.2f}" for name, share in list(outcomes.items())[:4]]

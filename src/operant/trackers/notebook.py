@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.console import Console, named_rightly, plain
+from operant.trackers.console import Console, plain, without_given_kl
 
 CURVES = {
     "supervised/loss": "loss, nats a token",
@@ -59,7 +59,7 @@ class Chart(Console):
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """Add a step to the curves; the cell is drawn again if enough time has passed."""
-        metrics = named_rightly(metrics)
+        metrics = without_given_kl(metrics)
         numbers, clock = self.line(step, metrics)
         self._step, self.status = step, " · ".join([f"step {step}/{self.total}", *numbers, clock])
         spread, count = metrics.get("reward/std", math.nan), metrics.get("rollout/count", 0)
