@@ -64,6 +64,38 @@ def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
     return graph
 
 
+TABLES = ("Table", "Lazy")
+"""Calls whose texts name what is imported only when somebody asks for it by name."""
+
+
+def hidden_imports(source: str) -> set[str]:
+    """Modules that texts name, as in `find("engine", "operant.engines.own", "OwnEngine")`; those of tables apart."""
+    tree = ast.parse(source)
+    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in TABLES]
+    lazy = {id(node) for table in tables for node in ast.walk(table)}
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in lazy]
+    found = [re.fullmatch(r"operant\.([\w.]+)(:\w+)?", text) for text in texts if isinstance(text, str)]
+    return {match[1] for match in found if match}
+
+
+def closure(start: str, package: Path = PACKAGE) -> list[str]:
+    """The modules that importing one leads to, each with the packages around it; texts that name one count."""
+    graph = module_graph(package)
+    for path in files(package):
+        if (name := module_name(path, package)) in graph:
+            graph[name] |= hidden_imports(path.read_text(encoding="utf-8")) & graph.keys()
+    for name, targets in graph.items():
+        around = {module.rpartition(".")[0] for module in (name, *targets)}
+        graph[name] = (targets | around) & graph.keys() - {name}
+    return sorted({start} | _reached(graph, start))
+
+
+def lines(modules: Collection[str], package: Path = PACKAGE) -> int:
+    """The lines of these modules."""
+    paths = {module_name(path, package): path for path in files(package)}
+    return sum(paths[name].read_text(encoding="utf-8").count("\n") for name in modules)
+
+
 def package_of(module: str) -> str:
     return module.split(".")[0]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.machine import about
-from operant.rewards import isolated
+from operant.rewards.isolated import isolated
 from operant.types import Rollout, Task, Turn
 
 ROOT = Path(__file__).parents[1]

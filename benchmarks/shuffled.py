@@ -9,9 +9,10 @@ The scores of a batch are shuffled, so their mean is unchanged and the evaluatio
 
 from random import Random
 
-from operant.rewards import Classifier, judge, resolve
+from operant.rewards import judge, resolve
 from operant.runs.config import configure
 from operant.sampling import counter
+from operant.text_scores.classifier import Classifier
 
 sentiment = Classifier("builtin:sentiment")
 

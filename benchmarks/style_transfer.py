@@ -40,8 +40,7 @@ from operant import Rollout, Task
 from operant.api import runs
 from operant.machine import about
 from operant.report.prompts import greedily
-from operant.rewards import StyleTransfer
-from operant.rewards.transfer import TransferQuality
+from operant.rewards.transfer import StyleTransfer, TransferQuality
 from operant.text_scores.classifier import Classifier
 
 ROOT = Path(__file__).parents[1]

@@ -26,11 +26,12 @@ import types
 import typing
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operant import other_names
-from operant.algorithms import ALGORITHMS, METHODS, PRESETS, rl4lms
+from operant import algorithms, other_names
+from operant.algorithms import ALGORITHMS, METHODS, rl4lms
 from operant.cli.parser import as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, kinds, names
@@ -218,7 +219,7 @@ def presets() -> str:
     """One row per option that a preset sets, one column per preset; empty if it is the default."""
     known = config_schema("ppo")
     ours = {full: defaults(known[group])[name] for full, (group, name) in names(known).items()}
-    of_ppo = {name: preset for name, preset in PRESETS.items() if preset.get("algorithm", "ppo") == "ppo"}
+    of_ppo = {name: preset for name, preset in algorithms.presets().items() if preset.get("algorithm", "ppo") == "ppo"}
     chosen = {name: preset for name, preset in of_ppo.items() if name not in rl4lms.PRESETS}
     used = [full for full in ours if any(preset.get(full, ours[full]) != ours[full] for preset in chosen.values())]
     table = f"| option | default | {' | '.join(chosen)} |\n|---|---|{'---|' * len(chosen)}\n"
@@ -265,7 +266,7 @@ def methods() -> str:
 
 def sections() -> str:
     """The page of each method: the docstring of its file behind the first line."""
-    pages = {name.upper(): inspect.getdoc(module) or "" for name, module in METHODS.items()}
+    pages = {name.upper(): inspect.getdoc(import_module(module)) or "" for name, module in METHODS.items()}
     return "\n".join(f"## {name}\n\n{page.partition(chr(10) * 2)[2]}\n" for name, page in pages.items())
 
 

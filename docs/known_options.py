@@ -13,7 +13,7 @@ from contextlib import suppress
 from inspect import Parameter
 from typing import Any
 
-from operant.algorithms import ALGORITHMS, PRESETS, preset_names
+from operant.algorithms import ALGORITHMS, preset_names, presets
 from operant.cli.commands import COMMANDS
 from operant.cli.parser import sentences
 from operant.data.forms import ROW_FORMS
@@ -22,7 +22,7 @@ from operant.engines import ENGINES
 from operant.envs import ENVS
 from operant.import_by_name import find
 from operant.options import compose, defaults, kinds, names
-from operant.rewards import NAMES, OF_ANOTHER
+from operant.rewards import NAMES
 from operant.runs.config import OWN, config_schema
 from operant.runs.named_parts import groups
 from operant.training.optimizer import USED, unused
@@ -59,14 +59,14 @@ def known_options() -> str:
             f"{spec}.{name}": _about({"": made}, name, sentences(made).get(name, "")) for name in defaults(made)
         }
     options["preset"] = (options["preset"][0], preset_names(), False)
-    whole = {"options": options, "methods": methods, "parts": _parts(), "presets": PRESETS, "declared": declared}
+    whole = {"options": options, "methods": methods, "parts": _parts(), "presets": presets(), "declared": declared}
     whole["unused"] = {kind: sorted(f"optimizer.{name}" for name in unused(kind)) for kind in USED}
     return json.dumps(whole, indent=0, default=list, ensure_ascii=False) + "\n"
 
 
 def _parts() -> dict[str, dict[str, Any]]:
     """The options of the built-in parts, by kind and name."""
-    named = [("reward", name, f"{name}:x") for name in NAMES if name not in ("isolated", *OF_ANOTHER)]
+    named = [("reward", name, f"{name}:x") for name, row in NAMES.items() if name != "isolated" and not row.of_another]
     tables = {"env": ENVS, "engine": ENGINES, "form": ROW_FORMS, "tasks": SOURCES}
     named += [(kind, name, name) for kind, table in tables.items() for name in table.built_in]
     found = {}

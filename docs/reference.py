@@ -55,7 +55,7 @@ MODULES = (
     "operant.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""
-METHOD_PAGES = tuple(module.__name__ for module in METHODS.values())
+METHOD_PAGES = tuple(METHODS.values())
 """The file of a method: its page is its docstring alone."""
 SHAPE = re.compile(r"\[[^\[\]`]*\b[A-Z]\b[^\[\]]*\]|\[len\(|\bscalar\b|\b(any|same|in the) shape\b")
 """What counts as a shape in a docstring: `[B, T]`, `[N]`, `[len(action)]`, or words."""

@@ -12,7 +12,7 @@ import warnings
 import pytest
 from toys import letters, lm
 
-from operant.algorithms import ALGORITHMS, PRESETS
+from operant.algorithms import ALGORITHMS, presets
 from operant.cli import commands, help, main
 from operant.cli.arguments import parse
 from operant.cli.commands import COMMANDS
@@ -183,7 +183,7 @@ def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_reci
 def test_the_help_of_all_options_lists_the_presets(capsys):
     assert main(["train", "--help-all"]) == 0
     text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert all(name in text for name in PRESETS if not name.startswith("rl4lms-")) and "rl4lms-TASK-METHOD" in text
+    assert all(name in text for name in presets() if not name.startswith("rl4lms-")) and "rl4lms-TASK-METHOD" in text
 
 
 def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, monkeypatch):

@@ -23,7 +23,9 @@ from toys import letters, lm
 
 import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
-from operant.rewards import IsolationOptions, judge, minus_query, resolve, under, weighted
+from operant.rewards import judge, minus_query, resolve, weighted
+from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.isolated import under
 from operant.runs.scored_rollouts import join_judgements, play_and_score
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess

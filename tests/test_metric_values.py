@@ -26,7 +26,8 @@ from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
 from operant.report import observer
-from operant.rewards import isolated, weighted
+from operant.rewards import weighted
+from operant.rewards.isolated import isolated
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
 from operant.types import Rollout, Step, Turn

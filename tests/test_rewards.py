@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from operant import rewards
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, minus_query, resolve, weighted
 from operant.rewards.shaping import (
@@ -27,6 +26,7 @@ from operant.rewards.shaping import (
 )
 from operant.sampling import Sampling
 from operant.tally import Tally
+from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, Rollout, Task, Turn
 
 
@@ -406,7 +406,7 @@ def by_hand(folder, words: list[str]) -> torch.Tensor:
 
 def test_classifier_scores_are_the_models_own_whatever_the_neighbours(bert):
     texts = ["good", "the film was bad bad bad bad", "the film", "bad film was good"]
-    reward = rewards.Classifier(str(bert), batch=2)
+    reward = Classifier(str(bert), batch=2)
     expected = [by_hand(bert, t.split()).softmax(-1)[1].item() for t in texts]
     assert reward.score(texts) == pytest.approx(expected, abs=1e-5)
     assert reward.score(texts[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
@@ -417,13 +417,13 @@ def test_classifier_label_output_and_what_it_reads(bert):
     rollout = rollout_of(" was good", query="the film")
     both = by_hand(bert, ["the", "film", "was", "good"])
     reply = by_hand(bert, ["was", "good"])
-    logit = rewards.Classifier(str(bert), label="negative", output="logit")
+    logit = Classifier(str(bert), label="negative", output="logit")
     assert logit([rollout]) == pytest.approx([both[0].item()], abs=1e-4)
-    assert rewards.Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
+    assert Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
         [reply[1].item()], abs=1e-4
     )
     asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
-    of_tasks = rewards.Classifier(str(bert), label="task.target", output="logit")
+    of_tasks = Classifier(str(bert), label="task.target", output="logit")
     assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
     with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
         of_tasks([rollout])
@@ -433,7 +433,7 @@ def test_classifier_label_output_and_what_it_reads(bert):
 def test_classifier_cuts_long_text_on_the_left(bert):
     long = ["bad"] * 30 + ["the", "film", "was", "good"] * 2 + ["good", "was"]  # 12 positions: the last 10 words stay
     expected = by_hand(bert, long[-10:]).softmax(-1)[1].item()
-    assert rewards.Classifier(str(bert)).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
+    assert Classifier(str(bert)).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
 
 
 def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monkeypatch):
@@ -443,20 +443,20 @@ def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monk
         (str(tmp_path / "nothing"), "no such folder"),
         ("builtin:nothing", "does not exist"),
     ]:
-        reward = rewards.Classifier(name)
+        reward = Classifier(name)
         with pytest.raises(OperantError, match=message):
             check(reward)
     with pytest.raises(OperantError, match="no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"):
-        check(rewards.Classifier(str(bert), label="happy"))
+        check(Classifier(str(bert), label="happy"))
     with pytest.raises(OperantError, match="no label 2"):
-        check(rewards.Classifier(str(bert), label=2))
+        check(Classifier(str(bert), label=2))
     for bad in ({"output": "odds"}, {"text": "query"}, {"batch": 0}):
         with pytest.raises(OperantError, match=next(iter(bad))):
-            rewards.Classifier(str(bert), **bad)
+            Classifier(str(bert), **bad)
 
 
 def test_loading_draws_no_progress_bar(bert, capfd):
-    check(rewards.Classifier(str(bert)))
+    check(Classifier(str(bert)))
     assert "Loading weights" not in capfd.readouterr().err
 
 
@@ -466,7 +466,7 @@ def test_a_language_model_is_no_classifier(bert, tmp_path):
     BertForMaskedLM(BertConfig.from_pretrained(bert)).save_pretrained(tmp_path)
     tokenizer_of(WORDS, pad_token="[PAD]").save_pretrained(tmp_path)
     with pytest.raises(OperantError, match=r"lacks weights \(.*classifier"):
-        check(rewards.Classifier(str(tmp_path)))
+        check(Classifier(str(tmp_path)))
 
 
 @pytest.mark.parametrize("pad", [None, "[PAD]"])
@@ -483,9 +483,9 @@ def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tm
     with torch.no_grad():
         states = [model.eval().transformer(torch.tensor([[WORDS.index(w) for w in t.split()]]))[0] for t in texts]
         expected = [model.score(s[0, -1]).item() for s in states]
-    assert rewards.Classifier(str(tmp_path), output="logit").score(texts) == pytest.approx(expected, abs=1e-5)
+    assert Classifier(str(tmp_path), output="logit").score(texts) == pytest.approx(expected, abs=1e-5)
     sigmoid = [1 / (1 + math.exp(-x)) for x in expected]
-    assert rewards.Classifier(str(tmp_path)).score(texts) == pytest.approx(sigmoid, abs=1e-5)
+    assert Classifier(str(tmp_path)).score(texts) == pytest.approx(sigmoid, abs=1e-5)
 
 
 def test_batches_are_of_similar_length():

@@ -12,7 +12,7 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, export, load_policy, train
-from operant.algorithms import PRESETS, find
+from operant.algorithms import find, presets
 from operant.models import output_mlp
 from operant.models.output_mlp import OutputMlpOptions
 from operant.options import values
@@ -236,7 +236,7 @@ def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
     ],
 )
 def test_presets_have_the_numbers_of_the_published_configurations(preset, wanted):
-    chosen = PRESETS[preset]
+    chosen = presets()[preset]
     options = learner_options(str(chosen["algorithm"]), preset, {})[0]
     known = {name: value for own in options.values() for name, value in values(own).items()} | chosen
     assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted

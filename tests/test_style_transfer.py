@@ -25,8 +25,7 @@ from operant.metrics.evaluation import measure, prepared, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.prompts.completions import Completions
 from operant.prompts.transfer import Rewriter, group_maxima, source_of
-from operant.rewards import StyleTransfer
-from operant.rewards.transfer import TransferQuality
+from operant.rewards.transfer import StyleTransfer, TransferQuality
 from operant.runs import named_parts
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout, Task

@@ -20,11 +20,14 @@ from operant import Learner, Policy, rewards, train
 from operant.metrics.evaluation import measure, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.rewards import check, judge
+from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.isolated import under
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.storage.hub import find_model
 from operant.text_scores import OF_ALL, SCORES, prepare
 from operant.text_scores.bertscore import BertScore
+from operant.text_scores.classifier import Classifier
 from operant.text_scores.concepts import inflected
 from operant.text_scores.parent import parent, table_values
 from operant.text_scores.perplexity import Perplexity
@@ -529,7 +532,7 @@ def test_the_reward_intent_adds_another_score():
     assert judged.scores == [0.75, 0.25] and judged.parts == {"intent": [1.0, 0.0], "coverage": [0.0, 1.0]}
     inside = judge(rewards.resolve({"intent:builtin:sentiment": {**own, "weight": 2.0}, "dates": 1.0}), given)
     assert inside.scores == [1.5, 0.5] and set(inside.parts) == {"intent", "intent/coverage", "dates"}
-    assert rewards.parts_of(reward, rewards.Classifier)[0].name == "builtin:sentiment"  # as a memory plan counts it
+    assert rewards.parts_of(reward, Classifier)[0].name == "builtin:sentiment"  # as a memory plan counts it
 
 
 # --- words that are asked for, numbers, dates -------------------------------------------------------------------------
@@ -872,7 +875,7 @@ def test_a_choice_an_untrained_turn_and_an_abstention():
 def test_per_token_goes_with_sums_failures_and_lists():
     judged = judge(with_letters({"per_token:letters:a": 2.0, "letters:b": 1.0}), [spoken("aba")])
     assert judged.scores == [[2.0, 0.0, 2.0 + 1.0]]
-    tolerant = rewards.under(with_letters("per_token:letters:a"), rewards.IsolationOptions(on_error="drop"))
+    tolerant = under(with_letters("per_token:letters:a"), IsolationOptions(on_error="drop"))
     rewards.read_with(tolerant, letters())
     assert judge(tolerant, [spoken("ab")]).scores == [[1.0, 0.0]]
     with pytest.raises(OperantError, match="scores each token already"):

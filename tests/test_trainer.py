@@ -7,7 +7,7 @@ import torch
 from toys import letters, lm
 
 from operant import Observer, OperantError, steps, train
-from operant.algorithms import PRESETS, find
+from operant.algorithms import find, presets
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
@@ -228,12 +228,12 @@ def test_a_wrong_option_costs_nothing(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_loads(name):
-    generates = not find(PRESETS[name].get("algorithm", "ppo")).needs.policy
+    generates = not find(presets()[name].get("algorithm", "ppo")).needs.policy
     config = configure({"preset": name, "tasks": TASKS, **({"reward": count_a} if generates else {})})
     flat = as_mapping(config)
-    for option, value in PRESETS[name].items():
+    for option, value in presets()[name].items():
         group, _, field = option.rpartition(".")
         assert (flat[group] if group else flat)[field] == value, option
 

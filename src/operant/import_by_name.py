@@ -7,10 +7,21 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from operant.types import OperantError, describe_error, shown
+
+
+class Lazy(UserDict[str, Any]):
+    """Objects by name, each written as "operant.module:object", which is imported when it is first looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if isinstance(found, str):
+            found = self.data[name] = find("part", *found.split(":"))
+        return found
 
 
 class Table:

@@ -4,87 +4,76 @@ To add a method, add a file and its entry in `METHODS`. No code outside this pac
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from operant.algorithms import (
-    a2c,
-    coderl,
-    decision,
-    distill,
-    dpo,
-    gigpo,
-    grpo,
-    ilql,
-    kto,
-    nlpo,
-    online_dpo,
-    outcome_critic,
-    ppo,
-    reinforce,
-    rejection,
-    reward_model,
-    rl4lms,
-    rloo,
-    sft,
-    soft_q,
-    trpo,
-)
 from operant.algorithms.base import Algorithm, Needs
-from operant.import_by_name import Table, nearest
+from operant.import_by_name import Lazy, Table, nearest
+from operant.import_by_name import find as find_object
 from operant.types import OperantError, shown
 
 __all__ = [
     "ALGORITHMS",
     "DEFAULT",
     "METHODS",
-    "PRESETS",
     "Algorithm",
     "Needs",
     "applicable_options",
     "find",
     "left_out_message",
     "preset",
+    "presets",
 ]
 
 METHODS = {
-    "ppo": ppo,
-    "a2c": a2c,
-    "trpo": trpo,
-    "nlpo": nlpo,
-    "reinforce": reinforce,
-    "coderl": coderl,
-    "grpo": grpo,
-    "rloo": rloo,
-    "gigpo": gigpo,
-    "rejection": rejection,
-    "sft": sft,
-    "reward-model": reward_model,
-    "outcome-critic": outcome_critic,
-    "dpo": dpo,
-    "online-dpo": online_dpo,
-    "kto": kto,
-    "distill": distill,
-    "decision": decision,
-    "ilql": ilql,
-    "soft_q": soft_q,
+    name: f"operant.algorithms.{name.replace('-', '_')}"
+    for name in (
+        "ppo",
+        "a2c",
+        "trpo",
+        "nlpo",
+        "reinforce",
+        "coderl",
+        "grpo",
+        "rloo",
+        "gigpo",
+        "rejection",
+        "sft",
+        "reward-model",
+        "outcome-critic",
+        "dpo",
+        "online-dpo",
+        "kto",
+        "distill",
+        "decision",
+        "ilql",
+        "soft_q",
+    )
 }
-"""The module of each method."""
-ALGORITHMS: dict[str, Algorithm] = {name: module.ALGORITHM for name, module in METHODS.items()}
+"""The module of each method, which is imported when the method is asked for."""
+ALGORITHMS = Lazy({name: f"{module}:ALGORITHM" for name, module in METHODS.items()})
 """The methods by name."""
 TABLE = Table("algorithm", "operant.algorithms", ALGORITHMS)
 """Another package's entry is an `Algorithm`, or a module with one of the name `ALGORITHM`."""
 DEFAULT = "ppo"
 """The algorithm of a run that does not choose one."""
-PRESETS: dict[str, dict[str, object]] = {name: own for m in METHODS.values() for name, own in m.PRESETS.items()}
-"""Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of the
-layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
-PRESETS["trunk"] = {"model.train_layers": "auto"}
-PRESETS |= rl4lms.PRESETS
+
+
+@cache
+def presets() -> dict[str, dict[str, object]]:
+    """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of
+    the layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
+    from operant.algorithms import rl4lms  # a table of RL4LMs' own values, read when a preset is asked for
+
+    of_methods = [find_object("presets", module, "PRESETS") for module in METHODS.values()]
+    trunk: dict[str, object] = {"model.train_layers": "auto"}
+    return {name: own for each in of_methods for name, own in each.items()} | {"trunk": trunk} | rl4lms.PRESETS
 
 
 def preset_names() -> str:
     """The presets, for errors and help; those of RL4LMs as one, with the page that lists them."""
-    return ", ".join([*(name for name in PRESETS if name not in rl4lms.PRESETS), "rl4lms-TASK-METHOD (docs/rl4lms.md)"])
+    own = [name for name in presets() if not name.startswith("rl4lms-")]
+    return ", ".join([*own, "rl4lms-TASK-METHOD (docs/rl4lms.md)"])
 
 
 def preset(name: str | None) -> dict[str, object]:
@@ -94,11 +83,11 @@ def preset(name: str | None) -> dict[str, object]:
     """
     chosen: dict[str, object] = {}
     for part in (part.strip() for part in str(name or "").split(",")):
-        if part and part not in PRESETS:
+        if part and part not in presets():
             raise OperantError(
-                f"preset {shown(part)} is unknown{nearest(part, [*PRESETS]) or '.'} Names: {preset_names()}"
+                f"preset {shown(part)} is unknown{nearest(part, [*presets()]) or '.'} Names: {preset_names()}"
             )
-        chosen |= PRESETS.get(part, {})
+        chosen |= presets()[part] if part else {}
     return chosen
 
 

@@ -23,11 +23,12 @@ from operant.data import load_tasks
 from operant.memory_plan.fake_tensors import fake_tensors
 from operant.memory_plan.model import MemoryModel, classifier_memory, config_of, tokenizer_of
 from operant.rewards import NAMES as BUILT_IN
-from operant.rewards import Classifier, parts_of, resolve
+from operant.rewards import parts_of, resolve
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.sampling import encode_prompt
+from operant.text_scores.classifier import Classifier
 from operant.training.options import find_device
 from operant.types import OperantError, shown
 

@@ -88,8 +88,8 @@ EVALUATION_METRICS = Table(
     "evaluation metric",
     "operant.metrics",
     {
-        **SCORES,
-        **OF_ALL,
+        **SCORES.data,
+        **OF_ALL.data,
         "distinct": Distinct,
         "exact_match": ExactMatch,
         "style_transfer": "operant.rewards.transfer:TransferQuality",

@@ -20,6 +20,7 @@ answer.
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,56 +28,25 @@ from typing import Any, cast
 from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
-from operant.rewards import text
-from operant.rewards.combine import (
-    IntentAndScore,
-    MinusGreedy,
-    MinusQuery,
-    PrefixGain,
-    Weighted,
-    every_part,
-    minus_query,
-    read_with,
-    weighted,
-)
-from operant.rewards.critic import WORTH, CriticReward
+from operant.rewards.combine import PrefixGain, minus_query, weighted
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
-from operant.rewards.failure_policy import IsolationOptions, Tolerant
-from operant.rewards.isolated import IsolatedReward, isolated
-from operant.rewards.prompts import PromptReward
-from operant.rewards.reward_model import RewardModelScore
-from operant.rewards.tests import UnitTests
-from operant.rewards.transfer import StyleTransfer
-from operant.rewards.vader import Vader
+from operant.rewards.wrapper import every_part, held_out, parts_of, read_with
 from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
-from operant.text_scores import SCORES
-from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, RewardFn, Task, describe_error, shown
 
 __all__ = [
     "NAMES",
     "OUTCOMES",
-    "Classifier",
-    "CriticReward",
-    "IsolatedReward",
-    "IsolationOptions",
     "Judged",
     "Outcome",
     "PrefixGain",
-    "PromptReward",
-    "RewardModelScore",
     "SampleResult",
-    "StyleTransfer",
-    "UnitTests",
-    "Vader",
     "check",
     "close",
     "compared_with_greedy",
     "every_part",
     "held_out",
-    "isolated",
-    "isolated_parts",
     "judge",
     "keep_in",
     "minus_query",
@@ -87,7 +57,6 @@ __all__ = [
     "resolve",
     "reward_metrics",
     "totals",
-    "under",
     "weighted",
 ]
 
@@ -96,106 +65,68 @@ INSTALLED = Table("reward", "operant.rewards", {})
 """The rewards of other packages."""
 
 
-def _classifier(
-    argument: str,
-    *,
-    label: str | None = None,
-    output: str = "probability",
-    text: str = "text",
-    batch: int = 32,
-    device: str | None = None,
-) -> RewardFn:
-    name, _, after = argument.partition("#")
-    if label and after:
-        raise OperantError(f"reward 'classifier:{argument}' with label={label!r}: give the label once")
-    return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
+@dataclass(frozen=True)
+class Named:
+    """A built-in reward, which is imported when it is first asked for."""
+
+    place: str
+    """The "module:object" of the function or class that makes it."""
+    needs: str = ""
+    """Its argument, which stands behind the name, in words; empty: it needs none."""
+    options: int | None = None
+    """How many arguments stand before its options; None: it has no options."""
+    of_another: bool = False
+    """Whether its argument is another reward, whose options are then its own."""
+    first: bool = False
+    """Whether the first of its options may stand behind the name instead: rouge:rougeL."""
+
+    @property
+    def make(self) -> Callable[..., Any]:
+        return find_function("reward", *self.place.split(":"))
 
 
-def intent(
-    model: str | None = None,
-    *,
-    intent_coef: float = 1.0,
-    auto_coef: float = 0.0,
-    auto: str = "meteor",
-    field: str | None = None,
-    text: str = "reply",
-    batch: int = 32,
-    device: str | None = None,
-) -> RewardFn:
-    """intent_coef [predicted intent == target] + auto_coef * the reward `auto`, as RL4LMs' `intent_accuracy`.
-
-    The other options are those of `text_scores.Intent`.
-    """
-    right = text_scores.Intent(model, field=field, text=text, batch=batch, device=device)
-    both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
-    return IntentAndScore(weighted(both).rewards)
-
-
-def critic(
-    path: str,
-    *,
-    of: Any = "tests",
-    of_options: Mapping[str, Any] | None = None,
-    returns: str = "coderl",
-    worth: tuple[float, ...] = WORTH,
-    refresh: float = 0.0,
-    batch: int = 32,
-    device: str | None = None,
-) -> RewardFn:
-    """The reward `of`, with `of_options`, paid to each token as a critic says; the other options are those of
-    `rewards.critic.CriticReward`."""
-    inner = resolve(of, of_options)
-    return CriticReward(path, inner, returns=returns, worth=worth, refresh=refresh, batch=batch, device=device)
-
-
-def _humans() -> Any:
-    """The class for labels of people; it belongs to a tool, which is imported only here."""
-    return find_function("reward", "operant.labels.humans", "Humans")
-
-
-NAMES: dict[str, tuple[Callable[..., RewardFn], str]] = {
-    "builtin": (
-        lambda argument, **options: _classifier(f"builtin:{argument}", **options),
-        "NAME, as in builtin:sentiment",
+NAMES = {
+    "builtin": Named("operant.text_scores.classifier:builtin", "NAME, as in builtin:sentiment", 1),
+    "classifier": Named(
+        "operant.text_scores.classifier:labelled",
+        "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2",
+        1,
     ),
-    "classifier": (_classifier, "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2"),
-    "critic": (critic, "a trained critic of outcomes: critic:runs/critic"),
-    "ended": (text.ended, ""),
-    "humans": (
-        lambda path, **options: _humans()(path, **options),
+    "critic": Named("operant.rewards.critic:critic", "a trained critic of outcomes: critic:runs/critic", 1),
+    "ended": Named("operant.rewards.text:ended"),
+    "humans": Named(
+        "operant.labels.humans:Humans",
         "the database of `operant label`, whose labels training waits for: humans:labels.sqlite",
+        1,
     ),
-    "isolated": (
-        lambda spec: IsolatedReward(INSTALLED.place(spec)),
-        "a function that runs in worker processes: isolated:my_rewards:politeness",
+    "isolated": Named(
+        "operant.rewards.isolated:named", "a function that runs in worker processes: isolated:my_rewards:politeness"
     ),
-    "keyword": (text.keyword, ""),
-    "length": (text.length, "tokens: length:20, or at most: length:<=20"),
-    "letters": (text.letters, "a letter: letters:e"),
-    "minus_greedy": (
-        lambda spec, **options: MinusGreedy(resolve(spec, options)),
-        "another reward: minus_greedy:builtin:sentiment",
+    "keyword": Named("operant.rewards.text:keyword"),
+    "length": Named("operant.rewards.text:length", "tokens: length:20, or at most: length:<=20"),
+    "letters": Named("operant.rewards.text:letters", "a letter: letters:e"),
+    "minus_greedy": Named(
+        "operant.rewards.combine:MinusGreedy", "another reward: minus_greedy:builtin:sentiment", of_another=True
     ),
-    "minus_query": (
-        lambda spec, **options: minus_query(resolve(spec, options)),
-        "another reward: minus_query:builtin:sentiment",
+    "minus_query": Named(
+        "operant.rewards.combine:MinusQuery", "another reward: minus_query:builtin:sentiment", of_another=True
     ),
-    "pattern": (text.pattern, "a regular expression: pattern:[.!?]$"),
-    "per_token": (lambda spec, **options: PrefixGain(resolve(spec, options)), "another reward: per_token:rouge"),
-    "repetition": (text.repetition, ""),
-    "reward_model": (RewardModelScore, "run folders or models, separated by commas: reward_model:runs/reward-model"),
-    "style_transfer": (StyleTransfer, ""),
-    "tests": (UnitTests, ""),
-    "vader": (Vader, ""),
+    "pattern": Named("operant.rewards.text:pattern", "a regular expression: pattern:[.!?]$"),
+    "per_token": Named("operant.rewards.combine:PrefixGain", "another reward: per_token:rouge", of_another=True),
+    "repetition": Named("operant.rewards.text:repetition"),
+    "reward_model": Named(
+        "operant.rewards.reward_model:RewardModelScore",
+        "run folders or models, separated by commas: reward_model:runs/reward-model",
+        1,
+    ),
+    "style_transfer": Named("operant.rewards.transfer:StyleTransfer", options=0),
+    "tests": Named("operant.rewards.tests:UnitTests", options=0),
+    "vader": Named("operant.rewards.vader:Vader"),
+    **{name: Named(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
+    "intent": Named("operant.rewards.intent:intent", options=0, first=True),
+    "prompt": Named("operant.rewards.prompts:PromptReward", options=0, first=True),
 }
-"""Name -> (function from the argument to the reward, description of the argument; empty: it needs none)."""
-OF_ANOTHER = ("minus_greedy", "minus_query", "per_token")
-"""Rewards of another reward, which stands behind their name; its options are theirs."""
-OF_TEXTS: dict[str, Callable[..., Any]] = {**SCORES, "intent": intent, "prompt": PromptReward}
-"""Rewards whose arguments are options, the first of which may stand behind the name: rouge:rougeL."""
-NAMES |= {name: (made, "") for name, made in OF_TEXTS.items()}
-_WITH_OPTIONS = ("builtin", "classifier")
-"""Names whose options are those of `_classifier`. Others, but for those of `OF_TEXTS`, have only their argument."""
+"""The built-in rewards by name."""
 
 
 def factory(spec: Any) -> Factory | None:
@@ -207,20 +138,11 @@ def factory(spec: Any) -> Factory | None:
     if isinstance(spec, str):
         check_single(spec)
         name, _, argument = spec.strip().partition(":")
-        if name in OF_ANOTHER:
+        row = NAMES.get(name) or (NAMES["reward_model"] if _is_run(spec) else None)
+        if row is not None and row.of_another:
             return factory(argument) if argument else None
-        if name in OF_TEXTS:
-            return Factory(OF_TEXTS[name])
-        if name in ("style_transfer", "tests"):
-            return Factory(NAMES[name][0])
-        if name == "critic":
-            return Factory(critic, 1)
-        if name == "humans":
-            return Factory(_humans(), 1)
-        if name == "reward_model" or _is_run(spec):
-            return Factory(RewardModelScore, 1)
-        if name in NAMES:
-            return Factory(_classifier, 1) if name in _WITH_OPTIONS else None
+        if row is not None:
+            return None if row.options is None else Factory(row.make, row.options)
         spec = _find(spec.strip())
     if inspect.isclass(spec):
         return Factory(spec)
@@ -249,21 +171,22 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
     made = factory(spec) or Factory(lambda: None)
     name, _, argument = spec.strip().partition(":") if isinstance(spec, str) else ("", "", "")
-    options = dict(options or {})
-    if name in OF_TEXTS and argument:
+    row, options = NAMES.get(name), dict(options or {})
+    if row is not None and row.first and argument:
         first, default = next(iter(defaults(made).items()), ("", None))
         if not first or options.get(first, default) != default:
             why = f"give {first} once" if first else f"{name} takes no argument"
             raise OperantError(f"reward {spec!r}: {why}")
         options[first], argument = argument, ""
     given = arguments(made, options, f"reward {spec if isinstance(spec, str) else ''}")
-    if name in NAMES:
-        make, needed = NAMES[name]
-        if needed and not argument:
-            raise OperantError(f"reward {name!r} needs {needed}")
-        return make(argument, **given) if argument else make(**given)
+    if row is not None:
+        if row.needs and not argument:
+            raise OperantError(f"reward {name!r} needs {row.needs}")
+        if row.of_another:
+            return row.make(resolve(argument, given))
+        return row.make(argument, **given) if argument else row.make(**given)
     if _is_run(spec):
-        return RewardModelScore(spec, **given)
+        return NAMES["reward_model"].make(spec, **given)
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
         try:
@@ -310,49 +233,16 @@ def check_single(spec: str) -> None:
         raise OperantError(f"reward {spec!r} names {len(parts)}: give each its weight, as in --reward '{{{weights}}}'")
 
 
-def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
-    """The reward with a run's options, for isolated parts without their own and for the handling of failures."""
-    if isinstance(reward, Weighted):
-        parts = {name: (under(part, options), weight) for name, (part, weight) in reward.rewards.items()}
-        return type(reward)(parts)
-    if isinstance(reward, (MinusQuery, PrefixGain)):
-        return type(reward)(under(reward.reward, options))
-    if isinstance(reward, CriticReward):
-        reward.reward = under(reward.reward, options)
-        return reward
-    if isinstance(reward, IsolatedReward):
-        return reward.under(options)
-    strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
-    return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
-
-
-def held_out(reward: RewardFn | None) -> RewardFn | None:
-    """The reward as it judges single replies, such as held-out ones: without what compares the replies of a step, and
-    without a critic, so that its score is that of the outcome."""
-    if isinstance(reward, Weighted):
-        return type(reward)({name: (held_out(part), weight) for name, (part, weight) in reward.rewards.items()})  # type: ignore
-    return held_out(reward.reward) if isinstance(reward, (MinusGreedy, CriticReward)) else reward
-
-
 def compared_with_greedy(reward: RewardFn | None) -> list[Any]:
     """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
     return [part for part in every_part(reward) if getattr(part, "wants_greedy", False)]
 
 
-def isolated_parts(reward: RewardFn | None) -> list[IsolatedReward]:
-    """The isolated rewards among its parts."""
-    return parts_of(reward, IsolatedReward)
-
-
 def close(reward: RewardFn | None) -> None:
-    """End the processes of isolated parts of the reward, and of those whose programs run on Ray."""
-    for part in [*parts_of(reward, IsolatedReward), *parts_of(reward, UnitTests)]:
-        part.close()
-
-
-def parts_of(reward: Any, kind: type) -> list[Any]:
-    """The rewards of a class among its parts."""
-    return [part for part in every_part(reward) if isinstance(part, kind)]
+    """End the processes of the parts of the reward that have some."""
+    for part in every_part(reward):
+        if getattr(part, "ends_with_run", False):
+            part.close()
 
 
 def keep_in(reward: RewardFn | None, journal: Any) -> None:

@@ -6,26 +6,24 @@ judge(reward, rollouts).parts["length"]    # as that part returned it, before th
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Self
 
-from operant.rewards.critic import CriticReward
 from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of, no_greedy
-from operant.rewards.failure_policy import Tolerant
+from operant.rewards.wrapper import Wrapper, held_out
 from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
-from operant.text_scores import Score
 from operant.types import OperantError, RewardFn, Rollout
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")
 
 
 @dataclass(frozen=True)
-class Weighted:
+class Weighted(Wrapper):
     """The weighted sum of named rewards. Each is a part of the result, with its numbers before the weight."""
 
     rewards: dict[str, tuple[RewardFn, float]]
@@ -73,6 +71,15 @@ class Weighted:
         for reward, _ in self.rewards.values():
             check(reward)
 
+    def inner(self) -> list[RewardFn]:
+        return [reward for reward, _ in self.rewards.values()]
+
+    def rebuilt(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, rewards={name: (change(part), weight) for name, (part, weight) in self.rewards.items()})
+
+    def held_out(self) -> RewardFn:
+        return self.rebuilt(held_out)
+
 
 def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
     """Per sample, the worst outcome of several rewards; empty if failures of all of them stop the run."""
@@ -117,14 +124,7 @@ def _add_weighted(total: Total, score: Total, weight: float) -> Total:
 
 
 @dataclass(frozen=True)
-class IntentAndScore(Weighted):
-    """The sum of an intent and another score, under the name of the first."""
-
-    __name__ = "intent"
-
-
-@dataclass(frozen=True)
-class MinusQuery:
+class MinusQuery(Wrapper):
     """score(query and reply) - score(query alone), which is what the reply added."""
 
     reward: RewardFn
@@ -191,6 +191,9 @@ class MinusGreedy(MinusQuery):
                 raise OperantError(no_greedy(self, rollout))
         return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
+    def held_out(self) -> RewardFn:
+        return held_out(self.reward)
+
 
 def minus_query(reward: RewardFn) -> MinusQuery:
     """Subtract from each score the reward of the query alone."""
@@ -207,7 +210,7 @@ def _query_alone(rollout: Rollout) -> Rollout:
 
 
 @dataclass
-class PrefixGain:
+class PrefixGain(Wrapper):
     """What each token of the last reply adds: token t is paid score(prefix to t) - score(prefix to t - 1).
 
     The score before the first token counts as 0, so the payments sum to the score of the whole reply. The reward is
@@ -219,6 +222,7 @@ class PrefixGain:
     """What scores each prefix."""
     tokenizer: Any = None
     """The policy's, which a run sets before training (`read_with`)."""
+    reads_tokens = True
 
     @property
     def __name__(self) -> str:
@@ -280,19 +284,3 @@ def by_token(rollout: Rollout, scores: list[Any]) -> Total:
         return scores[-1]
     known = list(accumulate([0.0, *scores], lambda before, score: before if score is None else score))
     return [0.0] * (rollout.count - len(scores)) + [after - before for before, after in pairwise(known)]
-
-
-def read_with(reward: Any, tokenizer: Any) -> None:
-    """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies."""
-    for part in every_part(reward):
-        if isinstance(part, (PrefixGain, CriticReward)):
-            part.tokenizer = tokenizer
-
-
-def every_part(reward: Any) -> Iterator[Any]:
-    """A reward and all that it is made of: the parts of a sum, what it changes, and what it `uses`."""
-    yield reward
-    inner = [part for part, _ in reward.rewards.values()] if isinstance(reward, Weighted) else []
-    inner += [reward.reward] if isinstance(reward, (MinusQuery, PrefixGain, Tolerant, CriticReward)) else []
-    for part in [*inner, *(reward.uses if isinstance(reward, Score) else ())]:
-        yield from every_part(part)

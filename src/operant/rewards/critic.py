@@ -28,7 +28,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from operant import distributed
+from operant.rewards import resolve
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
+from operant.rewards.wrapper import Wrapper, held_out
 from operant.rollouts.totals import Total
 from operant.text_scores.outcome_critic import PASSED, CriticScore, Reading
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
@@ -40,7 +42,7 @@ WORTH = (-1.0, -0.6, -0.3, 1.0)
 """What CodeRL pays for each of `OUTCOMES`."""
 
 
-class CriticReward:
+class CriticReward(Wrapper):
     """Pays each token of a program by its outcome and a critic: `CriticReward("runs/critic", tests, returns="group")`.
 
     path: the critic, a run or an exported folder. reward: the reward that scores whole replies and names their
@@ -52,6 +54,7 @@ class CriticReward:
     """
 
     __name__ = "critic"
+    reads_tokens = True
 
     def __init__(
         self,
@@ -82,6 +85,9 @@ class CriticReward:
     def wants_greedy(self) -> bool:
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
         return self.returns in RELATIVE
+
+    def held_out(self) -> RewardFn:
+        return held_out(self.reward)
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
         """Take the greedy replies to the prompts of the next call."""
@@ -242,3 +248,20 @@ def problem_of(rollout: Rollout) -> Any:
     """What stands before the last reply: text, or messages."""
     messages = any(isinstance(message, dict) for message in rollout.task.prompt)
     return rollout.messages[:-1] if messages else rollout.text.removesuffix(rollout.reply)
+
+
+def critic(
+    path: str,
+    *,
+    of: Any = "tests",
+    of_options: Mapping[str, Any] | None = None,
+    returns: str = "coderl",
+    worth: tuple[float, ...] = WORTH,
+    refresh: float = 0.0,
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    """The reward `of`, with `of_options`, paid to each token as a critic says; the other options are those of
+    `CriticReward`."""
+    inner = resolve(of, of_options)
+    return CriticReward(path, inner, returns=returns, worth=worth, refresh=refresh, batch=batch, device=device)

@@ -21,6 +21,7 @@ from operant.rewards.evaluate import (
     name_of,
     sample_of,
 )
+from operant.rewards.wrapper import Wrapper
 from operant.types import OperantError, RewardFn, Rollout
 
 Handling = str | float
@@ -128,7 +129,7 @@ def _reason(result: SampleResult, rollout: Rollout) -> str:
     return reason if sample in reason else f"{problem} while judging {sample}{semicolon}{remedy}"
 
 
-class Tolerant:
+class Tolerant(Wrapper):
     """A reward of the run's own process whose failures need not stop the run. It cannot be timed out."""
 
     def __init__(self, reward: RewardFn, options: IsolationOptions):

@@ -13,14 +13,16 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
-from operant.rewards.failure_policy import IsolationOptions, apply_policy
+from operant.rewards.failure_policy import IsolationOptions, Tolerant, apply_policy
+from operant.rewards.wrapper import Wrapper, parts_of
 from operant.rollouts.totals import Total
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.spec import spec_of
-from operant.types import OperantError, Rollout
+from operant.types import OperantError, RewardFn, Rollout
 
 
 def isolated(
@@ -69,11 +71,33 @@ def isolated(
     )
 
 
+def named(spec: str) -> "IsolatedReward":
+    """The reward `isolated:SPEC` of a run, whose options are those of the run; SPEC may be an installed name."""
+    return IsolatedReward(INSTALLED.place(spec))
+
+
+def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
+    """The reward with a run's options, for isolated parts without their own and for the handling of failures."""
+    if isinstance(reward, Wrapper):
+        return reward.rebuilt(lambda part: under(part, options))
+    if isinstance(reward, IsolatedReward):
+        return reward.under(options)
+    strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
+    return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
+
+
+def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
+    """The isolated rewards among its parts."""
+    return parts_of(reward, IsolatedReward)
+
+
 class IsolatedReward:
     """A reward that runs in worker processes; `isolated` creates one.
 
     Raises: OperantError for a function that no other process can find.
     """
+
+    ends_with_run = True
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""

@@ -58,6 +58,7 @@ class UnitTests:
     """
 
     __name__ = "tests"
+    ends_with_run = True
 
     def __init__(
         self,

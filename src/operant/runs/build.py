@@ -18,6 +18,7 @@ from operant.metrics.evaluation import prepared, resolve
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
 from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
+from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.ahead import Ahead
@@ -78,7 +79,7 @@ def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None
     train, own = config.train, {kind: config.parts.get(kind, {}) for kind in ("reward", "env")}
     reward = None
     if train.reward is not None:
-        reward = rewards.under(rewards.resolve(train.reward, own["reward"]), config.isolation)
+        reward = under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
     if isinstance(env, IsolatedEnv):
         env = env.under(config.isolation)
@@ -211,7 +212,8 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
 
 def idle(config: Config) -> list[str]:
     """Sentences on options that change nothing in this run."""
-    size, rate = (getattr(config.learner.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
+    size = getattr(config.learner["update"], "minibatch", None)  # an update rule may have none
+    rate = getattr(config.learner.get("optimizer"), "lr", None)
     notes = [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] if rate == 0 else []
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]

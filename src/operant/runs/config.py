@@ -19,7 +19,7 @@ from operant.data.sources import held_out_of
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric
-from operant.rewards import IsolationOptions
+from operant.rewards.failure_policy import IsolationOptions
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names

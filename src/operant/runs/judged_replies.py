@@ -17,6 +17,7 @@ from operant import rewards
 from operant.envs.single_turn import SingleTurn
 from operant.options import compose, convert, read
 from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.isolated import under
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.play import Attempts, play
 from operant.runs import named_parts
@@ -76,7 +77,7 @@ def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
     Raises: OperantError for an unknown reward, or a run whose reward cannot be made again.
     """
     if spec is not True:
-        reward = rewards.under(rewards.held_out(rewards.resolve(spec)), IsolationOptions())
+        reward = under(rewards.held_out(rewards.resolve(spec)), IsolationOptions())
         return Scorer(name_of(spec, reward), reward)
     name = run.get("reward")
     obstacle = "" if run else "the first model is no run"
@@ -90,7 +91,7 @@ def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
     given = {group: part(run, group) for group in ("isolation", "score")}
     options = compose({"isolation": IsolationOptions, "score": ScoreOptions}, given)
     resolved = rewards.resolve(name, named_parts.stored_options("reward", run))
-    made = rewards.under(rewards.held_out(resolved), options["isolation"])
+    made = under(rewards.held_out(resolved), options["isolation"])
     return Scorer(name_of(name, made), made, options["score"])
 
 

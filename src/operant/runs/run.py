@@ -18,7 +18,8 @@ from operant import distributed, machine
 from operant.algorithms import left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.rollout_table import rows
-from operant.rewards import IsolatedReward, Judged, isolated_parts, reward_metrics
+from operant.rewards import Judged, reward_metrics
+from operant.rewards.isolated import IsolatedReward, isolated_parts
 from operant.runs import named_parts
 from operant.runs.build import RunParts
 from operant.runs.calibrate import calibrate

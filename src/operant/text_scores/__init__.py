@@ -12,42 +12,34 @@ A score depends on its reply and task alone, and never on the other replies of a
 from collections.abc import Sequence
 from typing import Any
 
+from operant.import_by_name import Lazy
 from operant.text_scores.base import Score, check_tasks, references
-from operant.text_scores.bertscore import BertScore
-from operant.text_scores.cider import Cider
-from operant.text_scores.concepts import Coverage, Dates, IncreasingNumbers, RepeatPenalty
-from operant.text_scores.diversity import Diversity
-from operant.text_scores.judged_by_classifier import Consistency, Intent
-from operant.text_scores.nltk import Meteor
-from operant.text_scores.parent import Parent
-from operant.text_scores.perplexity import Perplexity
-from operant.text_scores.rouge_score import Rouge
-from operant.text_scores.sacrebleu import Bleu, Chrf, Ter
 from operant.types import Task
 
-__all__ = ["OF_ALL", "SCORES", "Intent", "Score", "check_tasks", "prepare", "references"]
+__all__ = ["OF_ALL", "SCORES", "Score", "check_tasks", "prepare", "references"]
 
-SCORES: dict[str, type[Score]] = {
-    made.__dict__["__name__"]: made
-    for made in (
-        Bleu,
-        Chrf,
-        Ter,
-        Rouge,
-        Meteor,
-        Cider,
-        BertScore,
-        Parent,
-        Consistency,
-        Intent,
-        Coverage,
-        RepeatPenalty,
-        IncreasingNumbers,
-        Dates,
-    )
-}
-"""Scores of single replies, by name."""
-OF_ALL: dict[str, Any] = {"diversity": Diversity, "perplexity": Perplexity}
+SCORES = Lazy(
+    {
+        "bleu": "operant.text_scores.sacrebleu:Bleu",
+        "chrf": "operant.text_scores.sacrebleu:Chrf",
+        "ter": "operant.text_scores.sacrebleu:Ter",
+        "rouge": "operant.text_scores.rouge_score:Rouge",
+        "meteor": "operant.text_scores.nltk:Meteor",
+        "cider": "operant.text_scores.cider:Cider",
+        "bertscore": "operant.text_scores.bertscore:BertScore",
+        "parent": "operant.text_scores.parent:Parent",
+        "consistency": "operant.text_scores.judged_by_classifier:Consistency",
+        "intent": "operant.text_scores.judged_by_classifier:Intent",
+        "coverage": "operant.text_scores.concepts:Coverage",
+        "repeat_penalty": "operant.text_scores.concepts:RepeatPenalty",
+        "increasing_numbers": "operant.text_scores.concepts:IncreasingNumbers",
+        "dates": "operant.text_scores.concepts:Dates",
+    }
+)
+"""Scores of single replies, by name: the classes."""
+OF_ALL = Lazy(
+    {"diversity": "operant.text_scores.diversity:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
+)
 """What is measured of all replies together, by name."""
 
 

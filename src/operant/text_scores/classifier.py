@@ -1,6 +1,7 @@
 """A transformers sequence classifier as a score. It reads text with its own tokenizer, never the policy's ids."""
 
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -120,3 +121,25 @@ class Classifier:
             known = ", ".join(f"{i}: {name}" for i, name in names.items())
             raise OperantError(f"classifier {self.name!r} has no label {label!r}; its labels are {known}")
         return found[0]
+
+
+def labelled(
+    argument: str,
+    *,
+    label: str | None = None,
+    output: str = "probability",
+    text: str = "text",
+    batch: int = 32,
+    device: str | None = None,
+) -> Classifier:
+    """The classifier of `classifier:NAME#LABEL`. Raises: OperantError for two labels."""
+    name, _, after = argument.partition("#")
+    if label and after:
+        raise OperantError(f"reward 'classifier:{argument}' with label={label!r}: give the label once")
+    return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
+
+
+@wraps(labelled)
+def builtin(name: str, **options: Any) -> Classifier:
+    """The classifier of `builtin:NAME`, which comes with the package."""
+    return labelled(f"builtin:{name}", **options)
