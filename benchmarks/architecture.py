@@ -64,7 +64,7 @@ def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
     return graph
 
 
-TABLES = ("Table", "Lazy")
+TABLES = ("Table", "Lazy", "BuiltIn")
 """Calls whose texts name what is imported only when somebody asks for it by name."""
 
 

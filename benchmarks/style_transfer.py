@@ -39,8 +39,8 @@ from benchmarks.timed import spent
 from operant import Rollout, Task
 from operant.api import runs
 from operant.machine import about
+from operant.prompts.style_transfer import StyleTransfer, TransferQuality
 from operant.report.prompts import greedily
-from operant.rewards.transfer import StyleTransfer, TransferQuality
 from operant.text_scores.classifier import Classifier
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from operant.prompts import completions
-from operant.prompts.completions import Completions, Spent
+from operant.engines import completions
+from operant.engines.completions import Completions, Spent
 from operant.types import OperantError
 
 KEY = "sk-very-secret-0123456789"

@@ -33,11 +33,11 @@ def run(learner, score, steps=15, count=32):
 
 
 def names(learner) -> set[str]:
-    return {f.name for f in learner.diagnose()}
+    return {f.name for f in diagnose(learner)}
 
 
 def found(learner, name):
-    return next(f for f in learner.diagnose() if f.name == name)
+    return next(f for f in diagnose(learner) if f.name == name)
 
 
 def wanted(reply, step=0):
@@ -107,7 +107,7 @@ def test_one_word_without_a_kl_penalty():
 
 def test_a_healthy_run_has_no_findings():
     learner = run(toy(**{"kl.coef": 0.05, "optimizer.lr": 2e-3}), wanted, 8)
-    assert [f for f in learner.diagnose() if f.level != "note"] == []
+    assert [f for f in diagnose(learner) if f.level != "note"] == []
 
 
 def test_empty_replies_that_the_reward_prefers():

@@ -42,7 +42,7 @@ class TrainedLearner:
 
     @property
     def findings(self) -> dict[str, Finding]:
-        return {f.name: f for f in self.learner.diagnose()}
+        return {f.name: f for f in diagnose(self.learner)}
 
     def texts(self, steps: int) -> list[list[str]]:
         """Return the texts of the last steps, or of the first ones if `steps` is negative."""
@@ -592,14 +592,14 @@ def test_a_declared_setting_that_differs_is_a_note(declared):
     for _ in range(3):
         made = learner.generate([QUERY] * 32, **declared)
         learner.step([QUERY] * 32, [r.ids for r in made], [share(r) for r in made], generation=declared)
-    (found,) = learner.diagnose()
+    (found,) = diagnose(learner)
     assert found.name == "declared_otherwise" and found.level == "note"
     assert f"{name}={value} (here {own[name]})" in found.message
     assert f"--sampling.{'min_tokens' if value == 3 else name} {value}" in found.remedy
     same = {name: own[name]}
     made = learner.generate([QUERY] * 32)
     learner.step([QUERY] * 32, [r.ids for r in made], [share(r) for r in made], generation=same)
-    assert learner.diagnose() == []
+    assert diagnose(learner) == []
 
 
 def test_probes_see_that_the_query_decides(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Task, train
+from operant.diagnosis import diagnose
 from operant.diagnosis.history import History
 from operant.diagnosis.rewards import no_advantage
 from operant.objectives.advantages import group_relative
@@ -211,7 +212,7 @@ def test_equal_scores_have_advantage_zero_whatever_kl_is(coef):
     assert metrics["kl/per_reply"] > 0.1 and metrics["policy/advantage_zero"] == 1.0
     assert not learner.last_step.batch.advantages.any()
     assert (metrics["update/grad_norm"] > 0) == (coef > 0)  # the KL of the loss is all that moves it
-    assert "constant" in {finding.name for finding in learner.diagnose()}
+    assert "constant" in {finding.name for finding in diagnose(learner)}
 
 
 def test_a_spread_that_is_rounding_is_none():
@@ -252,8 +253,8 @@ def test_most_steps_without_advantages_or_pairs_are_a_finding(zero, level, name)
 def test_a_step_whose_advantages_are_all_zero_is_a_finding():
     learner = Learner(lm(), algorithm="rloo", reference=None, max_tokens=4)
     learner.step(learner.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
-    found = next(f for f in learner.diagnose() if f.name in ("no_advantage", "constant"))
+    found = next(f for f in diagnose(learner) if f.name in ("no_advantage", "constant"))
     assert found.name == "no_advantage" and "every advantage" in found.message
     paired = Learner(lm(), algorithm="online-dpo", max_tokens=4)
     paired.step(paired.generate([Task("a", [5]), Task("b", [6])] * 4), [1.0, 2.0] * 4)
-    assert "no prompt had a better and a worse reply" in next(f.message for f in paired.diagnose())
+    assert "no prompt had a better and a worse reply" in next(f.message for f in diagnose(paired))

@@ -30,17 +30,13 @@ def climbs(module: str, source: str, inside: tuple[str, ...] = ()) -> list[str]:
     own, complaints = architecture.package_of(module), []
     for line, target in architecture.imports(source, inside, GRAPH):
         package = architecture.package_of(target)
-        if package == own or (target, module) == ("", THROUGH_THE_PACKAGE):
+        if package == own:
             continue
         if package not in LEVEL:
             complaints.append(f"line {line}: imports {package or 'the package itself'!r}, which has no level")
         elif LEVEL[package] >= LEVEL[own]:
             complaints.append(f"line {line}: {own} (level {LEVEL[own]}) imports {package} (level {LEVEL[package]})")
     return complaints
-
-
-THROUGH_THE_PACKAGE = "training.learner"
-"""`Learner.diagnose` alone asks for a public name of the package, which leads to a tool."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -25,7 +25,7 @@ import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.rewards import judge, minus_query, resolve, weighted
 from operant.rewards.failure_policy import IsolationOptions
-from operant.rewards.isolated import under
+from operant.rewards.isolated import isolated_parts, under
 from operant.runs.scored_rollouts import join_judgements, play_and_score
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess
@@ -328,7 +328,7 @@ def test_options_of_the_run_reach_rewards_without_options_of_their_own():
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
     own = under(isolated(hostile.good, timeout=9), options)
     assert own.options.timeout == 9
-    inside = [reward.options for reward in operant.rewards.isolated_parts(named)]
+    inside = [reward.options for reward in isolated_parts(named)]
     assert inside == [options, options]
     assert under(hostile.good, IsolationOptions()) is hostile.good
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from operant.diagnosis import diagnose
 from operant.diagnosis.sampling import SETTINGS
 from operant.models.reference import MaskOptions
 from operant.training.learner import Learner
@@ -35,7 +36,7 @@ def wrong(cause: str, declared: bool) -> Learner:
 
 
 def names(learner) -> set[str]:
-    return {f.name for f in learner.diagnose()} & {"negative_kl", "other_sampler", "padding", "declared_otherwise"}
+    return {f.name for f in diagnose(learner)} & {"negative_kl", "other_sampler", "padding", "declared_otherwise"}
 
 
 def below_zero(learner) -> bool:

@@ -11,10 +11,10 @@ import torch
 from operant.options import defaults
 from operant.prompts import measures
 from operant.prompts.examples import Examples
+from operant.prompts.prompt_reward import PromptReward
 from operant.prompts.task_models import task_model
 from operant.prompts.templates import PromptTemplate
 from operant.rewards import check, factory, judge, prepare, resolve
-from operant.rewards.prompts import PromptReward
 from operant.types import OperantError, Rollout, Task, Turn
 
 WORDS = ("bad", "good")

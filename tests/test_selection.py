@@ -8,6 +8,7 @@ from rigs import gap, on_ranks, said
 from toys import lm
 
 from operant import Learner, OperantError, Policy
+from operant.diagnosis import diagnose
 from operant.rollouts.collate import collate, nothing
 from operant.runs.config import configure
 from operant.training.best import best, only, parse
@@ -245,7 +246,7 @@ def test_what_is_imitated_has_no_advantage_and_moves_without_a_finding():
     learner = Learner(lm(), algorithm="rejection", max_tokens=3)
     metrics = learner.learn(placed(), [0.0] * 6 + [1.0])
     assert metrics["returns/mean"] < 1 and not [name for name in metrics if name.startswith("policy/advantage")]
-    assert "no_advantage" not in [finding.name for finding in learner.diagnose()]
+    assert "no_advantage" not in [finding.name for finding in diagnose(learner)]
 
 
 def test_what_can_be_is_not_refused():

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from operant import distributed
+from operant.engines.completions import Request
 from operant.engines.openai import OpenAIEngine, check_exported
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
-from operant.prompts.completions import Request
 from operant.sandbox.process import Limits, SupervisedProcess
 from operant.types import OperantError, shown
 from operant.watchdog import beat

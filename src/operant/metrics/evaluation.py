@@ -92,7 +92,7 @@ EVALUATION_METRICS = Table(
         **OF_ALL.data,
         "distinct": Distinct,
         "exact_match": ExactMatch,
-        "style_transfer": "operant.rewards.transfer:TransferQuality",
+        "style_transfer": "operant.prompts.style_transfer:TransferQuality",
     },
 )
 

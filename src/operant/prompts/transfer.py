@@ -2,7 +2,7 @@
 
     {prompt} "{sentence}" "
 
-until it closes the quotation, and what it has written is the rewrite. `rewards.transfer` says what rewrites are worth.
+until it closes the quotation, and what it has written is the rewrite. `style_transfer` says what rewrites are worth.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from operant.engines.native.engine import NativeEngine
 from operant.import_by_name import find_function
 from operant.models.loading import load_policy
 from operant.models.policy import Policy
@@ -117,9 +118,7 @@ class Rewriter:
                 raise OperantError(f"style transfer: {named} does not write on behind a text; name a causal model")
             if policy.tokenizer is None:
                 raise OperantError(f"style transfer: {named} has no tokenizer, which it needs to read text")
-            # Engines stand above this package: to them, a task model is a policy like others.
-            engine = find_function("engine", "operant.engines.native.engine", "NativeEngine")
-            self._engine = engine(policy.to(self.device), batch=self.batch)
+            self._engine = NativeEngine(policy.to(self.device), batch=self.batch)
             self.sampling = replace(self.sampling, stop_tokens=policy.stop_tokens)
 
     def check_sentence(self, sentence: str) -> None:

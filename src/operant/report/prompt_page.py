@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant.prompts.baselines import Baseline
+from operant.prompts.prompt_reward import PARTS
 from operant.prompts.templates import PromptTemplate
 from operant.report import parquet, prompts
 from operant.report.downsample import short
 from operant.report.replies import Reader, spread
-from operant.rewards.prompts import PARTS
 
 STEPS, TEXT, TOKENS = 500, 400, 16
 """Most steps that are read, characters of a prompt in the chart, and tokens in the table."""

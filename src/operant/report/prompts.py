@@ -18,8 +18,8 @@ import torch
 from operant.prompts.baselines import Baseline, Classification, Vocabulary, compare
 from operant.prompts.examples import examples_of
 from operant.prompts.measures import accuracy
+from operant.prompts.prompt_reward import PromptReward
 from operant.rewards import parts_of
-from operant.rewards.prompts import PromptReward
 from operant.runs.run import Observer, Run
 from operant.storage import atomic_io
 from operant.types import OperantError

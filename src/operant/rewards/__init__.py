@@ -66,7 +66,7 @@ INSTALLED = Table("reward", "operant.rewards", {})
 
 
 @dataclass(frozen=True)
-class Named:
+class BuiltIn:
     """A built-in reward, which is imported when it is first asked for."""
 
     place: str
@@ -86,45 +86,45 @@ class Named:
 
 
 NAMES = {
-    "builtin": Named("operant.text_scores.classifier:builtin", "NAME, as in builtin:sentiment", 1),
-    "classifier": Named(
+    "builtin": BuiltIn("operant.text_scores.classifier:builtin", "NAME, as in builtin:sentiment", 1),
+    "classifier": BuiltIn(
         "operant.text_scores.classifier:labelled",
         "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2",
         1,
     ),
-    "critic": Named("operant.rewards.critic:critic", "a trained critic of outcomes: critic:runs/critic", 1),
-    "ended": Named("operant.rewards.text:ended"),
-    "humans": Named(
+    "critic": BuiltIn("operant.rewards.critic:critic", "a trained critic of outcomes: critic:runs/critic", 1),
+    "ended": BuiltIn("operant.rewards.text:ended"),
+    "humans": BuiltIn(
         "operant.labels.humans:Humans",
         "the database of `operant label`, whose labels training waits for: humans:labels.sqlite",
         1,
     ),
-    "isolated": Named(
+    "isolated": BuiltIn(
         "operant.rewards.isolated:named", "a function that runs in worker processes: isolated:my_rewards:politeness"
     ),
-    "keyword": Named("operant.rewards.text:keyword"),
-    "length": Named("operant.rewards.text:length", "tokens: length:20, or at most: length:<=20"),
-    "letters": Named("operant.rewards.text:letters", "a letter: letters:e"),
-    "minus_greedy": Named(
+    "keyword": BuiltIn("operant.rewards.text:keyword"),
+    "length": BuiltIn("operant.rewards.text:length", "tokens: length:20, or at most: length:<=20"),
+    "letters": BuiltIn("operant.rewards.text:letters", "a letter: letters:e"),
+    "minus_greedy": BuiltIn(
         "operant.rewards.combine:MinusGreedy", "another reward: minus_greedy:builtin:sentiment", of_another=True
     ),
-    "minus_query": Named(
+    "minus_query": BuiltIn(
         "operant.rewards.combine:MinusQuery", "another reward: minus_query:builtin:sentiment", of_another=True
     ),
-    "pattern": Named("operant.rewards.text:pattern", "a regular expression: pattern:[.!?]$"),
-    "per_token": Named("operant.rewards.combine:PrefixGain", "another reward: per_token:rouge", of_another=True),
-    "repetition": Named("operant.rewards.text:repetition"),
-    "reward_model": Named(
+    "pattern": BuiltIn("operant.rewards.text:pattern", "a regular expression: pattern:[.!?]$"),
+    "per_token": BuiltIn("operant.rewards.combine:PrefixGain", "another reward: per_token:rouge", of_another=True),
+    "repetition": BuiltIn("operant.rewards.text:repetition"),
+    "reward_model": BuiltIn(
         "operant.rewards.reward_model:RewardModelScore",
         "run folders or models, separated by commas: reward_model:runs/reward-model",
         1,
     ),
-    "style_transfer": Named("operant.rewards.transfer:StyleTransfer", options=0),
-    "tests": Named("operant.rewards.tests:UnitTests", options=0),
-    "vader": Named("operant.rewards.vader:Vader"),
-    **{name: Named(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
-    "intent": Named("operant.rewards.intent:intent", options=0, first=True),
-    "prompt": Named("operant.rewards.prompts:PromptReward", options=0, first=True),
+    "style_transfer": BuiltIn("operant.prompts.style_transfer:StyleTransfer", options=0),
+    "tests": BuiltIn("operant.rewards.tests:UnitTests", options=0),
+    "vader": BuiltIn("operant.rewards.vader:Vader"),
+    **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
+    "intent": BuiltIn("operant.rewards.intent:intent", options=0, first=True),
+    "prompt": BuiltIn("operant.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
 

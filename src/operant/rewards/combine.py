@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Self
+from typing import Any
 
 from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
@@ -74,10 +74,10 @@ class Weighted(Wrapper):
     def inner(self) -> list[RewardFn]:
         return [reward for reward, _ in self.rewards.values()]
 
-    def rebuilt(self, change: Callable[[Any], Any]) -> Self:
+    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
         return replace(self, rewards={name: (change(part), weight) for name, (part, weight) in self.rewards.items()})
 
-    def held_out(self) -> RewardFn:
+    def held_out(self) -> Any:
         return self.rebuilt(held_out)
 
 
@@ -191,7 +191,7 @@ class MinusGreedy(MinusQuery):
                 raise OperantError(no_greedy(self, rollout))
         return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
-    def held_out(self) -> RewardFn:
+    def held_out(self) -> Any:
         return held_out(self.reward)
 
 

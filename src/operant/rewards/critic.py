@@ -86,7 +86,7 @@ class CriticReward(Wrapper):
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
         return self.returns in RELATIVE
 
-    def held_out(self) -> RewardFn:
+    def held_out(self) -> Any:
         return held_out(self.reward)
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:

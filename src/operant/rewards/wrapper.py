@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Any, Self
+from typing import Any
 
 from operant.text_scores import Score
 from operant.types import RewardFn
@@ -19,13 +19,13 @@ class Wrapper:
         """The rewards that it is made of."""
         return [self.reward]
 
-    def rebuilt(self, change: Callable[[Any], Any]) -> Self:
+    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
         """The same around what `change` makes of each inner reward."""
         same = copy(self)
         object.__setattr__(same, "reward", change(self.reward))  # some are frozen dataclasses
         return same
 
-    def held_out(self) -> RewardFn:
+    def held_out(self) -> Any:
         """The reward as it judges single replies, such as held-out ones."""
         return self
 

@@ -582,12 +582,6 @@ class Learner(Saveable):
         """The rollouts as a reward sees them: cut after `score.truncate_token`, if that is set."""
         return as_seen(rollouts, self.options["score"], self.policy.tokenizer, self.sampling)
 
-    def diagnose(self) -> list[Any]:
-        """The findings about training so far, worst first: `operant.diagnose(self)`."""
-        import operant  # the diagnosis is a tool, and the core imports no tools
-
-        return operant.diagnose(self)
-
     def bundle(self, path: str | Path) -> Path:
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}

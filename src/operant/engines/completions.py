@@ -27,7 +27,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from operant.prompts.answer_cache import AnswerCache
+from operant.engines.answer_cache import AnswerCache
 from operant.types import OperantError, shown
 from operant.watchdog import beat
 
