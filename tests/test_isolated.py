@@ -21,7 +21,6 @@ import pytest
 from rigs import on_ranks
 from toys import letters, lm
 
-import operant
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.rewards import judge, minus_query, resolve, weighted
 from operant.rewards.failure_policy import IsolationOptions
