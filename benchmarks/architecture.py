@@ -1,7 +1,7 @@
 """Measure the architecture of `src/operant`, and draw its modules and their imports.
 
     python -m benchmarks.architecture                       # the table
-    python -m benchmarks.architecture --json FILE           # and as JSON
+    python -m benchmarks.architecture --budget              # and lower the budget that tests hold it to
     python -m benchmarks.architecture --figure FILE.svg     # and as a figure
 
 A *package* here is a folder directly under `operant/`, or a module that stands alone there. Every import counts, also
@@ -13,6 +13,11 @@ import ast
 import json
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -163,33 +168,87 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def used_once(sources: dict[Path, str]) -> tuple[list[str], int]:
-    """Private functions whose name stands exactly once in the package outside their own definition; of how many."""
-    everything = "\n".join(sources.values())
-    counts: dict[str, int] = {}
-    for word in re.findall(r"\b_[A-Za-z0-9]\w*\b", everything):
-        counts[word] = counts.get(word, 0) + 1
-    found, private = [], 0
+def used_once(sources: dict[Path, str]) -> list[str]:
+    """Functions whose name stands exactly once in the package outside their own definition."""
+    counts = Counter(word for source in sources.values() for word in re.findall(r"\b[A-Za-z_]\w*\b", source))
+    found = []
     for path, source in sources.items():
         lines = source.splitlines()
         for function in functions(ast.parse(source)):
             name = function.name
-            if not name.startswith("_") or name.startswith("__"):
+            if name.startswith("__"):
                 continue
-            private += 1
             own = "\n".join(lines[function.lineno - 1 : function.end_lineno])
             if counts[name] - len(re.findall(rf"\b{name}\b", own)) == 1:
                 found.append(f"{path.relative_to(PACKAGE)}:{function.lineno}: {name}")
-    return found, private
+    return found
 
 
-def afternoon() -> list[str]:
-    """The files of the afternoon's reading, as `docs/design.md` lists them."""
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    if "<!-- afternoon -->" not in page:
-        return []
-    listed = page.split("<!-- afternoon -->")[1].split("<!-- /afternoon -->")[0]
-    return re.findall(r"[\w/]+\.py", listed)
+def loose_types(tree: ast.AST) -> int:
+    """Arguments and returned values of functions whose type is, or holds, `Any`."""
+    found = 0
+    for function in functions(tree):
+        given = function.args
+        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+        types = [function.returns, *(argument.annotation for argument in arguments if argument is not None)]
+        found += sum(type_ is not None and "Any" in re.findall(r"\w+", ast.unparse(type_)) for type_ in types)
+    return found
+
+
+def looked_up(tree: ast.AST) -> int:
+    """Calls of `getattr` with the name written out, which is a contract that no type states."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"]
+    return sum(isinstance(call.args[1], ast.Constant) for call in calls)
+
+
+STEP = ("train", "sentiment", "--steps", "1", "--batch", "8", "--evaluate", "none")
+"""The command whose step is read."""
+WATCHED = """
+import sys, threading
+import operant
+from operant.cli import main
+from operant.runs.run import Run
+
+package, step, files = operant.__path__[0] + "/", Run.step, set()
+
+def note(frame, event=None, argument=None):
+    if event in ("call", None) and frame.f_code.co_flags & 1 and frame.f_code.co_filename.startswith(package):
+        files.add(frame.f_code.co_filename.removeprefix(package))
+
+def watched(run):
+    above = sys._getframe()
+    while above is not None:
+        note(above)
+        above = above.f_back
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        return step(run)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+Run.step = watched
+main(sys.argv[1:])
+print(*sorted(files), sep="\\n", file=sys.stderr)
+"""
+
+
+def reading_list() -> list[str]:
+    """The files of one PPO step of `operant train sentiment`: a function of each runs in it, or has called it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", WATCHED, *STEP, "--out", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, check=True)
+    return [line for line in done.stderr.splitlines() if line.endswith(".py")]
+
+
+def rooms() -> dict[str, int]:
+    """The lines of each package; those of modules that stand alone together, as `root`."""
+    found: Counter[str] = Counter()
+    for path in files():
+        parts = path.relative_to(PACKAGE).parts
+        found[parts[0] if len(parts) > 1 else "root"] += path.read_text(encoding="utf-8").count("\n")
+    return dict(sorted(found.items()))
 
 
 def measure() -> dict[str, int | float]:
@@ -198,8 +257,7 @@ def measure() -> dict[str, int | float]:
     graph = module_graph()
     packages = package_graph(graph)
     lengths = sorted(lines_of(function) for tree in trees.values() for function in functions(tree))
-    once, private = used_once(sources)
-    read = [PACKAGE / name for name in afternoon()]
+    once, step = used_once(sources), reading_list()
     return {
         "modules in the root": sum(path.parent == PACKAGE and not path.stem.startswith("__") for path in sources),
         "packages": len(packages),
@@ -212,12 +270,32 @@ def measure() -> dict[str, int | float]:
         "functions": len(lengths),
         "90 % of functions have at most this many lines": round(statistics.quantiles(lengths, n=10)[-1]),
         "lines of the longest function": lengths[-1],
-        "private functions": private,
-        "private functions used once": len(once),
-        "files of the afternoon": len(read),
-        "lines of the afternoon": sum(sources[path].count("\n") for path in read),
-        "statements of the afternoon": sum(statements(trees[path]) for path in read),
+        "functions used once": len(once),
+        "files under 60 lines": sum(source.count("\n") < 60 for source in sources.values()),
+        "types with Any in signatures": sum(map(loose_types, trees.values())),
+        "names looked up by getattr": sum(map(looked_up, trees.values())),
+        "lines that Learner imports": lines(closure("training.learner")),
+        "files of one PPO step": len(step),
+        "lines of one PPO step": sum(sources[PACKAGE / name].count("\n") for name in step),
+        "lines of tests": sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.glob("tests/**/*.py")),
     }
+
+
+BUDGET = ROOT / "tests" / "budget.toml"
+
+
+def budget() -> dict[str, dict[str, int]]:
+    """The most that the house and each room may have."""
+    return tomllib.loads(BUDGET.read_text(encoding="utf-8"))
+
+
+def write_budget(measured: dict[str, dict[str, int]]) -> None:
+    """Lower each number of the budget that is above what is measured. Rooms come and go; nothing else rises."""
+    old, head = budget(), [line for line in BUDGET.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    found = {"house": {name: min(limit, measured["house"][name]) for name, limit in old["house"].items()}}
+    found["rooms"] = {name: min(old["rooms"].get(name, lines), lines) for name, lines in measured["rooms"].items()}
+    tables = [f"[{table}]\n" + "".join(f'"{name}" = {n}\n' for name, n in of.items()) for table, of in found.items()]
+    BUDGET.write_text("\n".join(["\n".join(head) + "\n", *tables]), encoding="utf-8")
 
 
 def tools() -> set[str]:
@@ -273,8 +351,10 @@ def figure(packages: dict[str, set[str]], outside: set[str]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write the measures there as well")
-    parser.add_argument("--once", action="store_true", help="list the private functions that are used once")
+    parser.add_argument("--json", type=Path, help="write the measures and the lines of each room there")
+    parser.add_argument("--budget", action="store_true", help="lower `tests/budget.toml` to what is measured")
+    parser.add_argument("--once", action="store_true", help="list the functions that are used once")
+    parser.add_argument("--step", action="store_true", help="list the files of one PPO step")
     parser.add_argument("--figure", type=Path, help="draw the packages there, as SVG")
     options = parser.parse_args(arguments)
     found = measure()
@@ -283,11 +363,15 @@ def main(arguments: list[str] | None = None) -> None:
     for group in circles(module_graph()):
         print("circle:", " ".join(group))
     if options.once:
-        print(*used_once({path: path.read_text(encoding="utf-8") for path in files()})[0], sep="\n")
+        print(*used_once({path: path.read_text(encoding="utf-8") for path in files()}), sep="\n")
+    if options.step:
+        print(*reading_list(), sep="\n")
     if options.figure:
         options.figure.write_text(figure(package_graph(module_graph()), tools()), encoding="utf-8")
+    if options.budget:
+        write_budget({"house": found, "rooms": rooms()})
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({"house": found, "rooms": rooms()}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
