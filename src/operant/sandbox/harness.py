@@ -22,7 +22,7 @@ import resource
 import select
 import sys
 import time
-from _collections import deque
+from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
 from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 
@@ -76,10 +76,11 @@ def frame(data: object) -> bytes:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-SEQUENCES = {list: "l", tuple: "t", set: "s", frozenset: "f", deque: "q"}
-MADE = {tag: kind for kind, tag in SEQUENCES.items()}
+SEQUENCES = {"t": tuple, "f": frozenset}
+SHARED = {"l": list, "s": set, "q": deque, "B": bytearray, "o": OrderedDict, "D": defaultdict, "C": dict, "d": dict}
+"""What can be changed, by the letter that it travels behind, a class before its own bases; C is a Counter."""
+TAGS = {kind: tag for tag, kind in (SEQUENCES | SHARED).items()}
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
-MUTABLE = (list, dict, set, bytearray, deque)
 FIXED = (str, int, float, tuple, bytes, frozenset)
 """A value of a class that is built on one of these is its plain value, and asks for other attributes by its number."""
 PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
@@ -121,6 +122,9 @@ class Peer:
 
     Values travel as JSON: plain scalars as such, anything else as a list behind a tag. What is not plain is kept by its
     owner under a number, and is a stand-in at the other end, whose class stands in for its class.
+
+    What can be changed, such as a list, is at both ends under one number for as long as both hold it: before an end
+    speaks, it tells what has changed there.
     """
 
     def __init__(self, read, write, trusted: bool):
@@ -131,6 +135,13 @@ class Peer:
         self.numbers: dict[int, int] = {}
         self.stand_ins: dict = {}
         """By number, so that an object is itself however often it comes."""
+        self.shared: dict[int, list] = {}
+        """What can be changed and what was in it when both ends last spoke of it, by number."""
+        self.share: dict[int, int] = {}
+        """The number of what is shared, by its id."""
+        self.gone: list = []
+        """Numbers that the other end no longer holds."""
+        self.count = int(trusted)
         self.told: dict[int, list] = {}
         """Numbers of objects that the program has made of an operand of the test's, and what plain data they give."""
         self.last: Any = ""
@@ -154,16 +165,14 @@ class Peer:
             return value
         if kind is int:
             return value if -(1 << 62) < value < 1 << 62 else ["i", hex(value)]
-        if kind in SEQUENCES:
-            return [SEQUENCES[kind], *map(self.pack, value)]
-        if kind is dict:
-            return ["d", *(self.pack(part) for item in value.items() for part in item)]
+        if kind in TAGS:
+            return self.container(TAGS[kind], value)
         if kind.__name__ == "coroutine" and value.cr_code is waiting.__code__ and value.cr_frame:
             value = value.cr_frame.f_locals["one"]
         if (number := number_of(value)) is not None:
             return ["yours", number]
-        if kind is bytes or kind is bytearray:
-            return ["b" if kind is bytes else "B", value.decode("latin-1")]
+        if kind is bytes:
+            return ["b", value.decode("latin-1")]
         if kind is complex:
             return ["c", value.real, value.imag]
         if kind is range or kind is slice:
@@ -185,13 +194,68 @@ class Peer:
                 else [self.described(kind), self.keep(value)]
             )
             return ["error", *about, str(value)[:1000], *map(self.pack, value.args)]
-        for base in PLAIN:
+        for tag, base in SHARED.items():
+            if isinstance(value, base) and (tag != "C" or is_counter(kind)):
+                return self.container(tag, value)
+        for base in FIXED:
             if isinstance(value, base):
-                plain = self.pack(base(value))
-                return ["fixed", self.keep(value), self.described(kind), plain] if base in FIXED else plain
+                return ["fixed", self.keep(value), self.described(kind), self.pack(base(value))]
+        if isinstance(value, complex):
+            return self.pack(complex(value))
         name = getattr(value, "__name__", None)
         about = [self.keep(value), None if kind is FUNCTION else self.described(kind), name and str(name)]
         return ["function" if kind is FUNCTION else "coroutine" if kind.__name__ == "coroutine" else "kept", *about]
+
+    def container(self, tag: str, value) -> list:
+        """A container behind its letter. If both ends hold it, the number is enough."""
+        if tag in SEQUENCES:
+            return [tag, *map(self.pack, value)]
+        self.forget()
+        if (number := self.share.get(id(value))) is not None:
+            return [tag, number]
+        self.count += 2
+        self.note(self.count, value)
+        return [tag, self.count, [*map(self.pack, inside(value))]]
+
+    def note(self, number: int, value) -> None:
+        self.shared[number], self.share[id(value)] = [value, inside(value)], number
+
+    def forget(self) -> None:
+        """Share no longer what the other end does not hold."""
+        for number in self.gone:
+            if number in self.shared:
+                del self.share[id(self.shared.pop(number)[0])]
+        self.gone = []
+
+    def news(self) -> list:
+        """A message with what has changed here, and what is held no more; none if there is nothing."""
+        self.forget()
+        changed, dropped = [], []
+        for number, entry in list(self.shared.items()):
+            before, entry[1] = entry[1], inside(entry[0])
+            if len(before) != len(entry[1]) or not all(map(_operator.is_, before, entry[1])):
+                changed.append([letter(entry[0]), number, [*map(self.pack, entry[1])]])
+            if sys.getrefcount(entry[0]) == 2:  # that of the entry, and of the question
+                dropped.append(number)
+                del self.share[id(self.shared.pop(number)[0])], entry[:], before
+        return [["news", changed, dropped]] if changed or dropped else []
+
+    def hear(self, changed: list, dropped: list) -> None:
+        for packed in changed:
+            self.unpack(packed)
+        self.gone += dropped
+
+    def received(self, tag: str, number: int, *content):
+        """What has this number at both ends, with that content if it has one."""
+        if number not in self.shared:
+            self.note(number, __import__("collections").Counter() if tag == "C" else SHARED[tag]())
+        value = self.shared[number][0]
+        if not isinstance(value, SHARED[tag]):
+            raise TypeError("a container is of another class")
+        if content:
+            fill(value, list(map(self.unpack, content[0])))
+            self.shared[number][1] = inside(value)
+        return value
 
     def keep(self, value) -> int:
         number = self.numbers.setdefault(id(value), len(self.kept))
@@ -213,15 +277,14 @@ class Peer:
         if not isinstance(data, list):
             return data
         tag, *rest = data
-        if tag in MADE:
-            return MADE[tag](map(self.unpack, rest))
-        if tag == "d":
-            parts = map(self.unpack, rest)
-            return dict(zip(parts, parts))
+        if tag in SHARED:
+            return self.received(tag, *rest)
+        if tag in SEQUENCES:
+            return SEQUENCES[tag](map(self.unpack, rest))
         if tag == "i":
             return int(rest[0], 16)
-        if tag == "b" or tag == "B":
-            return (bytes if tag == "b" else bytearray)(rest[0], "latin-1")
+        if tag == "b":
+            return bytes(rest[0], "latin-1")
         if tag == "c":
             return complex(*rest)
         if tag == "r" or tag == "slice":
@@ -300,7 +363,7 @@ class Peer:
 
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
-        self.write(request)
+        self.tell(request)
         while True:
             kind, *rest = self.read()
             if kind == "value":
@@ -313,8 +376,13 @@ class Peer:
             if kind == "printed":
                 stream, text = rest
                 print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
+            elif kind == "news":
+                self.hear(*rest)
             else:
-                self.write(self.answer(kind, rest))
+                self.tell(self.answer(kind, rest))
+
+    def tell(self, message) -> None:
+        self.write(*self.news(), message)
 
     def raised(self, packed: list, name: str, text: str, line: int | None) -> BaseException:
         try:
@@ -352,10 +420,7 @@ class Peer:
         if isinstance(one, type) and not (self.trusted or number in self.passed or one.__module__ == TEST):
             raise TypeError(f"a test keeps its {one.__name__} to itself")
         more = {name: self.unpack(data) for name, data in named.items()}
-        result = one(*args, **more)
-        given, before = [*args, *more.values()], [*packed, *named.values()]
-        after = [[i, self.pack(value)] for i, value in enumerate(given) if type(value) in MUTABLE]
-        return [self.pack(result), [[i, new] for i, new in after if new != before[i]]]
+        return [self.pack(one(*args, **more))]
 
     def answer_look(self, number: int, name: str):
         value = self.mine(number, name)
@@ -531,12 +596,10 @@ def called(one, name: str, args: tuple, named: dict):
     packed = [peer.pack(value) for value in args]
     try:
         more = {key: peer.pack(value) for key, value in named.items()}
-        result, changed = peer.ask("call", number_of(one), packed, more)
+        [result] = peer.ask("call", number_of(one), packed, more)
     except Exception as error:
         peer.last = (name, args, "raised " + vars(error).get(MESSAGE, ""))
         raise
-    for i, new in changed:
-        copy_into([*args, *named.values()][i], peer.unpack(new))
     result = peer.unpack(result)
     peer.last = (name, args, result)
     return result
@@ -717,15 +780,39 @@ def operator(special: str):
     return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
 
 
-def copy_into(old, new) -> None:
-    """Change an argument as the program has changed its copy."""
-    if type(old) is not type(new) or type(old) not in MUTABLE:
-        return
-    if type(old) is list or type(old) is bytearray:
-        old[:] = new
+def is_counter(kind: type) -> bool:
+    return any((base.__module__, base.__name__) == ("collections", "Counter") for base in kind.__mro__)
+
+
+def letter(value) -> str:
+    """What this container travels behind."""
+    return next(
+        tag for tag, kind in SHARED.items() if isinstance(value, kind) and (tag != "C" or is_counter(type(value)))
+    )
+
+
+def inside(value: "Any") -> list:
+    """What can change in a container: two such lists are compared by identity."""
+    start = [value.default_factory] if isinstance(value, defaultdict) else []
+    if not isinstance(value, dict):
+        return list(value)
+    return [*start, *dict.keys(value), *dict.values(value)]
+
+
+def fill(value: "Any", content: list) -> None:
+    """Make this the content of a container, which keeps its identity."""
+    if isinstance(value, defaultdict):
+        value.default_factory = content.pop(0)
+    if isinstance(value, dict):
+        kind, half = OrderedDict if isinstance(value, OrderedDict) else dict, len(content) // 2
+        kind.clear(value)
+        for key, one in zip(content[:half], content[half:]):
+            kind.__setitem__(value, key, one)
+    elif isinstance(value, (list, bytearray)):
+        value[:] = content
     else:
-        old.clear()
-        old.extend(new) if type(old) is deque else old.update(new)
+        value.clear()
+        value.extend(content) if isinstance(value, deque) else value.update(content)
 
 
 def line_of(error: BaseException, file: str) -> int | None:
@@ -957,8 +1044,8 @@ def serve(module) -> None:
         size = int.from_bytes(exactly(3, 4), "big")
         return scan(exactly(3, size).decode(), 0)[0]
 
-    def write(data) -> None:
-        rest = b"".join(frame(["printed", *line]) for line in peer.printed) + frame(data)
+    def write(*messages) -> None:
+        rest = b"".join(map(frame, [*(["printed", *line] for line in peer.printed), *messages]))
         peer.printed.clear()
         while rest:
             rest = rest[os.write(3, rest) :]
@@ -968,7 +1055,10 @@ def serve(module) -> None:
     write(["ready"])
     while True:
         kind, *rest = read()
-        write(peer.answer(kind, rest))
+        if kind == "news":
+            peer.hear(*rest)
+        else:
+            peer.tell(peer.answer(kind, rest))
 
 
 def exactly(fd: int, size: int) -> bytes:
@@ -1061,8 +1151,8 @@ class Running:
         except Exception:
             raise self.kill("answered what is no message") from None
 
-    def write(self, data) -> None:
-        self.exchange(frame(data), 0)
+    def write(self, *messages) -> None:
+        self.exchange(b"".join(map(frame, messages)), 0)
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code, negative for a signal."""
