@@ -137,6 +137,19 @@ def ends(x):
     yield from x
     x.append("end")
 def given(f): xs = []; f(xs); return xs
+class Fixed:
+    def __get__(self, one, kind=None): return 99
+    def __set__(self, one, value): self.last = value
+class Whole:
+    def __set_name__(self, owner, name): self.name = "the_" + name
+    def __get__(self, one, kind=None): return self if one is None else getattr(one, self.name, None)
+    def __set__(self, one, value):
+        if not isinstance(value, int): raise TypeError("whole")
+        setattr(one, self.name, value)
+class lazy:
+    def __init__(self, f): self.f = f
+    def __get__(self, one, kind=None): return self.f(one) * 2
+def work(n): SETTINGS["a"] += n
 """
 
 IDIOMS = """
@@ -419,6 +432,23 @@ from collections import OrderedDict
 assert ordered() == OrderedDict([('b', 1), ('a', 2)]) and ordered() == {'a': 2, 'b': 1}
 
 d = grouped(); d['y'].append(2); assert d == {'x': [1], 'y': [2]}
+
+class I: p, q = Fixed(), Whole()
+i = I(); i.p = i.q = 3; assert (i.p, i.q, i.the_q) == (99, 3, 3)
+try: i.q = 'x'; assert False
+except TypeError: pass
+
+class I:
+    @lazy
+    def x(self): return 4
+assert I().x == 8
+
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool: list(pool.map(work, range(20)))
+assert settings() == {'a': 191}
+
+class I: p = Fixed()
+i = I(); i.p = 3; assert i.p == 3
 
 s = Shelf(); s.items.append(5); assert s.items == [3, 1]
 

@@ -294,16 +294,18 @@ def test_cgroups_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
     names = "eq lt le gt ge ne contains".split()
     equal = "class A:\n" + "".join(f"    def __{name}__(self, other): return True\n" for name in names)
-    equal += "    def __sub__(self, other): return 0\n    def __iadd__(self, other): return 5\ndef f(): return A()"
+    equal += "    def startswith(self, text): return True\n    def __sub__(self, other): return 0\n"
+    equal += "    def __iadd__(self, other): return 5\ndef f(): return A()"
     trusting = [f"assert f() {sign} A()" for sign in "== < <= > >= !=".split()]
     trusting += [
         "assert A() in f()",
         "assert f() - A() == 0",
         "assert max(f(), A())",
         "x = f(); x += A(); assert x == 5",
+        "assert f().startswith('ab')",
     ]
     [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), *map(Code, trusting)])])
-    assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 11))), verdict.message
+    assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 12))), verdict.message
 
 
 LINES = """

@@ -25,6 +25,7 @@ import time
 from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
 from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # it takes longer to import than all else
@@ -93,7 +94,7 @@ FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
 ALONE = (
     "bool len str repr int float complex index next getitem setitem delitem enter exit iter reversed hash format neg "
     "pos abs invert round trunc floor ceil contains aenter aexit aiter anext await call copy deepcopy delattr dir "
-    "instancecheck"
+    "instancecheck get set delete set_name missing"
 ).split()
 TEXT = "str repr format iter getitem len".split()
 """What a sum or a product with a value of the test's still gives."""
@@ -142,11 +143,14 @@ class Peer:
         self.gone: list = []
         """Numbers that the other end no longer holds."""
         self.count = int(trusted)
+        self.turn = RLock()
+        """A thread at a time may ask."""
         self.told: dict[int, list] = {}
         """Numbers of objects that the program has made of an operand of the test's, and what plain data they give."""
         self.last: Any = ""
         self.trusting = False
-        """Whether the program has been asked how two of its own objects compare, or what they are together."""
+        """Whether the program has been asked how two of its own objects compare, what they are together, or for the
+        answer of a method that a text has."""
         self.unshown = False
         """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
         self.asserts: Any = lambda frame: False
@@ -363,6 +367,10 @@ class Peer:
 
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
+        with self.turn:
+            return self.answered(request)
+
+    def answered(self, request: tuple) -> list:
         self.tell(request)
         while True:
             kind, *rest = self.read()
@@ -475,6 +483,11 @@ BY_NAME = {
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
     "instancecheck": lambda kind, value: isinstance(value, kind),
+    "get": lambda value, *of: type(value).__get__(value, *of),
+    "set": lambda value, *to: type(value).__set__(value, *to),
+    "delete": lambda value, of: type(value).__delete__(value, of),
+    "set_name": lambda value, *of: type(value).__set_name__(value, *of),
+    "missing": lambda value, key: type(value).__missing__(value, key),
     "enter": lambda value: type(value).__enter__(value),
     "exit": lambda value, *why: type(value).__exit__(value, *why),
     "aenter": lambda value: type(value).__aenter__(value),
@@ -616,6 +629,7 @@ def look(one, name: str):
         if any(hasattr(kind, name) for kind in (*PLAIN, *standard)):
             raise TypeError(UNSHOWN)
     found = peer.unpack(*peer.ask("look", number, name))
+    peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
         names = [str.__str__(name) for name in found]  # code is made of these: no text of a class of the program
         return getattr(__import__("dataclasses").make_dataclass("_", names, init=False, repr=False, eq=False), FIELDS)
