@@ -150,6 +150,37 @@ class lazy:
     def __init__(self, f): self.f = f
     def __get__(self, one, kind=None): return self.f(one) * 2
 def work(n): SETTINGS["a"] += n
+class Stack(list):
+    def push(self, x): self.append(x); return self
+    @property
+    def top(self): return self[-1]
+class Upper(dict):
+    def __setitem__(self, key, value): super().__setitem__(key.upper(), value)
+    def __getitem__(self, key): return super().__getitem__(key.upper())
+    def get(self, key, default=None): return super().get(key.upper(), default)
+class Record(dict):
+    def __getattr__(self, name): return self[name]
+    def __setattr__(self, name, value): self[name] = value
+class Recent(collections.OrderedDict):
+    def __init__(self, most): super().__init__(); self.most = most
+    def put(self, key, value):
+        self[key] = value; self.move_to_end(key)
+        if len(self) > self.most: self.popitem(last=False)
+    def get(self, key): self.move_to_end(key); return self[key]
+class Twice(dict):
+    def __missing__(self, key): return key * 2
+class Votes(collections.Counter):
+    def winner(self): return self.most_common(1)[0][0]
+class Groups(collections.defaultdict):
+    def __init__(self): super().__init__(list)
+class Sorted(list):
+    def append(self, x): super().append(x); self.sort()
+    def __repr__(self): return "Sorted" + super().__repr__()
+class Suit(str, enum.Enum):
+    HEARTS = "h"
+    CLUBS = "c"
+    def loud(self): return self.value.upper()
+def hearts(): return Suit.HEARTS
 """
 
 IDIOMS = """
@@ -446,6 +477,30 @@ assert I().x == 8
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(4) as pool: list(pool.map(work, range(20)))
 assert settings() == {'a': 191}
+
+s = t = Stack([1]); s.push(2).append(5); assert s == [1, 2, 5] and t.top == s.pop() == 5 and len(s) == 2 and s is t
+
+s = Stack(); assert isinstance(s, Stack) and isinstance(s, list) and type(s).__name__ == 'Stack' and s + [1] == [1]
+
+u = Upper(); u['a'] = 1; assert u['A'] == u['a'] == u.get('a') == 1 and u == {'A': 1} and list(u) == ['A']
+
+r = Record(x=1); r.y = 2; assert r.x == 1 and r['y'] == 2 and r == {'x': 1, 'y': 2}
+
+r = Recent(2); r.put(1, 1); r.put(2, 2); assert r.get(1) == 1; r.put(3, 3); assert list(r) == [1, 3] and r.most == 2
+
+m = Twice(); g = Groups(); g['x'].append(1); assert m['ab'] == 'abab' and 'ab' not in m and g == {'x': [1]}
+
+v = Votes('aab'); v.update('bb'); assert v.winner() == 'b' and v['z'] == 0 and v.most_common() == [('b', 3), ('a', 2)]
+
+s = Sorted(); s.append(3); s.append(1); assert s == [1, 3] and 3 in s and repr(s) == 'Sorted[1, 3]'
+
+assert Suit.HEARTS == 'h' and Suit.HEARTS.value == 'h' and hearts() is Suit.HEARTS and Suit('c') is Suit.CLUBS
+
+assert Suit.HEARTS.loud() == 'H' and {Suit.HEARTS: 1}['h'] == 1 and isinstance(hearts(), (Suit, str))
+
+s = Sorted(); s.append(3); s.append(1); assert s == [3, 1]
+
+assert Suit.HEARTS == 'c'
 
 class I: p = Fixed()
 i = I(); i.p = 3; assert i.p == 3

@@ -235,11 +235,19 @@ OF_A_NODE = [
 ]
 
 
+EQUAL_LIST = """
+class L(list):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "test", "outcome"),
     [
         ("def same(a, b): return True\ndef f(x): return 0", "assert same(f(3), 9)", "failed test"),
         ("def same(a, b): return a == b", "assert same(3, 3) and not same(3, [3])", "passed"),  # it is what is tested
+        (EQUAL_LIST, "assert L([1]) == [2] or [2] == L([1]) or [2] in [L([1])] or not L([1]) != [2]", "failed test"),
         ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", "runtime error"),
         ("def f(x): raise StopIteration", "try: f(1); assert 0\nexcept StopIteration: pass", "passed"),
         ("def f(x): yield 1", "x = f(3)\nassert next(x) == 1 and list(x) == []", "passed"),

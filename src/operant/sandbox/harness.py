@@ -80,14 +80,18 @@ def frame(data: object) -> bytes:
 SEQUENCES = {"t": tuple, "f": frozenset}
 SHARED = {"l": list, "s": set, "q": deque, "B": bytearray, "o": OrderedDict, "D": defaultdict, "C": dict, "d": dict}
 """What can be changed, by the letter that it travels behind, a class before its own bases; C is a Counter."""
+CONTAINERS = (list, set, deque, bytearray, dict)
+FACTORY: "Any" = defaultdict.default_factory
 TAGS = {kind: tag for tag, kind in (SEQUENCES | SHARED).items()}
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+AS_PLAIN = {str: str.__str__, int: int.__pos__, float: float.__pos__, tuple: lambda value: tuple(tuple.__iter__(value))}
+"""How a value of a subclass becomes plain where the class asks a method of the subclass."""
 FIXED = (str, int, float, tuple, bytes, frozenset)
 """A value of a class that is built on one of these is its plain value, and asks for other attributes by its number."""
 PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
 
 ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
-TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, bool, range, type(None), object)}
+TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, *SHARED.values(), bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
 FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
 
@@ -200,10 +204,12 @@ class Peer:
             return ["error", *about, str(value)[:1000], *map(self.pack, value.args)]
         for tag, base in SHARED.items():
             if isinstance(value, base) and (tag != "C" or is_counter(kind)):
-                return self.container(tag, value)
+                plain = self.container(tag, value)
+                exact = not self.trusted or kind.__module__ == "collections"
+                return plain if exact else ["own", self.keep(value), self.described(kind), plain]
         for base in FIXED:
             if isinstance(value, base):
-                return ["fixed", self.keep(value), self.described(kind), self.pack(base(value))]
+                return ["fixed", self.keep(value), self.described(kind), self.pack(AS_PLAIN.get(base, base)(value))]
         if isinstance(value, complex):
             return self.pack(complex(value))
         name = getattr(value, "__name__", None)
@@ -249,10 +255,15 @@ class Peer:
             self.unpack(packed)
         self.gone += dropped
 
-    def received(self, tag: str, number: int, *content):
-        """What has this number at both ends, with that content if it has one."""
+    def received(self, tag: str, number: int, *content, kind: "Any" = None):
+        """What has this number at both ends, with that content if it has one.
+
+        kind: the class that stands in for its own, which is built on that of the letter.
+        """
         if number not in self.shared:
-            self.note(number, __import__("collections").Counter() if tag == "C" else SHARED[tag]())
+            plain = __import__("collections").Counter if tag == "C" else SHARED[tag]
+            own = isinstance(kind, RemoteClass) and issubclass(kind, SHARED[tag])
+            self.note(number, SHARED[tag].__new__(kind) if own else plain())
         value = self.shared[number][0]
         if not isinstance(value, SHARED[tag]):
             raise TypeError("a container is of another class")
@@ -275,6 +286,8 @@ class Peer:
             for base in kind.__bases__
         ]
         special = [name for name in vars(kind) if name in SPECIAL and vars(kind)[name] is not None]
+        if issubclass(kind, CONTAINERS):
+            special += [name for name in vars(kind) if name[0] != "_" and hasattr(kind.__base__, name)]
         return ["class", self.keep(kind), kind.__name__, kind.__qualname__, kind.__module__, bases, special]
 
     def unpack(self, data) -> "Any":
@@ -305,6 +318,10 @@ class Peer:
             return self.class_of(*rest)
         if tag == "error":
             return self.exception(*rest)
+        if tag == "own":
+            number, kind, (letter, *about) = rest
+            made = self.received(letter, *about, kind=self.unpack(kind))
+            return self.numbered(made, number) if isinstance(type(made), RemoteClass) else made
         number, kind, about = rest
         if number not in self.stand_ins:
             self.stand_ins[number] = self.stand_in(tag, number, self.unpack(kind), about)
@@ -339,7 +356,10 @@ class Peer:
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
-            if any(issubclass(base, (BaseException, *FIXED)) for base in found):
+            if any(issubclass(base, CONTAINERS) for base in found):
+                methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
+                methods |= {key: asked(key) for key in special if key[0] != "_"} | CONTAINER_METHODS
+            elif any(issubclass(base, (BaseException, *FIXED)) for base in found):
                 methods = {key: method for key, method in methods.items() if key in TEXTS} | FIXED_METHODS
             else:
                 methods["__slots__"] = ()  # its `__dict__` is at the other end
@@ -618,7 +638,7 @@ def called(one, name: str, args: tuple, named: dict):
     return result
 
 
-def look(one, name: str):
+def look(one, name: str) -> "Any":
     """An attribute at the other end."""
     number = number_of(one)
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
@@ -628,12 +648,14 @@ def look(one, name: str):
         standard = [getattr(__import__(module), kind) for module, kinds in STANDARD.items() for kind in kinds]
         if any(hasattr(kind, name) for kind in (*PLAIN, *standard)):
             raise TypeError(UNSHOWN)
-    found = peer.unpack(*peer.ask("look", number, name))
-    peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
+    found: Any = peer.unpack(*peer.ask("look", number, name))
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
         names = [str.__str__(name) for name in found]  # code is made of these: no text of a class of the program
         return getattr(__import__("dataclasses").make_dataclass("_", names, init=False, repr=False, eq=False), FIELDS)
-    return signed(*found) if name == "__signature__" else found
+    if name == "__signature__":
+        return signed(*found)
+    peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
+    return found
 
 
 def signed(parts: list, result: list):
@@ -699,6 +721,16 @@ FIXED_METHODS = {
     "__deepcopy__": lambda self, memo: self,
 }
 """Of values and exceptions that stand-ins are: they have their plain value here, and ask for the rest."""
+
+CONTAINER_METHODS = {
+    f"__{name}__": vars(Remote)[f"__{name}__"] for name in "getattr setattr delattr copy deepcopy".split()
+}
+"""Of an object that is built on a list, or the like: it has its content here, and asks for the rest."""
+
+
+def asked(name: str) -> property:
+    """A method of such an object that its class has itself."""
+    return property(lambda self: look(self, name))
 
 
 class Callee(Remote):
@@ -800,33 +832,35 @@ def is_counter(kind: type) -> bool:
 
 def letter(value) -> str:
     """What this container travels behind."""
-    return next(
+    return TAGS.get(type(value)) or next(
         tag for tag, kind in SHARED.items() if isinstance(value, kind) and (tag != "C" or is_counter(type(value)))
     )
 
 
 def inside(value: "Any") -> list:
-    """What can change in a container: two such lists are compared by identity."""
-    start = [value.default_factory] if isinstance(value, defaultdict) else []
-    if not isinstance(value, dict):
-        return list(value)
-    return [*start, *dict.keys(value), *dict.values(value)]
+    """What can change in a container: two such lists are compared by identity. No method of a subclass is asked."""
+    kind: Any = SHARED[letter(value)]
+    if not issubclass(kind, dict):
+        return list(kind.__iter__(value))
+    start = [FACTORY.__get__(value)] if isinstance(value, defaultdict) else []
+    keys = list(kind.keys(value))
+    return [*start, *keys, *[dict.__getitem__(value, key) for key in keys]]
 
 
 def fill(value: "Any", content: list) -> None:
     """Make this the content of a container, which keeps its identity."""
+    kind: Any = SHARED[letter(value)]
     if isinstance(value, defaultdict):
-        value.default_factory = content.pop(0)
-    if isinstance(value, dict):
-        kind, half = OrderedDict if isinstance(value, OrderedDict) else dict, len(content) // 2
+        FACTORY.__set__(value, content.pop(0))
+    if issubclass(kind, dict):
         kind.clear(value)
-        for key, one in zip(content[:half], content[half:]):
+        for key, one in zip(content[: len(content) // 2], content[len(content) // 2 :]):
             kind.__setitem__(value, key, one)
-    elif isinstance(value, (list, bytearray)):
-        value[:] = content
+    elif issubclass(kind, (list, bytearray)):
+        kind.__setitem__(value, slice(None), content)
     else:
-        value.clear()
-        value.extend(content) if isinstance(value, deque) else value.update(content)
+        kind.clear(value)
+        (kind.extend if kind is deque else kind.update)(value, content)
 
 
 def line_of(error: BaseException, file: str) -> int | None:
