@@ -235,11 +235,19 @@ OF_A_NODE = [
 ]
 
 
+EQUAL_LIST = """
+class L(list):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "test", "outcome"),
     [
         ("def same(a, b): return True\ndef f(x): return 0", "assert same(f(3), 9)", "failed test"),
         ("def same(a, b): return a == b", "assert same(3, 3) and not same(3, [3])", "passed"),  # it is what is tested
+        (EQUAL_LIST, "assert L([1]) == [2] or [2] == L([1]) or [2] in [L([1])] or not L([1]) != [2]", "failed test"),
         ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", "runtime error"),
         ("def f(x): raise StopIteration", "try: f(1); assert 0\nexcept StopIteration: pass", "passed"),
         ("def f(x): yield 1", "x = f(3)\nassert next(x) == 1 and list(x) == []", "passed"),
@@ -294,16 +302,18 @@ def test_cgroups_of_killed_runs_are_removed(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
     names = "eq lt le gt ge ne contains".split()
     equal = "class A:\n" + "".join(f"    def __{name}__(self, other): return True\n" for name in names)
-    equal += "    def __sub__(self, other): return 0\n    def __iadd__(self, other): return 5\ndef f(): return A()"
+    equal += "    def startswith(self, text): return True\n    def __sub__(self, other): return 0\n"
+    equal += "    def __iadd__(self, other): return 5\ndef f(): return A()"
     trusting = [f"assert f() {sign} A()" for sign in "== < <= > >= !=".split()]
     trusting += [
         "assert A() in f()",
         "assert f() - A() == 0",
         "assert max(f(), A())",
         "x = f(); x += A(); assert x == 5",
+        "assert f().startswith('ab')",
     ]
     [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), *map(Code, trusting)])])
-    assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 11))), verdict.message
+    assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 12))), verdict.message
 
 
 LINES = """

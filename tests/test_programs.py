@@ -321,6 +321,7 @@ def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
 
 
 MOCK = "from unittest.mock import patch\n"
+THREAD = "import threading\ndef run(): assert f(2) == 5\nrun()\n"
 UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
 
 
@@ -347,6 +348,8 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
         ("", "def check(f):\n    assert f(2) == 4", "defines check and never runs it"),
         ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
         ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
+        ("", THREAD + "t = threading.Thread(target=run)", "says .*Python loses the assertions of a thread"),
+        ("", THREAD + "assert threading.Thread(target=f)", ""),
         ("def test_f(): assert f(2) == 4", "test_f()", ""),
         ("class A: pass", "class B(A): pass\nassert f(B())", ""),
         ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),

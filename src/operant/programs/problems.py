@@ -25,6 +25,7 @@ PATCHES = re.compile(
 """What a test changes or looks into in its own process alone."""
 RUNS = re.compile(r"(builtins\.)?(eval|exec)\(|(pickle|marshal|shelve|cloudpickle|dill)\.(loads?|open)\(")
 """What turns text or bytes into code that runs in the process of the tests."""
+THREAD = re.compile(r"(\w+\.)?(Thread|Timer|start_new_thread)\(")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def unkept(*codes: str) -> str | None:
         asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
         if (asserts or name[:4] in ("test", "Test")) and name not in used:
             return f"a test defines {name} and never runs it, so that any program passes; call it, or leave the row out"
+    asserting = {one.name for one in nodes if isinstance(one, ast.FunctionDef) and "assert" in ast.unparse(one)}
     for node in nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
             name = ast.unparse(base)
@@ -114,6 +116,11 @@ def unkept(*codes: str) -> str | None:
             return (
                 f"a test says {shown(text)}, which would run what the program returns beside the tests, outside the "
                 "sandbox's filter; compare the text, use ast.literal_eval, or leave the row out"
+            )
+        if isinstance(node, ast.Call) and THREAD.match(text) and asserting.intersection(re.split(r"\W", text)):
+            return (
+                f"a test says {shown(text)}, and Python loses the assertions of a thread, so that any program passes; "
+                "let the thread keep what it finds, assert after its join, or leave the row out"
             )
         called = isinstance(node, ast.Call) and re.split(r"\W", text)[0]
         if PATCHES.match(text) or called in {"patch", "getsource"} & imported:

@@ -22,9 +22,10 @@ import resource
 import select
 import sys
 import time
-from _collections import deque
+from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
 from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _thread import RLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # it takes longer to import than all else
@@ -76,23 +77,28 @@ def frame(data: object) -> bytes:
 
 # --- values ---------------------------------------------------------------------------------------------------------
 
-SEQUENCES = {list: "l", tuple: "t", set: "s", frozenset: "f", deque: "q"}
-MADE = {tag: kind for kind, tag in SEQUENCES.items()}
+SEQUENCES = {"t": tuple, "f": frozenset}
+SHARED = {"l": list, "s": set, "q": deque, "B": bytearray, "o": OrderedDict, "D": defaultdict, "C": dict, "d": dict}
+"""What can be changed, by the letter that it travels behind, a class before its own bases; C is a Counter."""
+CONTAINERS = (list, set, deque, bytearray, dict)
+FACTORY: "Any" = defaultdict.default_factory
+TAGS = {kind: tag for tag, kind in (SEQUENCES | SHARED).items()}
 VIEWS = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
-MUTABLE = (list, dict, set, bytearray, deque)
+AS_PLAIN = {str: str.__str__, int: int.__pos__, float: float.__pos__, tuple: lambda value: tuple(tuple.__iter__(value))}
+"""How a value of a subclass becomes plain where the class asks a method of the subclass."""
 FIXED = (str, int, float, tuple, bytes, frozenset)
 """A value of a class that is built on one of these is its plain value, and asks for other attributes by its number."""
 PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, deque, complex)
 
 ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
-TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, bool, range, type(None), object)}
+TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, *SHARED.values(), bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
 FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
 
 ALONE = (
     "bool len str repr int float complex index next getitem setitem delitem enter exit iter reversed hash format neg "
     "pos abs invert round trunc floor ceil contains aenter aexit aiter anext await call copy deepcopy delattr dir "
-    "instancecheck"
+    "instancecheck get set delete set_name missing"
 ).split()
 TEXT = "str repr format iter getitem len".split()
 """What a sum or a product with a value of the test's still gives."""
@@ -121,6 +127,9 @@ class Peer:
 
     Values travel as JSON: plain scalars as such, anything else as a list behind a tag. What is not plain is kept by its
     owner under a number, and is a stand-in at the other end, whose class stands in for its class.
+
+    What can be changed, such as a list, is at both ends under one number for as long as both hold it: before an end
+    speaks, it tells what has changed there.
     """
 
     def __init__(self, read, write, trusted: bool):
@@ -131,11 +140,21 @@ class Peer:
         self.numbers: dict[int, int] = {}
         self.stand_ins: dict = {}
         """By number, so that an object is itself however often it comes."""
+        self.shared: dict[int, list] = {}
+        """What can be changed and what was in it when both ends last spoke of it, by number."""
+        self.share: dict[int, int] = {}
+        """The number of what is shared, by its id."""
+        self.gone: list = []
+        """Numbers that the other end no longer holds."""
+        self.count = int(trusted)
+        self.turn = RLock()
+        """A thread at a time may ask."""
         self.told: dict[int, list] = {}
         """Numbers of objects that the program has made of an operand of the test's, and what plain data they give."""
         self.last: Any = ""
         self.trusting = False
-        """Whether the program has been asked how two of its own objects compare, or what they are together."""
+        """Whether the program has been asked how two of its own objects compare, what they are together, or for the
+        answer of a method that a text has."""
         self.unshown = False
         """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
         self.asserts: Any = lambda frame: False
@@ -154,16 +173,14 @@ class Peer:
             return value
         if kind is int:
             return value if -(1 << 62) < value < 1 << 62 else ["i", hex(value)]
-        if kind in SEQUENCES:
-            return [SEQUENCES[kind], *map(self.pack, value)]
-        if kind is dict:
-            return ["d", *(self.pack(part) for item in value.items() for part in item)]
+        if kind in TAGS:
+            return self.container(TAGS[kind], value)
         if kind.__name__ == "coroutine" and value.cr_code is waiting.__code__ and value.cr_frame:
             value = value.cr_frame.f_locals["one"]
         if (number := number_of(value)) is not None:
             return ["yours", number]
-        if kind is bytes or kind is bytearray:
-            return ["b" if kind is bytes else "B", value.decode("latin-1")]
+        if kind is bytes:
+            return ["b", value.decode("latin-1")]
         if kind is complex:
             return ["c", value.real, value.imag]
         if kind is range or kind is slice:
@@ -185,13 +202,75 @@ class Peer:
                 else [self.described(kind), self.keep(value)]
             )
             return ["error", *about, str(value)[:1000], *map(self.pack, value.args)]
-        for base in PLAIN:
+        for tag, base in SHARED.items():
+            if isinstance(value, base) and (tag != "C" or is_counter(kind)):
+                plain = self.container(tag, value)
+                exact = not self.trusted or kind.__module__ == "collections"
+                return plain if exact else ["own", self.keep(value), self.described(kind), plain]
+        for base in FIXED:
             if isinstance(value, base):
-                plain = self.pack(base(value))
-                return ["fixed", self.keep(value), self.described(kind), plain] if base in FIXED else plain
+                return ["fixed", self.keep(value), self.described(kind), self.pack(AS_PLAIN.get(base, base)(value))]
+        if isinstance(value, complex):
+            return self.pack(complex(value))
         name = getattr(value, "__name__", None)
         about = [self.keep(value), None if kind is FUNCTION else self.described(kind), name and str(name)]
         return ["function" if kind is FUNCTION else "coroutine" if kind.__name__ == "coroutine" else "kept", *about]
+
+    def container(self, tag: str, value) -> list:
+        """A container behind its letter. If both ends hold it, the number is enough."""
+        if tag in SEQUENCES:
+            return [tag, *map(self.pack, value)]
+        self.forget()
+        if (number := self.share.get(id(value))) is not None:
+            return [tag, number]
+        self.count += 2
+        self.note(self.count, value)
+        return [tag, self.count, [*map(self.pack, inside(value))]]
+
+    def note(self, number: int, value) -> None:
+        self.shared[number], self.share[id(value)] = [value, inside(value)], number
+
+    def forget(self) -> None:
+        """Share no longer what the other end does not hold."""
+        for number in self.gone:
+            if number in self.shared:
+                del self.share[id(self.shared.pop(number)[0])]
+        self.gone = []
+
+    def news(self) -> list:
+        """A message with what has changed here, and what is held no more; none if there is nothing."""
+        self.forget()
+        changed, dropped = [], []
+        for number, entry in list(self.shared.items()):
+            before, entry[1] = entry[1], inside(entry[0])
+            if len(before) != len(entry[1]) or not all(map(_operator.is_, before, entry[1])):
+                changed.append([letter(entry[0]), number, [*map(self.pack, entry[1])]])
+            if sys.getrefcount(entry[0]) == 2:  # that of the entry, and of the question
+                dropped.append(number)
+                del self.share[id(self.shared.pop(number)[0])], entry[:], before
+        return [["news", changed, dropped]] if changed or dropped else []
+
+    def hear(self, changed: list, dropped: list) -> None:
+        for packed in changed:
+            self.unpack(packed)
+        self.gone += dropped
+
+    def received(self, tag: str, number: int, *content, kind: "Any" = None):
+        """What has this number at both ends, with that content if it has one.
+
+        kind: the class that stands in for its own, which is built on that of the letter.
+        """
+        if number not in self.shared:
+            plain = __import__("collections").Counter if tag == "C" else SHARED[tag]
+            own = isinstance(kind, RemoteClass) and issubclass(kind, SHARED[tag])
+            self.note(number, SHARED[tag].__new__(kind) if own else plain())
+        value = self.shared[number][0]
+        if not isinstance(value, SHARED[tag]):
+            raise TypeError("a container is of another class")
+        if content:
+            fill(value, list(map(self.unpack, content[0])))
+            self.shared[number][1] = inside(value)
+        return value
 
     def keep(self, value) -> int:
         number = self.numbers.setdefault(id(value), len(self.kept))
@@ -207,21 +286,22 @@ class Peer:
             for base in kind.__bases__
         ]
         special = [name for name in vars(kind) if name in SPECIAL and vars(kind)[name] is not None]
+        if issubclass(kind, CONTAINERS):
+            special += [name for name in vars(kind) if name[0] != "_" and hasattr(kind.__base__, name)]
         return ["class", self.keep(kind), kind.__name__, kind.__qualname__, kind.__module__, bases, special]
 
     def unpack(self, data) -> "Any":
         if not isinstance(data, list):
             return data
         tag, *rest = data
-        if tag in MADE:
-            return MADE[tag](map(self.unpack, rest))
-        if tag == "d":
-            parts = map(self.unpack, rest)
-            return dict(zip(parts, parts))
+        if tag in SHARED:
+            return self.received(tag, *rest)
+        if tag in SEQUENCES:
+            return SEQUENCES[tag](map(self.unpack, rest))
         if tag == "i":
             return int(rest[0], 16)
-        if tag == "b" or tag == "B":
-            return (bytes if tag == "b" else bytearray)(rest[0], "latin-1")
+        if tag == "b":
+            return bytes(rest[0], "latin-1")
         if tag == "c":
             return complex(*rest)
         if tag == "r" or tag == "slice":
@@ -238,6 +318,10 @@ class Peer:
             return self.class_of(*rest)
         if tag == "error":
             return self.exception(*rest)
+        if tag == "own":
+            number, kind, (letter, *about) = rest
+            made = self.received(letter, *about, kind=self.unpack(kind))
+            return self.numbered(made, number) if isinstance(type(made), RemoteClass) else made
         number, kind, about = rest
         if number not in self.stand_ins:
             self.stand_ins[number] = self.stand_in(tag, number, self.unpack(kind), about)
@@ -272,7 +356,10 @@ class Peer:
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
-            if any(issubclass(base, (BaseException, *FIXED)) for base in found):
+            if any(issubclass(base, CONTAINERS) for base in found):
+                methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
+                methods |= {key: asked(key) for key in special if key[0] != "_"} | CONTAINER_METHODS
+            elif any(issubclass(base, (BaseException, *FIXED)) for base in found):
                 methods = {key: method for key, method in methods.items() if key in TEXTS} | FIXED_METHODS
             else:
                 methods["__slots__"] = ()  # its `__dict__` is at the other end
@@ -300,7 +387,11 @@ class Peer:
 
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
-        self.write(request)
+        with self.turn:
+            return self.answered(request)
+
+    def answered(self, request: tuple) -> list:
+        self.tell(request)
         while True:
             kind, *rest = self.read()
             if kind == "value":
@@ -313,8 +404,13 @@ class Peer:
             if kind == "printed":
                 stream, text = rest
                 print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
+            elif kind == "news":
+                self.hear(*rest)
             else:
-                self.write(self.answer(kind, rest))
+                self.tell(self.answer(kind, rest))
+
+    def tell(self, message) -> None:
+        self.write(*self.news(), message)
 
     def raised(self, packed: list, name: str, text: str, line: int | None) -> BaseException:
         try:
@@ -352,10 +448,7 @@ class Peer:
         if isinstance(one, type) and not (self.trusted or number in self.passed or one.__module__ == TEST):
             raise TypeError(f"a test keeps its {one.__name__} to itself")
         more = {name: self.unpack(data) for name, data in named.items()}
-        result = one(*args, **more)
-        given, before = [*args, *more.values()], [*packed, *named.values()]
-        after = [[i, self.pack(value)] for i, value in enumerate(given) if type(value) in MUTABLE]
-        return [self.pack(result), [[i, new] for i, new in after if new != before[i]]]
+        return [self.pack(one(*args, **more))]
 
     def answer_look(self, number: int, name: str):
         value = self.mine(number, name)
@@ -410,6 +503,11 @@ BY_NAME = {
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
     "instancecheck": lambda kind, value: isinstance(value, kind),
+    "get": lambda value, *of: type(value).__get__(value, *of),
+    "set": lambda value, *to: type(value).__set__(value, *to),
+    "delete": lambda value, of: type(value).__delete__(value, of),
+    "set_name": lambda value, *of: type(value).__set_name__(value, *of),
+    "missing": lambda value, key: type(value).__missing__(value, key),
     "enter": lambda value: type(value).__enter__(value),
     "exit": lambda value, *why: type(value).__exit__(value, *why),
     "aenter": lambda value: type(value).__aenter__(value),
@@ -531,18 +629,16 @@ def called(one, name: str, args: tuple, named: dict):
     packed = [peer.pack(value) for value in args]
     try:
         more = {key: peer.pack(value) for key, value in named.items()}
-        result, changed = peer.ask("call", number_of(one), packed, more)
+        [result] = peer.ask("call", number_of(one), packed, more)
     except Exception as error:
         peer.last = (name, args, "raised " + vars(error).get(MESSAGE, ""))
         raise
-    for i, new in changed:
-        copy_into([*args, *named.values()][i], peer.unpack(new))
     result = peer.unpack(result)
     peer.last = (name, args, result)
     return result
 
 
-def look(one, name: str):
+def look(one, name: str) -> "Any":
     """An attribute at the other end."""
     number = number_of(one)
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
@@ -552,11 +648,14 @@ def look(one, name: str):
         standard = [getattr(__import__(module), kind) for module, kinds in STANDARD.items() for kind in kinds]
         if any(hasattr(kind, name) for kind in (*PLAIN, *standard)):
             raise TypeError(UNSHOWN)
-    found = peer.unpack(*peer.ask("look", number, name))
+    found: Any = peer.unpack(*peer.ask("look", number, name))
     if name == FIELDS:  # the fields themselves are compared with marks of this interpreter's own
         names = [str.__str__(name) for name in found]  # code is made of these: no text of a class of the program
         return getattr(__import__("dataclasses").make_dataclass("_", names, init=False, repr=False, eq=False), FIELDS)
-    return signed(*found) if name == "__signature__" else found
+    if name == "__signature__":
+        return signed(*found)
+    peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
+    return found
 
 
 def signed(parts: list, result: list):
@@ -622,6 +721,16 @@ FIXED_METHODS = {
     "__deepcopy__": lambda self, memo: self,
 }
 """Of values and exceptions that stand-ins are: they have their plain value here, and ask for the rest."""
+
+CONTAINER_METHODS = {
+    f"__{name}__": vars(Remote)[f"__{name}__"] for name in "getattr setattr delattr copy deepcopy".split()
+}
+"""Of an object that is built on a list, or the like: it has its content here, and asks for the rest."""
+
+
+def asked(name: str) -> property:
+    """A method of such an object that its class has itself."""
+    return property(lambda self: look(self, name))
 
 
 class Callee(Remote):
@@ -717,15 +826,41 @@ def operator(special: str):
     return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
 
 
-def copy_into(old, new) -> None:
-    """Change an argument as the program has changed its copy."""
-    if type(old) is not type(new) or type(old) not in MUTABLE:
-        return
-    if type(old) is list or type(old) is bytearray:
-        old[:] = new
+def is_counter(kind: type) -> bool:
+    return any((base.__module__, base.__name__) == ("collections", "Counter") for base in kind.__mro__)
+
+
+def letter(value) -> str:
+    """What this container travels behind."""
+    return TAGS.get(type(value)) or next(
+        tag for tag, kind in SHARED.items() if isinstance(value, kind) and (tag != "C" or is_counter(type(value)))
+    )
+
+
+def inside(value: "Any") -> list:
+    """What can change in a container: two such lists are compared by identity. No method of a subclass is asked."""
+    kind: Any = SHARED[letter(value)]
+    if not issubclass(kind, dict):
+        return list(kind.__iter__(value))
+    start = [FACTORY.__get__(value)] if isinstance(value, defaultdict) else []
+    keys = list(kind.keys(value))
+    return [*start, *keys, *[dict.__getitem__(value, key) for key in keys]]
+
+
+def fill(value: "Any", content: list) -> None:
+    """Make this the content of a container, which keeps its identity."""
+    kind: Any = SHARED[letter(value)]
+    if isinstance(value, defaultdict):
+        FACTORY.__set__(value, content.pop(0))
+    if issubclass(kind, dict):
+        kind.clear(value)
+        for key, one in zip(content[: len(content) // 2], content[len(content) // 2 :]):
+            kind.__setitem__(value, key, one)
+    elif issubclass(kind, (list, bytearray)):
+        kind.__setitem__(value, slice(None), content)
     else:
-        old.clear()
-        old.extend(new) if type(old) is deque else old.update(new)
+        kind.clear(value)
+        (kind.extend if kind is deque else kind.update)(value, content)
 
 
 def line_of(error: BaseException, file: str) -> int | None:
@@ -957,8 +1092,8 @@ def serve(module) -> None:
         size = int.from_bytes(exactly(3, 4), "big")
         return scan(exactly(3, size).decode(), 0)[0]
 
-    def write(data) -> None:
-        rest = b"".join(frame(["printed", *line]) for line in peer.printed) + frame(data)
+    def write(*messages) -> None:
+        rest = b"".join(map(frame, [*(["printed", *line] for line in peer.printed), *messages]))
         peer.printed.clear()
         while rest:
             rest = rest[os.write(3, rest) :]
@@ -968,7 +1103,10 @@ def serve(module) -> None:
     write(["ready"])
     while True:
         kind, *rest = read()
-        write(peer.answer(kind, rest))
+        if kind == "news":
+            peer.hear(*rest)
+        else:
+            peer.tell(peer.answer(kind, rest))
 
 
 def exactly(fd: int, size: int) -> bytes:
@@ -1061,8 +1199,8 @@ class Running:
         except Exception:
             raise self.kill("answered what is no message") from None
 
-    def write(self, data) -> None:
-        self.exchange(frame(data), 0)
+    def write(self, *messages) -> None:
+        self.exchange(b"".join(map(frame, messages)), 0)
 
     def finish(self) -> int:
         """Wait for its end; returns its exit code, negative for a signal."""
