@@ -56,7 +56,10 @@ def from_demonstrations(
         )
     known = {"tokenizer": policy.tokenizer, "sampling": sampling, "vocabulary": policy.vocabulary}
     paid = {"rewards": given["scores"], "groups": given["groups"]} if labels else {}
-    return ScoredRollouts(to_rollouts(queries, responses, ends=True, **known, **paid), None, sampling.plain)
+    made = distributed.together(lambda: to_rollouts(queries, responses, ends=True, **known, **paid))
+    counts = distributed.gathered(len({r.group for r in made}))  # groups in the order of the ranks, as in one process
+    before = sum(counts[: distributed.rank()])
+    return ScoredRollouts([replace(r, group=before + r.group) for r in made], None, sampling.plain)
 
 
 def from_generated(
