@@ -130,6 +130,8 @@ CASES = [("dpo", "prompts", True), *(("kto", cut, named) for cut in CUTS for nam
 
 
 def on_a_rank(rank: int, world: int) -> list:
+    with pytest.raises(OperantError, match="response 0 has no tokens"):  # of the first rank, and both say so
+        learner_of("kto").step(QUERIES[3:], [[10, 4] if rank else [], [6], [11]], [1.0, 0.0, 1.0])
     return [caught(name, METHODS[name], CUTS[cut][rank], named) for name, cut, named in CASES]
 
 
