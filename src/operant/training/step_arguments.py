@@ -136,13 +136,13 @@ def judged(scored: ScoredRollouts) -> Judged | None:
     return distributed.together(lambda: judge(lambda _: scores, rollouts, "given"))
 
 
-def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, *, groups_named: bool) -> None:
-    """Refuse rollouts that a method cannot compare with each other. Every rank must call.
+def check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: str, *, groups_named: bool) -> None:
+    """Refuse rollouts that the method of this name cannot compare with each other. Every rank must call.
 
-    samples: the number of replies to one query that the method compares. groups_named: the caller passed `groups`,
-    which are numbers of this rank.
+    groups_named: the caller passed `groups`, which are numbers of this rank.
     Raises: OperantError on every rank if replies to one query are on several ranks, or no group on any rank has enough.
     """
+    samples = algorithm.needs.samples
     if samples < 2:
         return
     if not groups_named:
@@ -156,7 +156,7 @@ def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, 
     sizes = Counter(r.group for r in rollouts)
     if not distributed.largest(int(max(sizes.values(), default=0) >= samples)):
         raise OperantError(
-            f"algorithm {algorithm} compares at least {samples} replies to one query, and each of the "
+            f"algorithm {name} compares at least {samples} replies to one query, and each of the "
             f"{len(sizes)} groups has fewer, so every advantage would be 0: give queries several times, or groups="
         )
 
