@@ -36,10 +36,12 @@ def learner_of(algorithm: str, **options) -> Learner:
     return Learner(lm(spread=0.2).double(), algorithm=algorithm, reference=reference, optimizer=Caught, **options)
 
 
-def caught(algorithm: str, labels=LABELS, rows=range(6), **options) -> tuple[torch.Tensor, dict[str, float]]:
-    """The gradient of a step on some of the replies, and its metrics."""
+def caught(
+    algorithm: str, labels=LABELS, rows=range(6), named: bool = True, **options
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The gradient of a step on some of the replies, with their groups or without, and its metrics."""
     learner = learner_of(algorithm, **options)
-    groups = [[0, 0, 0, 1, 1, 2][i] for i in rows]
+    groups = [[0, 0, 0, 1, 1, 2][i] for i in rows] if named else None
     metrics = learner.step(
         [QUERIES[i] for i in rows], [RESPONSES[i] for i in rows], [labels[i] for i in rows], groups=groups
     )
@@ -118,19 +120,29 @@ def test_micro_batches_would_change_the_gradient_with_a_baseline_of_each(monkeyp
     assert gap(sum(parts), whole) > 1e-3
 
 
-def on_a_rank(rank: int, world: int) -> dict:
-    rows = [range(3), range(3, 6)][rank]
-    return {name: caught(name, labels, rows) for name, labels in METHODS.items()}
+CUTS = {
+    "prompts": ([0, 1, 2], [3, 4, 5]),
+    "one with another": ([0, 3], [5, 1, 4, 2]),
+    "most on the first": ([5, 0, 3, 1], [4, 2]),
+}
+"""The rows of two ranks; but in the first cut, replies to one prompt are on both."""
+CASES = [("dpo", "prompts", True), *(("kto", cut, named) for cut in CUTS for named in (True, False))]
 
 
-def test_two_ranks_have_the_gradient_of_one():
+def on_a_rank(rank: int, world: int) -> list:
+    with pytest.raises(OperantError, match="response 0 has no tokens"):  # of the first rank, and both say so
+        learner_of("kto").step(QUERIES[3:], [[10, 4] if rank else [], [6], [11]], [1.0, 0.0, 1.0])
+    return [caught(name, METHODS[name], CUTS[cut][rank], named) for name, cut, named in CASES]
+
+
+def test_two_ranks_have_the_gradient_of_one_that_has_their_rows_in_order():
     ranks = on_ranks(on_a_rank, 2)
-    for name, labels in METHODS.items():
-        whole, metrics = caught(name, labels)
-        for found, told in (rank[name] for rank in ranks):
-            assert gap(found, whole) < 1e-10
-            for metric in ("loss/total", "preference/loss", "preference/better"):
-                assert told[metric] == pytest.approx(metrics[metric], abs=1e-10), metric
+    for number, (name, cut, named) in enumerate(CASES):
+        whole, metrics = caught(name, METHODS[name], [row for rows in CUTS[cut] for row in rows], named)
+        for found, told in (rank[number] for rank in ranks):
+            for metric in ("preference/baseline", "loss/total", "preference/loss", "preference/better"):
+                assert told.get(metric) == pytest.approx(metrics.get(metric), abs=1e-10), (name, cut, named, metric)
+            assert gap(found, whole) < 1e-10, (name, cut, named)
 
 
 def test_a_reply_to_another_prompt_is_none_to_an_equal_prompt_of_another_task():

@@ -3,6 +3,8 @@
 The truth: the optimum exp(r) / Z by enumeration, and a learner without a buffer that is given the drawn replies.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys import lm
@@ -104,3 +106,17 @@ def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
 def test_a_buffer_that_cannot_be_is_refused(options, message):
     with pytest.raises(OperantError, match=message):
         Learner(lm(), **{"algorithm": "soft_q"} | options)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "plain_k3", "reverse", "forward"])
+def test_kl_of_given_replies_is_not_estimated_as_if_the_policy_had_drawn_them(kind):
+    learner = Learner(lm(), algorithm="soft_q", kl={"loss_coef": 0.1, "loss_kind": kind}, max_tokens=2)
+    drawn = learner.generate([[3], [4]])
+    assert learner.step(drawn, [1.0, 0.0])["update/steps"] == 1
+    bare = [replace(drawn[0], turns=[replace(drawn[0].turns[0], logprobs=None)]), drawn[1]]
+    for given in ((bare, [1.0, 0.0]), ([[3]], [[1, 2]], [1.0])):
+        if kind in ("reverse", "forward"):
+            assert learner.step(*given)["update/steps"] == 1
+            continue
+        with pytest.raises(OperantError, match=f"kl.loss_kind={kind} is estimated .* use kl.loss_kind=reverse"):
+            learner.step(*given)

@@ -9,6 +9,7 @@ from rigs import said
 from toys import lm
 
 from operant import Learner, OperantError, Policy
+from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
@@ -44,11 +45,13 @@ def dense_fisher(policy, sampling) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens", [1000, 8], ids=["one piece, graph kept", "several pieces"])
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "t5, recomputed", "gpt2, recomputed"])
 def test_products_and_solution_are_those_of_the_dense_fisher_matrix(kind, tokens):
+    kind, _, recomputed = kind.partition(", ")
     small = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "gpt2": {"n_embd": 8}, "llama": {"hidden_size": 8}}[kind]
     narrow = small | ({"intermediate_size": 8, "head_dim": 4} if kind == "llama" else {})
-    policy = Policy(shrunken(kind, narrow), value=ValueOptions())
+    options = ModelOptions(gradient_checkpointing=bool(recomputed))
+    policy = Policy(shrunken(kind, narrow), value=ValueOptions(), options=options)
     sampling = Sampling(temperature=0.8, banned=(19,), min_tokens=2, stop_tokens=(2,))
     learner = Learner(policy, algorithm="trpo", **{"update.fisher_share": 1.0})
     batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3, numbers=torch.float64, joined=kind != "t5")

@@ -14,7 +14,8 @@ $$\text{loss} = \mathrm{mean}_{\text{replies}}\ \begin{cases}
   z_0 = \max\Big(0,\ \mathrm{mean}_i\ \log\frac{\pi(y_{i-1} \mid x_i)}{\pi_{ref}(y_{i-1} \mid x_i)}\Big)$$
 
 - **The baseline** $z_0$ estimates KL(policy || reference) from prompts with replies to other prompts: each prompt of
-  the step with the reply to the one before it, over all ranks; rows with equal prompts count as one. It has no gradient
+  the step with the reply to the one before it, over all ranks (with `Learner.step`, the rows of the first rank come
+  first, then those of the second); rows with equal prompts count as one. It has no gradient
   and is one number a step, computed before the update, so that neither micro-batches nor ranks change a gradient. With
   several optimizer steps a training step (`update.epochs`, `update.minibatch`), the later ones have the same $z_0$: it
   is that of the policy before the first. It costs one more forward pass of policy and reference. Rows that are longer

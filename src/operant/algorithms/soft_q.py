@@ -27,10 +27,10 @@ operant train letters --algorithm soft_q --advantage.shape 0,1,0,10 --replay.sha
   \pi_{\text{ref}}\, e^r$. With `--reference none` it is $\pi \propto e^r$, as in RLPrompt. There, V of an untrained
   policy is $\log|V|$ everywhere, and ought to be $(T - t + 1) \log|V|$: at first every reply, good or bad, is made
   likelier.
-- **No sampler appears in the loss**: it holds for replies from any source (`Learner.step(queries, responses,
-  scores)`), and replies may be drawn from the likeliest tokens (`sampling.top_k` with `sampling.truncation=stored`),
-  while V is taken over the whole vocabulary. `--mask.by model` draws from those that the frozen model behind an
-  `output_mlp` finds likely, so that replies stay fluent.
+- **No sampler appears in the loss**: it holds for replies from any source (`Learner.step(queries, responses, scores)`,
+  where a KL in the loss must be an exact one, `kl.loss_kind=reverse`), and replies may be drawn from the likeliest
+  tokens (`sampling.top_k` with `sampling.truncation=stored`), while V is taken over the whole vocabulary. `--mask.by
+  model` draws from those that the frozen model behind an `output_mlp` finds likely, so that replies stay fluent.
 - **Earlier replies**: `replay.share` is the share of each update's replies that are drawn from a buffer of the newest
   `replay.capacity` ones, with the scores that they had: 0 (the default) is on-policy, 1 off-policy, 0.5 mixed. RLPrompt
   names these modes and has the first alone. The buffer is in every checkpoint; `rollout/staleness` is the age of what

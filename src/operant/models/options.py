@@ -1,7 +1,7 @@
 """Options of the language model: the trained part, precision, packing. Also the changes that they make to a model."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,11 +119,24 @@ class _Recomputed(StandIn):
         self.context = context
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        contexts = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), self.context())}
+        contexts = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), _Anew(self.context))}
         return checkpoint(object.__getattribute__(self, "block"), *args, **contexts, **kwargs)
 
 
 ContextFactory = Callable[[], AbstractContextManager[Any]]
+
+
+class _Anew(AbstractContextManager[None]):
+    """Makes its context anew whenever it is entered: a second derivative computes a block more than once."""
+
+    def __init__(self, make: ContextFactory):
+        self.make, self.entered = make, ExitStack()
+
+    def __enter__(self) -> None:
+        self.entered.enter_context(self.make())
+
+    def __exit__(self, *error: Any) -> None:
+        self.entered.close()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ from operant.training.options import LearnerOptions, check_length, check_referen
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep, refuse
-from operant.training.replay_buffer import ReplayBuffer
+from operant.training.replay_buffer import ReplayBuffer, check_drawn
 from operant.training.saved_learner import Saveable
 from operant.training.scoring import (
     Bootstraps,
@@ -318,8 +318,7 @@ class Learner(Saveable):
                 warn_of_unscored(unscored)
             known = {"policy": self.policy, "sampling": sampling}
             parsed = step_arguments.from_triplets(first, second, scores, **others, **known)
-        samples = self.algorithm.needs.samples
-        step_arguments.check_comparable(parsed.rollouts, name, samples, groups_named=groups is not None)
+        step_arguments.check_comparable(parsed.rollouts, self.algorithm, name, groups_named=groups is not None)
         if self.algorithm.source == "data" and self.algorithm.needs.labels:
             step_arguments.check_labels(parsed.rollouts, self.algorithm, self.options["loss"])
         judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
@@ -454,6 +453,7 @@ class Learner(Saveable):
             joined = not self.policy.encoder_decoder and self.algorithm.unit != "turn"
             kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": self._between}
             rollouts, scores, tokenizer = selected.rollouts, selected.scores, self.policy.tokenizer
+            check_drawn(rollouts, self.options)
             if self.algorithm.needs.action_values:  # log-probs of guided replies are not those of the language model
                 rollouts = [with_prompts(rollout, lambda index, turn: turn.prompt) for rollout in rollouts]
             if self.wanted is not None:

@@ -5,7 +5,7 @@ share of them drawn from the buffer, with replacement, the others from those of 
 none of them has the log-probs of its sampler.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,21 @@ def check(options: Mapping[str, Any]) -> None:
         raise OperantError(
             f"advantage.standardise=group with replay.share={share:g}: a reply of the buffer stands alone, without the "
             "others to its task, so its reward would become 0; use step or none"
+        )
+
+
+def check_drawn(rollouts: Sequence[Rollout], options: Mapping[str, Any]) -> None:
+    """Refuse replies that the policy need not have drawn where their KL would be estimated as if it had.
+
+    options: of a learner, by group. A method that has a buffer takes replies from any source, without log-probs.
+    """
+    kl = options["kl"]
+    if "replay" not in options or not kl.loss_coef or kl.loss_kind in EXACT:
+        return
+    if any(turn.trained and turn.logprobs is None for rollout in rollouts for turn in rollout.turns):
+        raise OperantError(
+            f"kl.loss_kind={kl.loss_kind} is estimated from tokens that the policy has drawn, and a reply of this step "
+            "has no log-probs of its sampler, as one from elsewhere: use kl.loss_kind=reverse, or kl.loss_coef=0"
         )
 
 

@@ -56,7 +56,10 @@ def from_demonstrations(
         )
     known = {"tokenizer": policy.tokenizer, "sampling": sampling, "vocabulary": policy.vocabulary}
     paid = {"rewards": given["scores"], "groups": given["groups"]} if labels else {}
-    return ScoredRollouts(to_rollouts(queries, responses, ends=True, **known, **paid), None, sampling.plain)
+    made = distributed.together(lambda: to_rollouts(queries, responses, ends=True, **known, **paid))
+    counts = distributed.gathered(len({r.group for r in made}))  # groups in the order of the ranks, as in one process
+    before = sum(counts[: distributed.rank()])
+    return ScoredRollouts([replace(r, group=before + r.group) for r in made], None, sampling.plain)
 
 
 def from_generated(
@@ -133,13 +136,13 @@ def judged(scored: ScoredRollouts) -> Judged | None:
     return distributed.together(lambda: judge(lambda _: scores, rollouts, "given"))
 
 
-def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, *, groups_named: bool) -> None:
-    """Refuse rollouts that a method cannot compare with each other. Every rank must call.
+def check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: str, *, groups_named: bool) -> None:
+    """Refuse rollouts that the method of this name cannot compare with each other. Every rank must call.
 
-    samples: the number of replies to one query that the method compares. groups_named: the caller passed `groups`,
-    which are numbers of this rank.
+    groups_named: the caller passed `groups`, which are numbers of this rank.
     Raises: OperantError on every rank if replies to one query are on several ranks, or no group on any rank has enough.
     """
+    samples = algorithm.needs.samples
     if samples < 2:
         return
     if not groups_named:
@@ -153,7 +156,7 @@ def check_comparable(rollouts: Sequence[Rollout], algorithm: str, samples: int, 
     sizes = Counter(r.group for r in rollouts)
     if not distributed.largest(int(max(sizes.values(), default=0) >= samples)):
         raise OperantError(
-            f"algorithm {algorithm} compares at least {samples} replies to one query, and each of the "
+            f"algorithm {name} compares at least {samples} replies to one query, and each of the "
             f"{len(sizes)} groups has fewer, so every advantage would be 0: give queries several times, or groups="
         )
 
