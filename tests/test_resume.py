@@ -14,7 +14,7 @@ from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.cli import main
 from operant.envs.single_turn import SingleTurn
-from operant.storage import old_names
+from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, newest_whole
 
 
@@ -284,17 +284,30 @@ def test_rollouts_and_probes_of_later_steps_are_gone_while_the_run_goes_on(tmp_p
         break
 
 
-def test_a_shorter_log_is_said_and_goes_on(tmp_path):
+def without_line_2(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl"])
+@pytest.mark.parametrize(
+    ("harm", "lost"),
+    [
+        (lambda path: path.write_bytes(b""), [1, 2, 3]),
+        (lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]), [2, 3]),
+        (lambda path: path.unlink(), [1, 2, 3]),
+        (without_line_2, [2]),
+        (lambda path: (without_line_2(path), path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')), [2]),
+    ],
+)
+def test_lost_lines_are_said_and_the_others_stay(tmp_path, name, harm, lost, capfd):
     out = tmp_path / "run"
     cut(out, 3)
-    path = out / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    run = again(out)
-    assert "lines of earlier steps are lost" in log(out)
-    assert [m["step"] for m in run.metrics] == [1, 4]
-    path.unlink()
-    again(out, steps=5)
-    assert "metrics.jsonl is missing" in log(out) and [m["step"] for m in told(run)] == [5]
+    harm(out / name)
+    again(out)
+    named = ", ".join(map(str, lost))
+    assert f"{name} lacks its lines of {len(lost)} of 3 steps ({named})" in capfd.readouterr().err
+    assert [record["step"] for record in atomic_io.records(out / name)] == [n for n in (1, 2, 3, 4) if n not in lost]
 
 
 def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):

@@ -211,7 +211,9 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
 
 def idle(config: Config) -> list[str]:
     """Sentences on options that change nothing in this run."""
-    size, rate = (getattr(config.learner.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
+    size, rate = (
+        getattr(config.learner.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr"))
+    )
     notes = [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] if rate == 0 else []
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
