@@ -60,7 +60,7 @@ def command(folder, *more):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda out: damage_all(out), r"has no checkpoint that is whole: step-0000\d .*put back a copy"),
+        (lambda out: damage_all(out), r"is whole: step-00002 .*, step-00001 .*put back a copy"),
         (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
         (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
     ],
@@ -99,20 +99,40 @@ def test_a_file_is_no_folder_of_a_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]
 
 
-def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, monkeypatch, capsys):
+@pytest.mark.parametrize("given", ["checkpoints", "checkpoints/step-00001", "export"])
+def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys):
+    (tmp_path / "run" / given).mkdir(parents=True)
+    (tmp_path / "run/config.yaml").write_text("{}", encoding="utf-8")
+    assert main(["train", "--resume", str(tmp_path / "run" / given)]) == 2
+    assert f"it lies in the run folder {tmp_path / 'run'}: give that" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("option", ["reward", "tasks", "policy"])
+def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, option, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
-    words[words.index("letters:a")] = "own.py:score"
+    words[words.index(f"--{option}") + 1] = {"reward": "own.py:score", "tasks": "tasks.txt", "policy": "model"}[option]
+    assert main(words) == 0
+    if option == "policy":  # the run holds a copy of its model
+        shutil.rmtree(folder / "run/start")
+    (folder / "other").mkdir()
+    monkeypatch.chdir(folder / "other")
+    assert main(["train", "--resume", "../run", "--steps", "3"]) == 2
+    said = f"../run was started in {folder}, so resume it there: cd {folder} && operant train --resume"
+    assert said in " ".join(capsys.readouterr().err.split())
+    if option != "reward":  # which is looked for first
+        assert main(["train", "--resume", "../run", "--steps", "many"]) == 2
+        assert "was started in" not in capsys.readouterr().err
+
+
+def test_options_that_change_nothing_are_noted(folder, capsys):
+    words = command(folder, "--lr", "0")
     words[words.index("--minibatch") + 1] = "64"
-    assert main([*words, "--lr", "0"]) == 0
+    assert main(words) == 0
     printed = capsys.readouterr()
     said = " ".join((printed.out + printed.err).split())
     assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
-    (folder / "other").mkdir()
-    monkeypatch.chdir(folder / "other")
-    assert main(["train", "--resume", str(folder / "run"), "--steps", "3"]) == 2
-    assert f"there is no file 'own.py'; {folder / 'run'} was started in {folder}" in capsys.readouterr().err
 
 
 # --- changed options ------------------------------------------------------------------------------------------------

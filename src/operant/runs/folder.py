@@ -246,7 +246,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     file = path / "config.yaml"
     if not file.is_file():
-        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {runs_near(path)}")
+        within = next((above for above in path.absolute().parents[:3] if (above / "config.yaml").is_file()), None)
+        hint = f"it lies in the run folder {within}: give that" if within else runs_near(path)
+        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {hint}")
     return old_names.current(read_mapping(file), file)
 
 
