@@ -467,9 +467,47 @@ def test_a_chat_that_cannot_be_cut_or_does_not_fit_is_named_before_training(opti
     load_tasks([{"prompt": SAID}], talking(), context=15, max_new=3)
 
 
-@pytest.mark.parametrize(("options", "notes", "tokens"), [({}, 1, 8), ({"data.chat": True}, 0, 10)])
-def test_a_chat_policy_that_reads_plain_texts_says_so_at_the_start(options, notes, tokens):
+@pytest.mark.parametrize(
+    ("tasks", "options", "notes", "tokens"),
+    [
+        (["abcdefgh"], {}, 1, 8),
+        (lambda: ["abcdefgh"], {}, 1, 8),
+        ([Task("a", "abcdefgh")], {}, 1, 8),
+        (["abcdefgh"], {"data.chat": True}, 0, 10),
+        ([[7, 8, 9]], {}, 0, 3),
+    ],
+)
+def test_a_chat_policy_that_reads_plain_texts_says_so_at_the_start(tasks, options, notes, tokens):
     known = {"algorithm": "rloo", "samples": 2, "batch": 2, "max_tokens": 2, "probes": 0, "steps": 1, "quiet": True}
-    run = train(lm(vocab=50), ["abcdefgh"], lambda rs: [1.0] * len(rs), tokenizer=talking(), **known, **options)
+    run = train(lm(vocab=50), tasks, lambda rs: [1.0] * len(rs), tokenizer=talking(), **known, **options)
     assert [("--data.chat true" in note) for note in run.parts.notes] == [True] * notes
     assert run.metrics[0]["rollout/query_tokens"] == tokens
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize(
+    ("tasks", "options", "why"),
+    [
+        ([{"text": SAID}], {}, "a list of messages, and the tokenizer has no chat template"),
+        (["ab"], {"data.chat": True}, "a list of messages, and the tokenizer has no chat template"),
+        ([[7, 8]], {"data.chat": True}, "data.chat=true, and its prompt is token ids, .*leave it out"),
+        (["ab", "cd"], {"evaluate": "99%"}, "evaluate=99%: of 2 tasks none would be left to train on"),
+        (["ab", "cd"], {"evaluate": "20"}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
+        (["ab", "cd"], {"evaluate": 20}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused_before_the_model_loads(tasks, options, why, saved, tmp_path, monkeypatch):
+    policy, given = lm(vocab=50), {"tokenizer": letters()}
+    if saved:
+        letters().save_pretrained(tmp_path / "model")
+        policy.save_pretrained(tmp_path / "model")
+        policy, given = tmp_path / "model", {}
+    monkeypatch.setattr("operant.runs.build.Learner", lambda *a, **k: pytest.fail("it loads"))
+    with pytest.raises(OperantError, match=why):
+        train(policy, tasks, lambda rs: [1.0] * len(rs), out=tmp_path / "run", quiet=True, **given, **options)
+
+
+def test_messages_behind_texts_are_refused_before_the_first_step(tmp_path):
+    with pytest.raises(OperantError, match="no chat template"):
+        train(lm(vocab=50), ["ab", SAID], lambda rs: [1.0], tokenizer=letters(), out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()

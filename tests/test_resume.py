@@ -14,7 +14,7 @@ from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.cli import main
 from operant.envs.single_turn import SingleTurn
-from operant.storage import old_names
+from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, newest_whole
 
 
@@ -60,7 +60,7 @@ def command(folder, *more):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda out: damage_all(out), r"has no checkpoint that is whole: step-0000\d .*put back a copy"),
+        (lambda out: damage_all(out), r"is whole: step-00002 .*, step-00001 .*put back a copy"),
         (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
         (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
     ],
@@ -99,20 +99,40 @@ def test_a_file_is_no_folder_of_a_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]
 
 
-def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, monkeypatch, capsys):
+@pytest.mark.parametrize("given", ["checkpoints", "checkpoints/step-00001", "export"])
+def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys):
+    (tmp_path / "run" / given).mkdir(parents=True)
+    (tmp_path / "run/config.yaml").write_text("{}", encoding="utf-8")
+    assert main(["train", "--resume", str(tmp_path / "run" / given)]) == 2
+    assert f"it lies in the run folder {tmp_path / 'run'}: give that" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("option", ["reward", "tasks", "policy"])
+def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, option, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
-    words[words.index("letters:a")] = "own.py:score"
+    words[words.index(f"--{option}") + 1] = {"reward": "own.py:score", "tasks": "tasks.txt", "policy": "model"}[option]
+    assert main(words) == 0
+    if option == "policy":  # the run holds a copy of its model
+        shutil.rmtree(folder / "run/start")
+    (folder / "other").mkdir()
+    monkeypatch.chdir(folder / "other")
+    assert main(["train", "--resume", "../run", "--steps", "3"]) == 2
+    said = f"../run was started in {folder}, so resume it there: cd {folder} && operant train --resume"
+    assert said in " ".join(capsys.readouterr().err.split())
+    if option != "reward":  # which is looked for first
+        assert main(["train", "--resume", "../run", "--steps", "many"]) == 2
+        assert "was started in" not in capsys.readouterr().err
+
+
+def test_options_that_change_nothing_are_noted(folder, capsys):
+    words = command(folder, "--lr", "0")
     words[words.index("--minibatch") + 1] = "64"
-    assert main([*words, "--lr", "0"]) == 0
+    assert main(words) == 0
     printed = capsys.readouterr()
     said = " ".join((printed.out + printed.err).split())
     assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
-    (folder / "other").mkdir()
-    monkeypatch.chdir(folder / "other")
-    assert main(["train", "--resume", str(folder / "run"), "--steps", "3"]) == 2
-    assert f"there is no file 'own.py'; {folder / 'run'} was started in {folder}" in capsys.readouterr().err
 
 
 # --- changed options ------------------------------------------------------------------------------------------------
@@ -284,17 +304,30 @@ def test_rollouts_and_probes_of_later_steps_are_gone_while_the_run_goes_on(tmp_p
         break
 
 
-def test_a_shorter_log_is_said_and_goes_on(tmp_path):
+def without_line_2(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl"])
+@pytest.mark.parametrize(
+    ("harm", "lost"),
+    [
+        (lambda path: path.write_bytes(b""), [1, 2, 3]),
+        (lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]), [2, 3]),
+        (lambda path: path.unlink(), [1, 2, 3]),
+        (without_line_2, [2]),
+        (lambda path: (without_line_2(path), path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')), [2]),
+    ],
+)
+def test_lost_lines_are_said_and_the_others_stay(tmp_path, name, harm, lost, capfd):
     out = tmp_path / "run"
     cut(out, 3)
-    path = out / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    run = again(out)
-    assert "lines of earlier steps are lost" in log(out)
-    assert [m["step"] for m in run.metrics] == [1, 4]
-    path.unlink()
-    again(out, steps=5)
-    assert "metrics.jsonl is missing" in log(out) and [m["step"] for m in told(run)] == [5]
+    harm(out / name)
+    again(out)
+    named = ", ".join(map(str, lost))
+    assert f"{name} lacks its lines of {len(lost)} of 3 steps ({named})" in capfd.readouterr().err
+    assert [record["step"] for record in atomic_io.records(out / name)] == [n for n in (1, 2, 3, 4) if n not in lost]
 
 
 def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):

@@ -23,6 +23,11 @@ def share(value: Any) -> float | None:
     return percent / 100
 
 
+def rows_that_decide(part: float) -> int:
+    """So many tasks tell whether that part of them leaves any to train on: with more, one is left anyway."""
+    return int(0.5 / (1 - part)) + 2
+
+
 def split_off(tasks: list[Task], part: float, seed: int) -> tuple[list[Task], list[Task]]:
     """The tasks to train on and those that are held out, each in the order of `tasks`.
 

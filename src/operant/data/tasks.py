@@ -215,8 +215,13 @@ def _filtered(
             continue
         passed["length in characters"] += 1
         task = replace(task, prompt=around[0] + task.prompt + around[1]) if any(around) else task
+        if options.chat and task.prompt and isinstance(task.prompt[0], int):
+            raise OperantError(
+                f"{where}: data.chat=true, and its prompt is token ids, which are read as they are: leave it out"
+            )
         if options.chat and isinstance(task.prompt, str):
             task = replace(task, prompt=[{"role": "user", "content": task.prompt}])
+        passed["texts"] += isinstance(task.prompt, str)
         yield task, was_task, around
 
 

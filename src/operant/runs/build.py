@@ -11,7 +11,7 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
-from operant.data.share import share, split_off
+from operant.data.share import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve
@@ -27,8 +27,8 @@ from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
 from operant.runs.journal import Journal
 from operant.runs.probe_prompts import Probes
-from operant.sampling import check_ids
-from operant.storage.hub import OWN
+from operant.sampling import check_ids, encode_prompt
+from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
 from operant.types import Engine, OperantError, RewardFn, Task, shown
 
@@ -107,13 +107,7 @@ def build(
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
     metrics = resolve(config.evaluation.metrics, train.policy if isinstance(train.policy, str) else None)
-    for rows, measured in ((source, []), (evaluated, metrics)):
-        # A wrong path or field shows in the first row, before any model loads.
-        if isinstance(rows, (str, Path)) or ((measured or reward or train.form) and isinstance(rows, (list, tuple))):
-            with as_evaluate(rows is evaluated and rows is not source):
-                prepared(measured, first := load_tasks(rows, None, _one_row(config), **forms), alone=True)
-            for judge in judges:
-                rewards.prepare(judge, first, alone=True)
+    _check_first_rows(config, (source, evaluated), (reward, env, judges), metrics, forms, tokenizer)
     if reward is not None:
         rewards.check_lengths(reward, sampling.max_tokens)
         rewards.check(reward)
@@ -141,7 +135,7 @@ def build(
     bounds["cue"] = not policy.encoder_decoder
     seed = config.learner["learner"].seed
     if policy.tokenizer is None and env is None:
-        task = next(iter(load_tasks(source, None, _one_row(config), **forms)))
+        task = next(iter(load_tasks(source, None, _rows(config), **forms)))
         if not all(isinstance(token, int) for token in task.prompt):
             name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
             raise OperantError(
@@ -150,6 +144,8 @@ def build(
                 "give tasks of token ids"
             )
     tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds)
+    if env is None:
+        check_chat(config, [*tasks, *held_out], policy.tokenizer)
     tasks, left_out = _usable(learner, tasks)
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
@@ -167,11 +163,38 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    untold = plain(learner, tasks, config.data) if env is None else []
-    notes = (*of_rows, *idle(config), *untold, *notes)
+    notes = (*of_rows, *idle(config), *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
+
+
+def _check_first_rows(
+    config: Config,
+    sources: tuple[Any, Any],
+    judged_by: tuple[Any, Any, list[Any]],
+    metrics: list[Any],
+    forms: dict[str, Any],
+    tokenizer: Any,
+) -> None:
+    """Refuse a wrong path or field, messages without a template, or too large a share, before any model loads.
+
+    sources: the tasks, and the held-out ones. judged_by: the reward, the world, and all that judges.
+    """
+    (source, evaluated), (reward, env, judges) = sources, judged_by
+    part = share(config.train.evaluate)
+    for rows, measured in ((source, []), (evaluated, metrics)):
+        if isinstance(rows, (str, Path)) or (
+            (measured or reward or config.train.form) and isinstance(rows, (list, tuple))
+        ):
+            with as_evaluate(rows is evaluated and rows is not source):
+                prepared(measured, first := load_tasks(rows, None, _rows(config), **forms), alone=True)
+            for judge in judges:
+                rewards.prepare(judge, first, alone=True)
+            if env is None:
+                check_chat(config, first, tokenizer)
+            if part is not None:
+                split_off(load_tasks(rows, None, _rows(config, rows_that_decide(part)), **forms), part, 0)
 
 
 def read_tasks(
@@ -186,6 +209,8 @@ def read_tasks(
     def read(rows: Any) -> list[Task]:
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
         notes.extend(left_out(passed, rows))
+        if passed["texts"] and rows is source and config.train.env is None:
+            notes.extend(untold(tokenizer, config.data))
         return tasks
 
     tasks = read(source)
@@ -220,10 +245,9 @@ def idle(config: Config) -> list[str]:
     return notes
 
 
-def plain(learner: Learner, tasks: list[Task], data: DataOptions) -> list[str]:
-    """A sentence on prompts without the chat template that the policy has, unless they are the beginnings of texts."""
-    templated = getattr(learner.policy.tokenizer, "chat_template", None) and data.query_range() is None
-    if not templated or any(isinstance(part, dict) for task in tasks[:1] for part in task.prompt[:1]):
+def untold(tokenizer: Any, data: DataOptions) -> list[str]:
+    """A sentence on texts without the chat template that the policy has, unless they are the beginnings of texts."""
+    if not getattr(tokenizer, "chat_template", None) or data.query_range() is not None:
         return []
     what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
     return [f"{what}; --data.chat true makes each text the message of a user"]
@@ -247,9 +271,19 @@ def trained(folder: Path) -> tuple[Any, Engine]:
     return policy, named_parts.make("engine", engine, named_parts.stored_options("engine", config), policy)
 
 
-def _one_row(config: Config) -> DataOptions:
-    """What reads the first row of a source alone."""
-    return replace(config.data, query_tokens=None, limit=1, shuffle=False)
+def _rows(config: Config, most: int = 1) -> DataOptions:
+    """What reads the first rows of a source alone."""
+    return replace(config.data, query_tokens=None, limit=min(most, config.data.limit or most), shuffle=False)
+
+
+def check_chat(config: Config, tasks: list[Task], tokenizer: Any) -> None:
+    """Raises: OperantError for tasks that are messages if the tokenizer (None: not known) has no chat template."""
+    chats = [task.prompt for task in tasks if any(isinstance(part, dict) for part in task.prompt[:1])]
+    if chats and tokenizer is None and isinstance(name := config.train.policy, (str, Path)):
+        folder = BUILTIN / str(name).removeprefix("builtin:") if str(name).startswith("builtin:") else found(name)
+        tokenizer = load_tokenizer(exported(folder)) if folder is not None and folder.is_dir() else None
+    if chats and tokenizer is not None:
+        encode_prompt(config.learner["model"].templated(tokenizer), chats[0])
 
 
 def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:

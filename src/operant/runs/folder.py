@@ -159,40 +159,44 @@ class RunFolder:
         for path in (self.metrics_path, self.distributions_path):
             atomic_io.records(path, lengths.get(path.name))
 
-    def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> None:
+    def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> list[str]:
         """Delete the records of the steps after `step`, since a resumed run repeats these steps.
 
         lengths: the result of `lengths` in the checkpoint; empty for a checkpoint of an older version.
-        Raises: OperantError if the disk refuses.
+        Returns a sentence for each file that lacks lines of earlier steps. Raises: OperantError if the disk refuses.
         """
-        lengths = lengths or {}
+        lengths, lost = lengths or {}, list[str]()
         for path in (self.metrics_path, self.distributions_path):
-            if not path.exists():
-                if lengths.get(path.name):
-                    self.log_message(f"{path.name} is missing: its lines of the steps up to {step} are lost")
-            elif step == 0 or path.name in lengths:
-                self._truncate(path, 0 if step == 0 else lengths[path.name])
-            else:
-                kept = [record for record in atomic_io.records(path) if record["step"] <= step]
-                atomic_io.write(path, "".join(map(_line, kept)))
+            if path.exists() and step:
+                self._cut_lines(path, step, lengths.get(path.name))
+            elif path.exists():
+                with atomic_io.explained(path):
+                    atomic_io.truncate(path, 0)
+            missing = sorted(set(range(1, step + 1)) - {record["step"] for record in atomic_io.records(path)})
+            if missing and (path.exists() or lengths.get(path.name)):
+                named = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+                lost.append(
+                    f"{path} lacks its lines of {len(missing)} of {step} steps ({named}), so charts and findings do "
+                    "without them; to have them back, stop, put back a copy of that file and resume again"
+                )
         for folder in (self.rollouts_path, self.probes_path, self.path / "refused"):
             for left in folder.glob("step-*"):
                 if (atomic_io.step_of(left) or 0) > step:
                     with atomic_io.explained(left, "delete"):
                         (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
+        return lost
 
-    def _truncate(self, path: Path, length: int) -> None:
-        """Truncate a file of lines to `length` bytes, or a shorter one to its last complete line."""
-        size = path.stat().st_size
-        if size < length:
-            self.log_message(
-                f"{path.name} has {size} bytes, at the checkpoint {length}: lines of earlier steps are lost"
-            )
-            with atomic_io.explained(path, "read"):
-                length = path.read_bytes().rfind(b"\n") + 1
-        if size > length:
+    def _cut_lines(self, path: Path, step: int, length: int | None) -> None:
+        """Cut a file of lines to `length` bytes; to the lines up to `step` where that is not the end of such a line."""
+        with atomic_io.explained(path, "read"):
+            held = path.read_bytes()
+        whole = length is not None and len(held) >= length and (length == 0 or held[:length].endswith(b"\n"))
+        if whole and all(record["step"] <= step for record in atomic_io.records(path, length)):
             with atomic_io.explained(path):
                 atomic_io.truncate(path, length)
+        else:
+            kept = [record for record in atomic_io.records(path) if record["step"] <= step]
+            atomic_io.write(path, "".join(map(_line, kept)))
 
     def change_config(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
@@ -242,7 +246,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     file = path / "config.yaml"
     if not file.is_file():
-        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {runs_near(path)}")
+        within = next((above for above in path.absolute().parents[:3] if (above / "config.yaml").is_file()), None)
+        hint = f"it lies in the run folder {within}: give that" if within else runs_near(path)
+        raise OperantError(f"{path} is not a run folder: it has no config.yaml; {hint}")
     return old_names.current(read_mapping(file), file)
 
 

@@ -7,8 +7,10 @@ a policy, environment, engine, reward or task source may also be the class, func
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import rewards
@@ -228,6 +230,11 @@ def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]
     if train.tasks is None:
         held_out = own_games(env, "test") if train.evaluate is None else source(train.evaluate or None, {})
         return own_games(env, "train"), held_out
+    text = str(train.evaluate or "")
+    if re.fullmatch(r"\d+(\.\d+)?", text) and not Path(text).exists():
+        raise OperantError(
+            f"evaluate={text}: a number holds out nothing; give a share of the tasks such as 10%, or a file"
+        )
     if share(train.evaluate) is not None:
         return (one := source(train.tasks, options)), one
     held_out = source(train.evaluate or None, options if train.evaluate == train.tasks else {})

@@ -5,7 +5,8 @@ step on. An option that the checkpoint depends on cannot change, and is refused 
 """
 
 import json
-import os
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -96,16 +97,20 @@ def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def elsewhere(out: Path) -> Iterator[None]:
-    """Let an error about a missing file say in which folder the run was started, if that is another one than this."""
+    """Let an error say where the run was started, if the error is about a file that is there and not here."""
     try:
         yield
     except OperantError as error:
-        began = None
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            began = json.loads((out / "environment.json").read_text(encoding="utf-8"))["folder"]
-        if "there is no" not in str(error) or began in (None, os.getcwd()):
+        began, lies_there = Path(), False
+        with suppress(OperantError, OSError, ValueError, TypeError, KeyError):
+            began = Path(json.loads((out / "environment.json").read_text(encoding="utf-8"))["folder"])
+            names = re.findall(r"[^\s:,'\"{}\[\]]+", str(read_config(out)))
+            missing = {name for name in names if (began / name).exists() and not Path(name).exists()}
+            lies_there = any(name in str(error) for name in missing)
+        if not lies_there:
             raise
-        raise OperantError(f"{error}; {out} was started in {began}: resume it from there") from error
+        command = f"cd {shlex.quote(str(began))} && operant train --resume {shlex.quote(str(out.resolve()))}"
+        raise OperantError(f"{error}; {out} was started in {began}, so resume it there: {command}") from error
 
 
 def _is_object(value: Any) -> bool:

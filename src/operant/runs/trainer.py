@@ -70,8 +70,7 @@ def runs(
         stack.enter_context(distributed.launched(config.train.silence_minutes))
         check_ranks(config, out, resume)
         folder = stack.enter_context(_open_folder(out, config, resume))
-        log_message = folder.log_message
-        stop.on_request = log_message
+        stop.on_request = log_message = folder.log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         if path is not None:
             folder.check_lines(about(path)["lengths"])
@@ -171,7 +170,8 @@ def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimiz
     apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
     if not run.first:
         return
-    folder.cut_after(step, about(path)["lengths"] if path is not None else None)
+    for lost in folder.cut_after(step, about(path)["lengths"] if path is not None else None):
+        run.trackers.warn(lost)
     run.metrics = folder.metrics()
     if changed:
         folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])

@@ -149,8 +149,9 @@ def to_resume(folder: str | Path, warn: Callable[[str], None], *, fresh_optimize
     if path is None and not fresh_optimizer and (light := newest_whole(folder, warn, ("light",))) is not None:
         raise light_refused(light)
     if path is None and (torn := _newest_first(Path(folder), ("resume", "light"))):
+        why = [f"{path.name} {verify(path)}" for path in torn[:4]] + ["..."] * (len(torn) > 4)
         raise OperantError(
-            f"{folder} has no checkpoint that is whole: {torn[0].name} {verify(torn[0])}; put back a copy of one, or "
+            f"{folder} has no checkpoint that is whole: {', '.join(why)}; put back a copy of one, or "
             "move them all away to let the run begin again at step 1"
         )
     return path
