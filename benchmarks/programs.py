@@ -42,8 +42,8 @@ from operant import Learner, OperantError, Rollout, train
 from operant.cli import main as command
 from operant.data import load_tasks
 from operant.machine import about
+from operant.metrics.passes import pass_at_k
 from operant.programs.generated import held_out, programs
-from operant.programs.passes import pass_at_k
 from operant.rewards import judge, resolve
 from operant.runs.named_parts import form
 from operant.types import OUTCOMES

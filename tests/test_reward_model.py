@@ -251,7 +251,7 @@ def test_what_cannot_work_is_refused(tmp_path):
         RewardModelScore(str(tmp_path / "three")).check()
     with pytest.raises(OperantError, match="use policy=reward_model"):
         Learner(trunk, algorithm="reward-model")
-    with pytest.raises(OperantError, match="scores replies and generates none"):
+    with pytest.raises(OperantError, match="judges replies and generates none: train it with algorithm=reward-model"):
         Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"])
     impossible = [({"combine": "max"}, "mean, min or lower"), ({"combine": "min"}, "there is one model")]
     for options, words in [*impossible, ({"steps": "max"}, "none, min, mean or last")]:

@@ -38,9 +38,8 @@ from operant.data import DataOptions
 from operant.data.forms import Form
 from operant.data.share import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
-from operant.metrics.passes import check_samples
+from operant.metrics.passes import check_samples, numbers_in
 from operant.options import compose, convert
-from operant.programs.passes import numbers_in
 from operant.report.models import Compared
 from operant.rewards.tests import UnitTests
 from operant.rollouts.generation_kwargs import from_generation_kwargs

@@ -34,9 +34,9 @@ from operant.data import DataOptions
 from operant.data.forms import Form
 from operant.diagnosis.intervals import wilson
 from operant.import_by_name import Table, names_object
+from operant.metrics.passes import n_at_k, pass_at_k
 from operant.options import compose, convert
 from operant.options import read as read_option
-from operant.programs.passes import n_at_k, pass_at_k
 from operant.programs.problems import problem_of
 from operant.programs.repair import TEMPLATE, check_template
 from operant.programs.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen

@@ -19,9 +19,8 @@ from operant.cli.program_files import form_of_problems, search_asked
 from operant.cli.reply_files import ReplyProgress, TaskSet, data_options, take, take_form, with_target
 from operant.data import DataOptions, read
 from operant.metrics.evaluation import chosen
-from operant.metrics.passes import check_samples
+from operant.metrics.passes import check_samples, numbers_in, of_samples
 from operant.options import compose
-from operant.programs.passes import numbers_in, of_samples
 from operant.programs.problems import problem_of
 from operant.programs.verdicts import Verdicts
 from operant.runs import named_parts

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from operant.import_by_name import Table
-from operant.metrics.passes import metric_named
+from operant.import_by_name import Lazy, Table
+from operant.metrics.passes import numbers_in
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
 from operant.sandbox.serialise import as_list
@@ -97,6 +97,15 @@ EVALUATION_METRICS = Table(
 )
 
 
+PASSES = Lazy({"pass@k": "operant.programs.pass_at:metric_named"})
+"""What makes the metric of a name such as "pass@8"."""
+
+
+def _found(name: str) -> Any:
+    """The class or function of a metric. Raises: OperantError for an unknown name."""
+    return PASSES["pass@k"](name) if numbers_in(name) is not None else EVALUATION_METRICS.find(name)
+
+
 def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
@@ -152,13 +161,13 @@ def metric_of(name: str, full: str, given: Mapping[str, Any], start: str | None)
     """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
     head, _, argument = full.partition(":")
     if argument and head in EVALUATION_METRICS.names():
-        known = metric_named(head) or EVALUATION_METRICS.find(head)
+        known = _found(head)
         first = next(iter(defaults(Factory(known, skip=int(not inspect.isclass(known))))), "option")
         raise OperantError(
             f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as "
             f"a mapping, such as {{{head}: {{{first}: {argument}}}}}"
         )
-    found = metric_named(full) or EVALUATION_METRICS.find(full)
+    found = _found(full)
     if not callable(found):
         raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
     group = f"evaluation.metrics.{name}"

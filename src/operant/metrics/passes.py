@@ -1,73 +1,72 @@
-"""pass@k and n@k of held-out programs, by name: `--evaluation.samples 20 --evaluation.metrics pass@1,pass@8,1@20`."""
+"""pass@k and n@k: the chance that k sampled programs solve a problem, without bias from a larger number of samples."""
 
+import re
 from collections.abc import Sequence
-from statistics import fmean
-from typing import Literal
+from fractions import Fraction
+from math import comb
 
-from operant.programs.passes import numbers_in, of_samples
-from operant.programs.problems import problem_of
-from operant.programs.verdicts import shared
-from operant.sandbox.jail import JailOptions
-from operant.types import OperantError, Rollout, Task
-
-LIMITS = JailOptions()
+from operant.types import OperantError
 
 
-class PassAt:
-    """The mean over tasks of `programs.passes.pass_at_k`, or of `n_at_k`, from all replies to each task.
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The probability that k of the samples, drawn without replacement, hold a right one (Chen et al., 2021, eq. 1).
 
-    level, seconds, memory, at_once, compare: the limits of `JailOptions`. Programs run once for all such metrics with
-    the same limits.
+    1 - C(samples - right, k) / C(samples, k), in integers, and rounded once.
+    Raises: OperantError unless 0 <= right <= samples and 1 <= k <= samples.
+
+    pass_at_k(4, 1, 2) == 0.5
     """
-
-    n: int | None = None
-    k = 1
-
-    def __init__(
-        self,
-        *,
-        level: str = LIMITS.level,
-        seconds: float = LIMITS.seconds,
-        memory: int = LIMITS.memory,
-        at_once: int | None = LIMITS.at_once,
-        compare: Literal["auto", "strict", "apps"] = "auto",
-    ):
-        self.options = JailOptions(level, seconds, memory, at_once, compare)
-
-    def check(self) -> None:
-        """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""
-        _ = shared(self.options).jail
-
-    def check_task(self, task: Task) -> None:
-        """Raises: OperantError for a task without tests, or for n@k without example tests."""
-        if not problem_of(task).examples and self.n is not None:
-            raise OperantError(
-                f"{self.n}@{self.k} keeps programs that pass the example tests, and task {task.id!r} has none: ask for "
-                f"pass@{self.k}"
-            )
-
-    def __call__(self, rollouts: list[Rollout]) -> float:
-        texts: dict[str, tuple[Task, list[str]]] = {}
-        for rollout in rollouts:
-            texts.setdefault(rollout.task.id, (rollout.task, []))[1].append(rollout.reply)
-        return fmean(self.of_tasks([*texts.values()]))
-
-    def of_tasks(self, replies: Sequence[tuple[Task, Sequence[str]]]) -> list[float]:
-        """The number of each task, given with all replies to it. Raises: OperantError for fewer replies than k."""
-        run, name = shared(self.options), f"{self.n or 'pass'}@{self.k}"
-        problems = [(problem_of(task), texts) for task, texts in replies]
-        programs = [problem.program(text) for problem, texts in problems for text in texts]
-        examples = [problem.program(text, examples=True) for problem, texts in problems for text in texts]
-        right = iter([verdict.outcome == "passed" for verdict in run(programs)])
-        kept = iter([verdict.outcome == "passed" for verdict in run(examples)] if self.n else [True] * len(programs))
-        return [of_samples(name, [(next(right), next(kept)) for _ in texts]) for _, texts in problems]
+    if not (0 <= right <= samples and 1 <= k <= samples):
+        raise OperantError(f"pass@{k} of {samples} samples, {right} of them right: k and right are at most the samples")
+    return float(_solved(samples, right, k))
 
 
-def metric_named(name: str) -> type[PassAt] | None:
-    """The metric of a name such as "pass@8" or "1@20"; None for others. Raises: OperantError as `numbers_in`."""
-    if (numbers := numbers_in(name)) is None:
+def n_at_k(samples: int, kept: int, right: int, n: int, k: int) -> float:
+    """The probability that k of the samples solve a problem with n submissions (n@k of AlphaCode and CodeRL).
+
+    Of the k, those that pass the example tests are kept, and n of these are drawn and submitted; all of them, if they
+    are fewer. kept: how many of all samples pass the examples. right: how many of `kept` pass the hidden tests too.
+    The number of kept ones among k is hypergeometric, and given it the submitted ones are drawn from `kept` uniformly:
+    a mean of `pass_at_k`.
+    Raises: OperantError unless 0 <= right <= kept <= samples and 1 <= n <= k <= samples.
+
+    n_at_k(4, 2, 1, 1, 4) == 0.5
+    """
+    if not (0 <= right <= kept <= samples and 1 <= n <= k <= samples):
+        raise OperantError(
+            f"{n}@{k} of {samples} samples, of which {kept} are kept and {right} right: "
+            "n is at most k, k at most the samples, and the right ones are among the kept ones"
+        )
+    shares = (
+        Fraction(comb(kept, m) * comb(samples - kept, k - m), comb(samples, k)) * _solved(kept, right, min(n, m))
+        for m in range(1, min(k, kept) + 1)
+    )
+    return float(sum(shares))
+
+
+def _solved(samples: int, right: int, k: int) -> Fraction:
+    return 1 - Fraction(comb(samples - right, k), comb(samples, k))
+
+
+def of_samples(name: str, samples: Sequence[tuple[bool, bool]]) -> float:
+    """The metric of that name of a task. samples: of each, whether it is right, and whether it passes the examples."""
+    n, k = numbers_in(name) or (None, 1)
+    if n is None:
+        return pass_at_k(len(samples), sum(right for right, _ in samples), k)
+    return n_at_k(len(samples), sum(kept for _, kept in samples), sum(map(all, samples)), n, k)
+
+
+def numbers_in(name: str) -> tuple[int | None, int] | None:
+    """n and k in the name of a metric: (None, 8) for "pass@8", (5, 100) for "5@100"; None for any other name.
+
+    Raises: OperantError for a name such as "pass@0" or "9@8".
+    """
+    if (found := re.fullmatch(r"(pass|\d+)@(\d+)", name)) is None:
         return None
-    return type(name, (PassAt,), {"n": numbers[0], "k": numbers[1], "__doc__": PassAt.__doc__})
+    n, k = (None if found[1] == "pass" else int(found[1])), int(found[2])
+    if not 1 <= (1 if n is None else n) <= k:
+        raise OperantError(f"{name}: write pass@k or n@k with 1 <= n <= k, such as pass@8 or 1@8")
+    return n, k
 
 
 def check_samples(names: Sequence[str], samples: int, option: str) -> None:

@@ -19,7 +19,7 @@ from operant.import_by_name import Table
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
 from operant.sampling import Sampling
-from operant.types import Batch, Completion, OperantError, Outputs
+from operant.types import Batch, Completion, OperantError, Outputs, Rollout
 
 POLICIES = Table(
     "policy",
@@ -129,3 +129,31 @@ class PolicyBase(nn.Module):
     def train(self, mode: bool = True) -> "PolicyBase":
         """Stay in evaluation mode, so that scores depend on weights and tokens only."""
         return super().train(False)
+
+
+class ReadingPolicy(PolicyBase):
+    """A policy that reads labelled replies and generates none, such as a reward model or a critic of outcomes."""
+
+    as_reward = ""
+    """What stands before its run in --reward."""
+    trained_by = ""
+    """The method that trains it."""
+    whole_texts = False
+    """Whether it reads a prompt and its reply as one text."""
+    calibrated_on: str | None = None
+    """`labels` or a file: the replies that `calibrate` gets before and after training; None: it has no scale to set."""
+
+    def calibrate(self, rows: Sequence[list[int]]) -> None:
+        """Set the scale of its scores by the token ids of some replies. Raises: OperantError for equal scores."""
+
+    def measure(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The metrics of held-out labelled replies by name, beside those of the method's loss."""
+        return {}
+
+    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, Any] | None:
+        """What its page shows of held-out labels; single: they are of single replies, which are not compared."""
+        return None
+
+    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
+        """Raises: OperantError, because it generates nothing."""
+        raise OperantError(f"this policy judges replies and generates none: train it with algorithm={self.trained_by}")

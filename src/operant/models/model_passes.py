@@ -12,6 +12,8 @@ from operant.types import OperantError
 
 LONGEST = 1 << 20
 """Most tokens of a text for models without a limit."""
+GAIN, BIAS = "reward_gain", "reward_bias"
+"""Names in the config of a reward model, whose score is gain * output + bias."""
 Encoded = dict[str, list[int]]
 """The token ids of a text, or of a pair of texts with the number of the text that each token belongs to."""
 

@@ -17,18 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.models.base import PolicyBase
+from operant.metrics import judged_outcomes
+from operant.models.base import PolicyBase, ReadingPolicy
 from operant.models.loading import load_policy
 from operant.models.safe_loading import load_tensors
 from operant.sampling import Sampling, token_pieces
 from operant.storage import atomic_io
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, Batch, Completion, OperantError, Outputs
+from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout
 
 HEAD, ABOUT = "outcome_head.safetensors", "outcome_critic.json"
 
 
-class OutcomeCritic(PolicyBase):
+class OutcomeCritic(ReadingPolicy):
     """A policy for `algorithm=outcome-critic`: `Outputs.outcomes` has its predictions, and it generates nothing.
 
     trunk: a folder, a run, `builtin:NAME` or a Hub name: a language model with a tokenizer, or an outcome critic, whose
@@ -40,7 +41,7 @@ class OutcomeCritic(PolicyBase):
     """
 
     as_reward = "critic:"
-    """What stands before its run in --reward."""
+    trained_by = "outcome-critic"
 
     def __init__(
         self,
@@ -155,9 +156,9 @@ class OutcomeCritic(PolicyBase):
         about = {"outcomes": OUTCOMES, "hidden": self.hidden, "pool_padding": self.pool_padding}
         atomic_io.write(folder / ABOUT, json.dumps(about, indent=1))
 
-    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """Raises: OperantError, because a critic generates nothing."""
-        raise OperantError("a critic judges replies and generates none: train it with algorithm=outcome-critic")
+    def measure(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        read = self.read([(rollout.turns[-1].prompt, rollout.turns[-1].action) for rollout in rollouts])
+        return judged_outcomes.metrics([pooled for _, pooled in read], [rollout.paid for rollout in rollouts])
 
 
 def is_critic(folder: Path) -> bool:

@@ -14,21 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.models.base import PolicyBase
+from operant.metrics import judged_labels
+from operant.models.base import ReadingPolicy
+from operant.models.model_passes import BIAS, GAIN
 from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer
 from operant.sampling import Sampling
 from operant.storage.hub import find_model
-from operant.types import Batch, Completion, OperantError, Outputs
-
-GAIN, BIAS = "reward_gain", "reward_bias"
-"""Names in the config of the model."""
-NONE, LABELS = "none", "labels"
-"""Values of `normalise` that name no file."""
-ENOUGH = 256
-"""Replies whose mean and variance are measured, as in Ziegler et al. (2019)."""
+from operant.types import Batch, OperantError, Outputs, Rollout
 
 
-class RewardModel(PolicyBase):
+class RewardModel(ReadingPolicy):
     """A policy for `algorithm=reward-model`: its values are scores of whole texts, and it generates nothing.
 
     trunk: a folder, a run, `builtin:NAME` or a Hub name: a causal language model or an encoder, whose new head is drawn
@@ -38,12 +33,12 @@ class RewardModel(PolicyBase):
     Raises: OperantError for a folder that is no such model, or that has no tokenizer.
     """
 
-    as_reward = ""
-    """What stands before its run in --reward."""
+    trained_by = "reward-model"
+    whole_texts = True
     scale: Tensor
     """[2] gain and bias."""
 
-    def __init__(self, trunk: str = "builtin:reviews-lm", normalise: str = LABELS, seed: int = 0):
+    def __init__(self, trunk: str = "builtin:reviews-lm", normalise: str = "labels", seed: int = 0):
         from transformers import AutoModelForSequenceClassification
 
         super().__init__()
@@ -66,7 +61,7 @@ class RewardModel(PolicyBase):
                 _draw_head(network, found["missing_keys"])
         check_finite(dict(network.named_parameters()), folder)
         self.network: Any = network.eval()
-        self.normalise = normalise
+        self.calibrated_on = None if normalise == "none" else normalise
         self.tokenizer = load_tokenizer(folder, truncation_side="left", padding_side="right")
         if self.tokenizer is None:
             raise OperantError(f"policy.trunk={trunk!r}: {folder} has no tokenizer, which a reward model needs")
@@ -133,9 +128,9 @@ class RewardModel(PolicyBase):
         gain, bias = self.scale.tolist()
         self.scale.copy_(torch.tensor([gain / float(spread), (bias - float(mean)) / float(spread)]))
 
-    def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """Raises: OperantError, because a reward model generates nothing."""
-        raise OperantError("a reward model scores replies and generates none: train it with algorithm=reward-model")
+    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, Any]:
+        scores = self.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in rollouts])
+        return judged_labels.summary(list(judged_labels.judgements(rollouts, scores, single=single)))
 
 
 def _draw_head(network: Any, missing: Sequence[str]) -> None:

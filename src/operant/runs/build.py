@@ -15,8 +15,8 @@ from operant.data.share import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve
+from operant.models.base import ReadingPolicy
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
-from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
@@ -298,7 +298,7 @@ def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:
     """Prepare supervised training. Raises: OperantError for the first row that cannot be trained on."""
     policy = learner.policy
-    if isinstance(policy, RewardModel):
+    if isinstance(policy, ReadingPolicy) and policy.whole_texts:
         texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
         texts.rollouts(tasks)
         return texts

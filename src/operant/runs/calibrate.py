@@ -1,23 +1,27 @@
-"""Sets gain and bias of a reward model, before the first step and after the last one."""
+"""Sets the scale of a policy that judges replies, before the first step and after the last one."""
 
 from dataclasses import replace
 
 from operant.data import DataOptions, load_tasks
-from operant.models.reward_model import ENOUGH, LABELS, NONE, RewardModel
+from operant.models.base import ReadingPolicy
 from operant.runs.build import RunParts
+
+ENOUGH = 256
+"""Replies whose mean and variance are measured, as in Ziegler et al. (2019)."""
 
 
 def calibrate(parts: RunParts, data: DataOptions) -> None:
-    """Make the scores of replies have mean 0 and variance 1: the labelled ones, or those of the file in `normalise`.
+    """Make the scores of replies have mean 0 and variance 1: the labelled ones, or those of a file of its own.
 
-    A policy that is no reward model is left alone.
+    A policy without such a scale is left alone.
     Raises: OperantError for a file that cannot be read, or equal scores.
     """
     policy, demonstrations, tasks = parts.learner.policy, parts.demonstrations, parts.tasks
-    if not isinstance(policy, RewardModel) or demonstrations is None or policy.normalise == NONE:
+    source = policy.calibrated_on if isinstance(policy, ReadingPolicy) else None
+    if demonstrations is None or source is None:
         return
-    if policy.normalise != LABELS:
-        tasks = load_tasks(policy.normalise, None, replace(data, limit=ENOUGH), with_replies=True)
+    if source != "labels":
+        tasks = load_tasks(source, None, replace(data, limit=ENOUGH), with_replies=True)
     rows = list[list[int]]()
     for task in tasks:
         rows += [rollout.turns[0].prompt + rollout.turns[0].action for rollout in demonstrations.rollouts([task])]

@@ -10,7 +10,7 @@ import torch
 
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
-from operant.metrics import games, judged_labels, judged_outcomes
+from operant.metrics import games
 from operant.metrics.collect import trained_bytes
 from operant.metrics.evaluation import (
     NOTHING,
@@ -22,9 +22,8 @@ from operant.metrics.evaluation import (
     resolve,
 )
 from operant.metrics.passes import check_samples
-from operant.models.outcome_critic import OutcomeCritic
+from operant.models.base import ReadingPolicy
 from operant.models.policy import PURE, Policy
-from operant.models.reward_model import RewardModel
 from operant.objectives.kl import estimate
 from operant.rewards import judge, totals
 from operant.rewards.evaluate import Remark, outcome_shares
@@ -247,9 +246,7 @@ class Evaluator:
                 given = self.demonstrations.rollouts(tasks)
                 if learner.algorithm.needs.labels:
                     of_loss, labelled = learner.measure(given), len(tasks)
-                    if isinstance(learner.policy, OutcomeCritic):
-                        read = learner.policy.read([(r.turns[-1].prompt, r.turns[-1].action) for r in given])
-                        of_loss |= judged_outcomes.metrics([pooled for _, pooled in read], [r.paid for r in given])
+                    of_loss |= learner.policy.measure(given) if isinstance(learner.policy, ReadingPolicy) else {}
                 else:
                     losses = reply_losses(given, learner.policy)
             generates = self.reward is not None or bool(self.metrics)
@@ -283,14 +280,12 @@ class Evaluator:
         return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured, labelled)
 
     def judged_labels(self) -> dict[str, Any] | None:
-        """How a reward model judges the held-out labels (`metrics.judged_labels`); None of any other policy."""
+        """How a policy that reads replies judges the held-out labels; None of any other policy."""
         learner = self.learner
-        if self.demonstrations is None or not isinstance(learner.policy, RewardModel):
+        if self.demonstrations is None or not isinstance(learner.policy, ReadingPolicy):
             return None
-        given = self.demonstrations.rollouts(self.tasks)
-        scores = learner.policy.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in given])
-        single = learner.options["loss"]["kind"] == "good"
-        return judged_labels.summary(list(judged_labels.judgements(given, scores, single=single)))
+        single = learner.options["loss"].get("kind") == "good"
+        return learner.policy.judged_labels(self.demonstrations.rollouts(self.tasks), single=single)
 
 
 def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:

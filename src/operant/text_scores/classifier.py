@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from operant.models.model_passes import TextModel, encode, load, passes
-from operant.models.reward_model import BIAS, GAIN
+from operant.models.model_passes import BIAS, GAIN, TextModel, encode, load, passes
 from operant.types import OperantError, Rollout
 
 OF_TASK = "task.target"
