@@ -4,8 +4,9 @@
     python -m benchmarks.architecture --budget              # and lower the budget that tests hold it to
     python -m benchmarks.architecture --figure FILE.svg     # and as a figure
 
-A *package* here is a folder directly under `operant/`, or a module that stands alone there. Every import counts, also
-one inside a function or under `TYPE_CHECKING`; those of `operant/__init__.py`, which only hands names on, do not.
+A *package* here is a folder directly under `operant/`, `apps/` or `tools/`, or a module that stands alone. Every import
+counts, also one inside a function or under `TYPE_CHECKING`; those of `operant/__init__.py`, which only hands names on,
+do not.
 """
 
 import argparse
@@ -24,6 +25,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(find_spec("operant").origin or "").parent  # pyright: ignore[reportOptionalMemberAccess]
+
+
+GROUPS = ("apps", "tools")
+"""Folders of packages."""
 
 
 def files(package: Path = PACKAGE) -> list[Path]:
@@ -63,7 +68,7 @@ def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
     sources = {module_name(path, package): path for path in files(package)}
     graph = {}
     for name, path in sources.items():
-        if name != "__init__":
+        if name not in ("__init__", *GROUPS):
             found = imports(path.read_text(encoding="utf-8"), path.relative_to(package).parts[:-1], sources)
             graph[name] = {target for _, target in found} - {name, ""}
     return graph
@@ -102,7 +107,8 @@ def lines(modules: Collection[str], package: Path = PACKAGE) -> int:
 
 
 def package_of(module: str) -> str:
-    return module.split(".")[0]
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] in GROUPS else 1])
 
 
 def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -206,7 +212,7 @@ STEP = ("train", "sentiment", "--steps", "1", "--batch", "8", "--evaluate", "non
 WATCHED = """
 import sys, threading
 import operant
-from operant.cli import main
+from operant.tools.cli import main
 from operant.runs.run import Run
 
 package, step, files = operant.__path__[0] + "/", Run.step, set()
@@ -246,8 +252,9 @@ def rooms() -> dict[str, int]:
     """The lines of each package; those of modules that stand alone together, as `root`."""
     found: Counter[str] = Counter()
     for path in files():
-        parts = path.relative_to(PACKAGE).parts
-        found[parts[0] if len(parts) > 1 else "root"] += path.read_text(encoding="utf-8").count("\n")
+        alone = path.parent == PACKAGE or path.parent.name in GROUPS
+        room = "root" if alone else package_of(module_name(path))
+        found[room] += path.read_text(encoding="utf-8").count("\n")
     return dict(sorted(found.items()))
 
 
@@ -302,7 +309,7 @@ def tools() -> set[str]:
     """The packages that the core must not import, as `docs/design.md` lists them."""
     page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     listed = page.split("<!-- packages -->")[1].split("<!-- /packages -->")[0]
-    return set(listed.partition("--- tools ---")[2].strip("` \n").split())
+    return {name for name in listed.split() if name.startswith("tools.")} | {"api", "__main__"}
 
 
 WIDTH, ROW, BOX = 1080, 74, 34

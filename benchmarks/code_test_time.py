@@ -26,9 +26,9 @@ from typing import Any
 from benchmarks.kept import restore
 from benchmarks.programs import CRITIC, ROOT, RUNS, START
 from benchmarks.timed import spent, train_for
-from operant.cli import main as command
 from operant.machine import about
 from operant.models.loading import export
+from operant.tools.cli import main as command
 
 RESULTS, REPAIRER = ROOT / "benchmarks/results/code-test-time.json", RUNS / "repairer"
 REFINE, REPAIR = ["--samples", "8", "--budget", "16"], ["--repair", str(REPAIRER)]

@@ -2,9 +2,10 @@
 
     python -m benchmarks.contexts
 
-The planned peak comes from `operant.memory_plan`, whose parts are put together for episodes that grow to a context:
-keys and values of the rows that decode, and what the engine keeps of them for the next turn. Short ones are also
-measured: a process plays episodes in the world of `turns.py`, trains on them, and reports its largest resident set.
+The planned peak comes from `operant.tools.memory_plan`, whose parts are put together for episodes that grow to a
+context: keys and values of the rows that decode, and what the engine keeps of them for the next turn. Short ones are
+also measured: a process plays episodes in the world of `turns.py`, trains on them, and reports its largest resident
+set.
 Writes `benchmarks/results/contexts.json`; docs/fast.md shows it. Some minutes.
 """
 
@@ -23,9 +24,9 @@ import operant
 from benchmarks import report
 from benchmarks.driver import ROOT
 from benchmarks.turns import MODELS, NEW, Walk
-from operant.memory_plan import DECODED, RECORDS, MemoryPlan, plan
 from operant.models.safe_loading import load_tokenizer
 from operant.runs.config import configure
+from operant.tools.memory_plan import DECODED, RECORDS, MemoryPlan, plan
 from operant.types import Task
 
 RESULT = ROOT / "benchmarks/results/contexts.json"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.sentiment_seeds import QUICK
-from operant.report.compare import comparison
+from operant.tools.report.compare import comparison
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULT = ROOT / "runs/letters-sweep", ROOT / "benchmarks/results/letters-frontier.json"

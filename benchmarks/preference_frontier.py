@@ -1,7 +1,7 @@
 """True preference against KL: `python -m benchmarks.preference_frontier`, ten minutes of processor time a row.
 
-The stand-in labeller (`operant.labels.stand_in`) picks the best of four replies of the built-in model to 200, 1,000 or
-5,000 openings, with noise. A reward model learns from its picks. Then, from the same start:
+The stand-in labeller (`operant.tools.labels.stand_in`) picks the best of four replies of the built-in model to 200,
+1,000 or 5,000 openings, with noise. A reward model learns from its picks. Then, from the same start:
 
 - `sft` imitates the picks, for up to three passes;
 - `dpo` learns from the picks, for up to two passes;
@@ -31,9 +31,9 @@ from typing import Any
 from benchmarks.kept import restore
 from operant import Learner, Task, train
 from operant.api import runs
+from operant.apps.rlhf.reward_model_score import RewardModelScore
 from operant.data import load_tasks
-from operant.labels.stand_in import Labeller, preference
-from operant.rewards.reward_model import RewardModelScore
+from operant.tools.labels.stand_in import Labeller, preference
 from operant.types import Rollout
 
 ROOT = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import operant
 from operant import Rollout, Task
-from operant.rewards.reward_model import RewardModelScore
+from operant.apps.rlhf.reward_model_score import RewardModelScore
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-process", ROOT / "benchmarks/results/process-rewards.json"

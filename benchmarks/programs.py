@@ -5,7 +5,7 @@ references, 70 times each, until more steps taught it nothing. (A first start, o
 not at its end: cross-entropy on the same references for four minutes more led from .25 to .65.) Protocol, fixed before
 this start was measured:
 
-- Problems: levels 2 and 3 of `operant.programs.generated`; those of training have another seed than the start's, and
+- Problems: levels 2 and 3 of `operant.apps.code.generated`; those of training have another seed than the start's, and
   the 400 held-out ones have compositions of operations that training never has. The reward is `tests`.
 - Every method gets `--minutes` of processor time, the programs' own included. `ppo`, `grpo` and `reinforce` are paid 1
   for a program that passes all tests. `critic-coderl`, `critic-group` and `critic-difference` are `reinforce`, paid
@@ -39,13 +39,13 @@ from benchmarks.kept import restore
 from benchmarks.shuffled import in_another_order
 from benchmarks.timed import spent, train_for
 from operant import Learner, OperantError, Rollout, train
-from operant.cli import main as command
+from operant.apps.code.generated import held_out, programs
 from operant.data import load_tasks
 from operant.machine import about
 from operant.metrics.passes import pass_at_k
-from operant.programs.generated import held_out, programs
 from operant.rewards import judge, resolve
 from operant.runs.named_parts import form
+from operant.tools.cli import main as command
 from operant.types import OUTCOMES
 
 ROOT = Path(__file__).parents[1]

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
+from operant.apps.prompts.baselines import Vocabulary
+from operant.apps.prompts.task_models import task_model
+from operant.apps.prompts.templates import PromptTemplate
 from operant.machine import about
-from operant.prompts.baselines import Vocabulary
-from operant.prompts.task_models import task_model
-from operant.prompts.templates import PromptTemplate
 
 WORDS = ("terrible", "great")
 CAUSAL, MASKED = PromptTemplate("{sentence}{prompt}"), PromptTemplate("{sentence}{prompt} {mask} .")

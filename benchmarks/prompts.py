@@ -29,9 +29,9 @@ from typing import Any
 from benchmarks.kept import restore
 from benchmarks.timed import spent
 from operant import train
-from operant.cli import main as command
 from operant.machine import about
 from operant.sampling import counter
+from operant.tools.cli import main as command
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-prompts", ROOT / "benchmarks/results/prompts.json"

@@ -110,10 +110,10 @@ def planned(words: str, ranks: int, kind: str) -> float:
     import pyarrow.parquet  # noqa: F401 - what a run imports is part of its memory
 
     import operant.api  # noqa: F401
-    from operant.cli.arguments import parse
-    from operant.memory_plan import measure
-    from operant.memory_plan.ranks import on_ranks
     from operant.runs.config import configure
+    from operant.tools.cli.arguments import parse
+    from operant.tools.memory_plan import measure
+    from operant.tools.memory_plan.ranks import on_ranks
 
     recipe, options = parse(shlex.split(words))
     config = configure(options, recipe[0] if recipe else None)

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from operant.data import DataOptions, load_tasks
-from operant.diagnosis import diagnose, read_history, verdict
 from operant.rewards import resolve
+from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.types import Rollout, Task
 
 ROOT = Path(__file__).parents[1]

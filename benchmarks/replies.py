@@ -12,8 +12,8 @@ import urllib.request
 from pathlib import Path
 from random import Random
 
-from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
+from operant.tools.report.server import Server, Serving
 
 STEPS, REPLIES, TOKENS = 200, 128, 20
 WORDS = "a film that was great and the story is a boring but moving account of love with no plot".split()

@@ -27,7 +27,7 @@ import operant
 from benchmarks.kept import restore
 from operant import Learner, Task
 from operant.api import runs
-from operant.envs.rooms import Rooms
+from operant.apps.games.rooms import Rooms
 from operant.machine import about
 from operant.types import Env, Rollout
 

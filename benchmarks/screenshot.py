@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from operant.report.run_report import write_report
+from operant.tools.report.run_report import write_report
 
 TOP = {"x": 0, "y": 0, "width": 1200, "height": 860}
 

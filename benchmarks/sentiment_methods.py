@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.sentiment_seeds import CONTROL, QUICK, ROOT
-from operant.diagnosis import diagnose, read_history, verdict
+from operant.tools.diagnosis import diagnose, read_history, verdict
 
 RUNS, RESULT = ROOT / "runs/bench-methods", ROOT / "benchmarks/results/sentiment-methods.json"
 SHUFFLED = ["--reward", CONTROL]

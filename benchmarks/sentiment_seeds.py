@@ -14,7 +14,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from operant.diagnosis import diagnose, read_history, verdict
+from operant.tools.diagnosis import diagnose, read_history, verdict
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/bench-sentiment"

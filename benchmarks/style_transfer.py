@@ -38,10 +38,10 @@ from benchmarks.kept import restore
 from benchmarks.timed import spent
 from operant import Rollout, Task
 from operant.api import runs
+from operant.apps.prompts.style_transfer import StyleTransfer, TransferQuality
 from operant.machine import about
-from operant.prompts.style_transfer import StyleTransfer, TransferQuality
-from operant.report.prompts import greedily
 from operant.text_scores.classifier import Classifier
+from operant.tools.report.prompts import greedily
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-style", ROOT / "benchmarks/results/style-transfer.json"

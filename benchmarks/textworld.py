@@ -34,9 +34,9 @@ import operant
 from benchmarks.kept import restore
 from benchmarks.rooms import evaluate
 from operant.api import runs
-from operant.envs import textworld
+from operant.apps.games import textworld
+from operant.apps.games.textworld import TextWorld, TextWorldGame
 from operant.envs.players import FixedPlayer, OverlapPlayer, RandomPlayer, WalkthroughPlayer, play
-from operant.envs.textworld import TextWorld, TextWorldGame
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-textworld", ROOT / "benchmarks/results"

@@ -42,8 +42,8 @@ USES = {
     "metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf,rouge "
     "--data.reference-field good",
     "textworld": "-c import jericho, textworld",
-    "gymnasium": "-c import gymnasium; from operant.envs.gymnasium import Gymnasium",
-    "label": "-c import starlette, uvicorn; from operant.labels.server import LabelServer",
+    "gymnasium": "-c import gymnasium; from operant.apps.games.gymnasium import Gymnasium",
+    "label": "-c import starlette, uvicorn; from operant.tools.labels.server import LabelServer",
     "tensorboard": f"{STEP} --trackers tensorboard",
     "wandb": f"{STEP} --trackers wandb",
     "trackio": f"{STEP} --trackers trackio",

@@ -11,7 +11,7 @@ extending.md  the files of the example package
 keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
 mistakes.md  whole, by making every mistake of tests/mistakes.py
-../src/operant/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
+../src/operant/tools/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo and of the first example, from benchmarks/results
 """
 
@@ -32,10 +32,10 @@ from typing import Any
 
 from operant import algorithms, other_names
 from operant.algorithms import ALGORITHMS, METHODS, rl4lms
-from operant.cli.parser import as_typed, sentences
 from operant.metrics import registry
 from operant.options import defaults, kinds, names
 from operant.runs.config import config_schema, recipes
+from operant.tools.cli.parser import as_typed, sentences
 from operant.training.options import schema
 
 DOCS = Path(__file__).parent
@@ -71,7 +71,7 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options(), "../src/operant/keywords.py": keywords()}
-    whole["../src/operant/cli/known_options.json"] = known_options.known_options()
+    whole["../src/operant/tools/cli/known_options.json"] = known_options.known_options()
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},

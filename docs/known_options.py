@@ -1,4 +1,4 @@
-"""Write `src/operant/cli/known_options.json`: what `--help` says of every option, so that it need not import torch.
+"""Write `src/operant/tools/cli/known_options.json`: what `--help` says of each option, without importing torch.
 
     {"options": {"kl.coef": [text, rule, alone]}, "methods": {"ppo": {"values", "defaults", "traits"}},
      "parts": {"reward:builtin": {"label": null}}, "presets": {}, "declared": {"module:Name": {"out": null}}}
@@ -14,8 +14,6 @@ from inspect import Parameter
 from typing import Any
 
 from operant.algorithms import ALGORITHMS, preset_names, presets
-from operant.cli.commands import COMMANDS
-from operant.cli.parser import sentences
 from operant.data.forms import ROW_FORMS
 from operant.data.sources import SOURCES
 from operant.engines import ENGINES
@@ -25,6 +23,8 @@ from operant.options import compose, defaults, kinds, names
 from operant.rewards import NAMES
 from operant.runs.config import OWN, config_schema
 from operant.runs.named_parts import groups
+from operant.tools.cli.commands import COMMANDS
+from operant.tools.cli.parser import sentences
 from operant.training.optimizer import USED, unused
 from operant.training.options import checked_options, option_names
 from operant.types import OperantError

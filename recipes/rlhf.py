@@ -5,7 +5,7 @@ Each step is a command that is printed before it runs, and that is left out if i
 1. `sft`: supervised training on texts of your own (`--reviews FILE`); without them, `builtin:reviews-lm` is the start;
 2. replies: four to each of 1,000 openings of film reviews;
 3. labels: somebody picks the best of each four, at the page (`--labeller page`), or a stand-in whose taste is declared
-   (`operant.labels.stand_in`), by default; a fifth of the openings is held out;
+   (`operant.tools.labels.stand_in`), by default; a fifth of the openings is held out;
 4. `rm-1`: a reward model is trained on the picks;
 5. `ppo-1`: PPO against it, with a KL penalty;
 6. again from step 2 with replies of `ppo-1` (`--rounds 2`), where the reward model learns from all labels;
@@ -23,13 +23,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from operant.cli import main as operant
 from operant.data import load_tasks
-from operant.labels.items import read_items
-from operant.labels.stand_in import Labeller
-from operant.labels.store import Store
+from operant.tools.cli import main as operant
+from operant.tools.labels.items import read_items
+from operant.tools.labels.stand_in import Labeller
+from operant.tools.labels.store import Store
 
-TASTE = "operant.labels.stand_in:taste"
+TASTE = "operant.tools.labels.stand_in:taste"
 REPLY = ["--max-tokens", "20", "--min-tokens", "10"]
 
 

@@ -2,7 +2,7 @@
 
 Four steps, each left out if its result exists in `--work`:
 
-1. `train.jsonl`, `held-out.jsonl`: generated problems of `operant.programs.generated`, which any seed makes again;
+1. `train.jsonl`, `held-out.jsonl`: generated problems of `operant.apps.code.generated`, which any seed makes again;
 2. `start`: a byte-level BPE tokenizer of 1,024 entries of these texts, and a Llama of 0.6M parameters, or a T5 with
    `--encoder-decoder`, with random weights;
 3. `sft`: supervised training on the references by `operant train sft`, here from Python; its export is `code-lm`;
@@ -23,8 +23,8 @@ from builtin_tokenizers import save, train_bpe
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import operant
-from operant.cli import main as command
-from operant.programs.generated import held_out, programs
+from operant.apps.code.generated import held_out, programs
+from operant.tools.cli import main as command
 
 VOCABULARY, CONTEXT, END = 1024, 1024, 0
 

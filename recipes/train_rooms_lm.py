@@ -21,9 +21,9 @@ from builtin_tokenizers import save, train_bpe
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import operant
+from operant.apps.games.rooms import Rooms, RoomsGame
 from operant.envs.games import GameState, listing, observed
 from operant.envs.memory import TEMPLATES, GameMemory
-from operant.envs.rooms import Rooms, RoomsGame
 
 CONTEXT, END = 1024, 0
 

@@ -15,7 +15,7 @@ from toys import letters, lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import operant
-from operant.cli import main
+from operant.tools.cli import main
 
 FILES = {
     "tasks.txt": "ab\ncde\nfg\nh\n",

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 
-from operant.cli import main
+from operant.tools.cli import main
 
 
 class Child:
@@ -58,7 +58,7 @@ class Forked(Child):
     def instead(cls, monkeypatch: pytest.MonkeyPatch) -> None:
         """The runs of a sweep are forked."""
         names = {"Popen": cls, "DEVNULL": subprocess.DEVNULL, "STDOUT": subprocess.STDOUT}
-        monkeypatch.setattr("operant.sweep.processes.subprocess", SimpleNamespace(**names))
+        monkeypatch.setattr("operant.tools.sweep.processes.subprocess", SimpleNamespace(**names))
 
     def __init__(self, command: Sequence[str], *, stdout: IO[str], env: Mapping[str, str], **more: object):
         super().__init__(lambda: os.environ.update(env) or main(command[3:]), output=stdout.name)

@@ -10,10 +10,10 @@ from published import ROWS, models
 from toys import bare_logprobs, letters, lm
 
 from operant import Policy, diagnose, load_policy, train
-from operant.diagnosis import History, read_history
 from operant.engines.beam_search import BeamSearch
 from operant.models.base import PolicyBase
 from operant.sampling import Sampling
+from operant.tools.diagnosis import History, read_history
 from operant.types import OperantError
 
 PROMPTS = [[3, 4, 5], [6, 3], [7, 7, 4], [5]]

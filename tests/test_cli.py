@@ -13,11 +13,11 @@ import pytest
 from toys import letters, lm
 
 from operant.algorithms import ALGORITHMS, presets
-from operant.cli import commands, help, main
-from operant.cli.arguments import parse
-from operant.cli.commands import COMMANDS
-from operant.diagnosis.history import flat
 from operant.runs.config import as_mapping, configure, load_recipe
+from operant.tools.cli import commands, help, main
+from operant.tools.cli.arguments import parse
+from operant.tools.cli.commands import COMMANDS
+from operant.tools.diagnosis.history import flat
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_arguments_and_options_are_separated():
 
 
 def test_help_is_quick_because_nothing_heavy_is_imported():
-    script = "import sys; from operant.cli import main; main(['--help']); print('torch' in sys.modules)"
+    script = "import sys; from operant.tools.cli import main; main(['--help']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "operant train RECIPE" in done.stdout and done.stdout.endswith("False\n")
 
@@ -218,7 +218,7 @@ def test_the_short_help_has_a_dozen_options_in_under_a_second(words, shown, hidd
     mine = "algorithm: grpo\ntasks: mine.txt\nreward: letters:e\nsamples: 4\nlr: 0.5\n"
     (tmp_path / "my.yaml").write_text(mine, encoding="utf-8")
     script = (
-        "import sys, time; from operant.cli import main; main(sys.argv[1:]); print(time.process_time(), "
+        "import sys, time; from operant.tools.cli import main; main(sys.argv[1:]); print(time.process_time(), "
         "{'torch', 'transformers', 'numpy', 'pyarrow'} & {*sys.modules})"
     )
     for command in ("train", "sweep"):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from operant.cli.arguments import parse
-from operant.cli.commands import COMMANDS
 from operant.runs.config import configure
+from operant.tools.cli.arguments import parse
+from operant.tools.cli.commands import COMMANDS
 from operant.training.options import LearnerOptions
 
 ROOT = Path(__file__).parents[1]

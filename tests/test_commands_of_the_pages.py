@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from operant.cli import main
-from operant.cli.arguments import parse
-from operant.cli.commands import COMMANDS
 from operant.runs.config import configure
-from operant.sweep.grid import divide, grid
+from operant.tools.cli import main
+from operant.tools.cli.arguments import parse
+from operant.tools.cli.commands import COMMANDS
+from operant.tools.sweep.grid import divide, grid
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

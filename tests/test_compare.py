@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from operant.cli import main
-from operant.report.compare import comparison, front, write_comparison
-from operant.report.runs import expand, grouped, read_runs
-from operant.report.summary import interval, t_quantile, table
+from operant.tools.cli import main
+from operant.tools.report.compare import comparison, front, write_comparison
+from operant.tools.report.runs import expand, grouped, read_runs
+from operant.tools.report.summary import interval, t_quantile, table
 
 
 def run(folder, *, coef=0.1, seed=1, rewards=(1.0, 2.0), kls=(0.0, 3.0), after=None, replies=(), **options):

@@ -10,7 +10,7 @@ from browsing import LAPTOP, PHONE, chromium, visit
 from pages import low_contrast, overflows, overlaps
 from test_compare import probes, run
 
-from operant.report.compare import write_comparison
+from operant.tools.report.compare import write_comparison
 
 WIDTHS = {"laptop": LAPTOP, "phone": PHONE}
 

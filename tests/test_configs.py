@@ -30,10 +30,10 @@ from operant import diagnose
 from operant import options as named
 from operant.algorithms import ALGORITHMS
 from operant.api import train
-from operant.cli import main
-from operant.diagnosis import EXPLAINS
 from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
+from operant.tools.cli import main
+from operant.tools.diagnosis import EXPLAINS
 from operant.training.learner import Learner
 from operant.types import OperantError
 

@@ -14,17 +14,17 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 import operant
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
-from operant.metrics.judged_outcomes import area_under_curve, calibration_error, metrics
+from operant.apps.code.critic_reward import CriticReward
+from operant.apps.code.critic_score import CriticScore, Reading
+from operant.apps.code.judged_outcomes import area_under_curve, calibration_error, metrics
+from operant.apps.code.outcome_critic import OutcomeCritic
 from operant.models.loading import export
-from operant.models.outcome_critic import OutcomeCritic
 from operant.models.safe_loading import load_tensors
-from operant.report import parquet
 from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.combine import MinusGreedy
-from operant.rewards.critic import CriticReward
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import newest_whole
-from operant.text_scores.outcome_critic import CriticScore, Reading
+from operant.tools.report import parquet
 from operant.types import OUTCOMES, Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")

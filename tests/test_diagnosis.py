@@ -8,10 +8,10 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant.diagnosis import RULES, History, diagnose, read_history, verdict
-from operant.diagnosis.sampling import SETTINGS
-from operant.report.run_report import in_reward_units, key_numbers
 from operant.rollouts.generation_kwargs import UNSCORED
+from operant.tools.diagnosis import RULES, History, diagnose, read_history, verdict
+from operant.tools.diagnosis.sampling import SETTINGS
+from operant.tools.report.run_report import in_reward_units, key_numbers
 from operant.training.learner import Learner
 from operant.types import OUTCOMES
 

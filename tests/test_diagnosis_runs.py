@@ -20,9 +20,9 @@ import torch
 from toys import letters, lm
 
 from operant import Judgement, train
-from operant.diagnosis import RULES, Finding, History, diagnose, verdict
-from operant.diagnosis.progress import progress
 from operant.engines.native.engine import NativeEngine
+from operant.tools.diagnosis import RULES, Finding, History, diagnose, verdict
+from operant.tools.diagnosis.progress import progress
 from operant.training.learner import Learner
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}

@@ -11,11 +11,11 @@ from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
 from operant import OperantError, train
-from operant.cli import main
 from operant.runs.folder import RunFolder
 from operant.runs.journal import Journal
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
+from operant.tools.cli import main
 
 
 class Disk:
@@ -140,8 +140,8 @@ def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypat
 
     from operant.api import runs
 
-    monkeypatch.setattr("operant.report.observer.write_report", broken)
-    monkeypatch.setattr("operant.diagnosis.observer.diagnose", broken)
+    monkeypatch.setattr("operant.tools.report.observer.write_report", broken)
+    monkeypatch.setattr("operant.tools.diagnosis.observer.diagnose", broken)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "show": [Broken()], **SMALL}
     *_, run = runs(tmp_path / "run", **given)
     assert len(told(run)) == 4

@@ -11,7 +11,7 @@ import torch
 from toys import letters, lm
 
 from operant import Observer, steps, train
-from operant.report.display import summary
+from operant.tools.report.display import summary
 from operant.trackers import notebook
 from operant.trackers.notebook import Chart, in_notebook
 

@@ -76,7 +76,7 @@ def generate() -> ModuleType:
         "rl4lms.md",
         "scale.md",
         "tasks.md",
-        "../src/operant/cli/known_options.json",
+        "../src/operant/tools/cli/known_options.json",
         "extending.md",
         "../README.md",
         "../src/operant/keywords.py",

@@ -10,9 +10,9 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, train
 from operant.algorithms.kto import exchanged
-from operant.cli import main
 from operant.objectives.preference import good_or_bad, paired, preference
 from operant.rollouts.collate import token_weights
+from operant.tools.cli import main
 from operant.types import Batch, Outputs
 
 QUERIES = [[5, 6], [5, 6], [5, 6], [4], [4], [7, 8, 9]]

@@ -18,7 +18,6 @@ import torch
 from toys import bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM
 
-from operant.cli import main
 from operant.engines.native.engine import NativeEngine
 from operant.engines.openai import OpenAIEngine
 from operant.engines.transformers import TransformersEngine
@@ -28,6 +27,7 @@ from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.runs import named_parts
 from operant.sampling import Sampling, task_key
+from operant.tools.cli import main
 from operant.training.learner import Learner
 from operant.types import OperantError
 

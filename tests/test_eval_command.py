@@ -15,11 +15,11 @@ from test_commands_of_the_pages import commands
 from toys import letters, lm
 
 from operant import train
-from operant.cli import main
-from operant.diagnosis.intervals import bootstrap, wilson
 from operant.objectives.kl import best_of_bound
-from operant.report.models import Compared, wins
 from operant.runs.judged_replies import JudgedReply
+from operant.tools.cli import main
+from operant.tools.diagnosis.intervals import bootstrap, wilson
+from operant.tools.report.models import Compared, wins
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 

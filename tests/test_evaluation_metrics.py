@@ -15,10 +15,10 @@ from operant import Learner, Policy, Task, train
 from operant.data import DataOptions, load_tasks
 from operant.metrics.evaluation import EVALUATION_METRICS, measure, resolve
 from operant.models.value_head import ValueOptions
-from operant.report.run_report import page_data
 from operant.runs.config import configure
 from operant.runs.evaluate import Evaluation, EvaluationOptions, Evaluator
 from operant.sandbox.serialise import rollout_from_plain, rollout_to_plain
+from operant.tools.report.run_report import page_data
 from operant.types import OperantError, Rollout
 
 REPLIES = ["the cat sat on the mat", " it rains a lot today ", "Good morning to all of you"]
@@ -152,7 +152,7 @@ def own(tmp_path, monkeypatch) -> Path:
         ({"distinct": {"n": 0}}, "distinct.n=0: it must be at least 1"),
         ("{bleu: {tokenize: nothing}}", "evaluation.metrics.bleu: Bleu refuses .*nothing"),
         ("own_metrics:reward", "would be logged as evaluate/reward, which exists; rename it"),
-        ("bleu,operant.text_scores.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
+        ("bleu,operant.apps.text.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
         (5, "evaluation.metrics=5: give names"),
         ({"bleu": 4}, "give names separated by commas"),
         (

@@ -13,10 +13,10 @@ import yaml
 from processes import Forked
 
 from operant.algorithms import find
-from operant.cli import main
-from operant.cli.arguments import parse
 from operant.import_by_name import Table
 from operant.runs.config import configure
+from operant.tools.cli import main
+from operant.tools.cli.arguments import parse
 from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]

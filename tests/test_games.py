@@ -13,13 +13,13 @@ from toys import letters, lm
 
 from operant import Task, check_env
 from operant.api import runs
-from operant.diagnosis import History, diagnose, read_history, verdict
 from operant.metrics.games import of_games, of_replies, transcript
-from operant.report import games, parquet, run_report
-from operant.report.runs import read_run
-from operant.report.server import Server, Serving
-from operant.report.summary import results
 from operant.runs.folder import RunFolder
+from operant.tools.diagnosis import History, diagnose, read_history, verdict
+from operant.tools.report import games, parquet, run_report
+from operant.tools.report.runs import read_run
+from operant.tools.report.server import Server, Serving
+from operant.tools.report.summary import results
 from operant.types import Rollout, Turn
 
 WON = ["kitchen", "cellar", "kitchen", "garden", "vault"]

@@ -8,12 +8,12 @@ from toys import letters, lm
 from transformers import PreTrainedTokenizerFast
 
 from operant import train
-from operant.cli import main
-from operant.cli.generate import ReplyText, Session, Speaker
-from operant.cli.runs import table
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.sampling import Sampling
+from operant.tools.cli import main
+from operant.tools.cli.generate import ReplyText, Session, Speaker
+from operant.tools.cli.runs import table
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])

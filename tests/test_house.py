@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "operant"
 FILES = sorted(PACKAGE.rglob("*.py"))
 DESIGN = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
 LEVELS = DESIGN.split("<!-- packages -->")[1].split("<!-- /packages -->")[0].strip().strip("`").strip().splitlines()
-CORE = LEVELS[: LEVELS.index("--- tools ---")]
+APPS, TOOLS = ({name for name in " ".join(LEVELS).split() if name.startswith(group)} for group in ("apps.", "tools."))
+TOOLS |= {"api", "__main__"}
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages.split()}
 GRAPH = architecture.module_graph()
 EXTRAS = """vaderSentiment datasets peft accelerate wandb tensorboard trackio mlflow vllm ray deepspeed textworld
@@ -51,13 +52,21 @@ def test_a_package_imports_only_packages_below_it(path: Path) -> None:
 
 
 def test_every_package_of_the_page_is_there() -> None:
-    assert set(LEVEL) - {"---", "tools"} == {architecture.package_of(module) for module in GRAPH}
+    packages = {architecture.package_of(module) for module in GRAPH}
+    assert LEVEL.keys() - packages == {"---", "apps", "tools"} and packages <= LEVEL.keys()
 
 
-def test_the_core_imports_no_tool() -> None:
-    core, tools = ({name for line in lines for name in line.split()} for lines in (CORE, LEVELS[len(CORE) + 1 :]))
+def test_the_core_imports_no_app_and_no_tool() -> None:
     graph = architecture.package_graph(GRAPH)
-    assert {name: graph[name] & tools for name in core if graph[name] & tools} == {}
+    above = {name: graph[name] & (APPS | TOOLS) for name in graph.keys() - APPS - TOOLS}
+    assert {name: found for name, found in above.items() if found} == {}
+
+
+def test_an_app_sees_the_core_alone() -> None:
+    """And neither another app nor the runs that use it: a room is added or taken away without the others."""
+    graph = architecture.package_graph(GRAPH)
+    beside = {name: graph[name] & (APPS | TOOLS | {"runs"}) for name in APPS}
+    assert {name: found for name, found in beside.items() if found} == {}
 
 
 def test_no_files_import_each_other() -> None:
@@ -114,7 +123,7 @@ def test_no_two_classes_have_one_name() -> None:
         ("types", "from .learner import Learner", ()),
         ("data.tasks", "from operant import Task", ("data",)),
         ("run", "from operant.mystery import x", ()),
-        ("runs.run", "from operant.report.run_report import write_report", ()),
+        ("runs.run", "from operant.tools.report.run_report import write_report", ()),
     ],
 )
 def test_climbing_imports_are_seen(module: str, source: str, inside: tuple[str, ...]) -> None:
@@ -279,7 +288,7 @@ def test_public_names_are_sorted_and_there() -> None:
 def test_the_command_line_answers_without_torch() -> None:
     code = """
 import contextlib, io, sys
-from operant.cli import main
+from operant.tools.cli import main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main(["--help"])
 print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "pyarrow", "numpy"}))

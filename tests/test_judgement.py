@@ -13,7 +13,6 @@ from toys import letters, lm
 
 from operant import Judgement, Learner, OperantError, Rollout, Step, Task, isolated, train
 from operant.metrics.rollout_table import rows
-from operant.report.search import Index
 from operant.rewards import judge, minus_query, reward_metrics, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
 from operant.rewards.feedback import Feedback
@@ -21,6 +20,7 @@ from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
 from operant.runs.scored_rollouts import join_judgements
 from operant.sampling import Sampling
+from operant.tools.report.search import Index
 from operant.trackers import base
 from operant.trackers.console import Console
 from operant.types import Completion

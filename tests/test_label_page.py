@@ -8,9 +8,9 @@ import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 from test_label_store import post, serving, write
 
-from operant.labels.items import Item
-from operant.labels.server import LabelServer, order
-from operant.labels.store import Store
+from operant.tools.labels.items import Item
+from operant.tools.labels.server import LabelServer, order
+from operant.tools.labels.store import Store
 
 HOSTILE = [
     "<script>document.title = 'owned'</script>",

@@ -18,13 +18,13 @@ import pytest
 from processes import Child
 from test_commands_of_the_pages import commands
 
-from operant.cli import main
 from operant.data.preferences import labelled_task
-from operant.labels.agreement import agreement, alpha, is_circular
-from operant.labels.export import rows
-from operant.labels.items import Item, checked_answer, items_of, ordered_pairs, read_items
-from operant.labels.server import FOLDER, LabelServer
-from operant.labels.store import Store
+from operant.tools.cli import main
+from operant.tools.labels.agreement import agreement, alpha, is_circular
+from operant.tools.labels.export import rows
+from operant.tools.labels.items import Item, checked_answer, items_of, ordered_pairs, read_items
+from operant.tools.labels.server import FOLDER, LabelServer
+from operant.tools.labels.store import Store
 from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner
-from operant.diagnosis import latest
 from operant.metrics.collect import of_texts, top_word
+from operant.tools.diagnosis import latest
 
 
 def test_text_metrics_by_hand():

@@ -25,11 +25,11 @@ from toys import bare_logprobs, letters, lm
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
-from operant.report import observer
 from operant.rewards import weighted
 from operant.rewards.isolated import isolated
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
+from operant.tools.report import observer
 from operant.types import Rollout, Step, Turn
 
 V = 40

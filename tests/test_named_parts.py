@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from operant.api import runs
-from operant.envs.rooms import Rooms
+from operant.apps.games.rooms import Rooms
 from operant.rewards import resolve
 from operant.runs.config import as_mapping, configure
 from operant.runs.named_parts import sources

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from operant.diagnosis import diagnose
-from operant.diagnosis.sampling import SETTINGS
 from operant.models.reference import MaskOptions
+from operant.tools.diagnosis import diagnose
+from operant.tools.diagnosis.sampling import SETTINGS
 from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]

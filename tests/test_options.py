@@ -8,7 +8,7 @@ from operant import Learner, OperantError
 from operant.options import compose, convert, names
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
-from operant.sweep.grid import divide
+from operant.tools.sweep.grid import divide
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from toys import letters, lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import OperantError, machine
-from operant.cli import main
-from operant.memory_plan import plan
-from operant.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.runs.config import configure
+from operant.tools.cli import main
+from operant.tools.memory_plan import plan
+from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.training.learner import Learner
 from operant.training.master_weights import MasterWeights
 

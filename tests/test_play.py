@@ -9,10 +9,10 @@ from toys import letters
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant.api import runs
-from operant.cli import main
+from operant.apps.games.rooms import Rooms
 from operant.data import DataOptions, load_tasks
 from operant.envs.players import RandomPlayer
-from operant.envs.rooms import Rooms
+from operant.tools.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -168,7 +168,7 @@ def test_leaving_a_game_keeps_what_was_recorded(end, typed, tmp_path, capsys):
 def test_texts_of_a_world_move_no_cursor(typed, monkeypatch, capsys):
     """Names of rooms may come from anywhere."""
     typed("quit")
-    monkeypatch.setattr("operant.envs.rooms.NAMES", ["hall\x1b[2J", "cellar\x1b]0;x\x07", "attic"])
+    monkeypatch.setattr("operant.apps.games.rooms.NAMES", ["hall\x1b[2J", "cellar\x1b]0;x\x07", "attic"])
     play("rooms", "--env.rooms", 3)
     out = capsys.readouterr().out
     assert "You are in the" in out and not {"\x1b", "\x07"} & set(out)

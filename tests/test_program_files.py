@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast
 
-from operant.cli import main, program_files
+from operant.apps.code.repair import repair
 from operant.data import load_tasks
-from operant.programs.repair import repair
 from operant.sandbox.jail import Jail
+from operant.tools.cli import main, program_files
 
 PIECES = ["<pad>", "</s>", "Twice:", "Thrice:", "Same:", "x", "+", "1", "#", "failed", "test", "Q"]
 FACTORS = {"Twice:": 2, "Thrice:": 3, "Same:": 1}

@@ -11,9 +11,9 @@ from toys import letters, lm
 from transformers import PreTrainedTokenizerFast
 
 from operant import OperantError, Policy, Task
+from operant.apps.code.search import Candidate, Search, SearchOptions, Writer, chosen
 from operant.engines.native.engine import NativeEngine
 from operant.metrics.passes import n_at_k, numbers_in, pass_at_k
-from operant.programs.search import Candidate, Search, SearchOptions, Writer, chosen
 from operant.sampling import Sampling
 from operant.sandbox.jail import Verdict
 from operant.types import Completion

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from toys import letters, lm
 
-from operant.cli import main
+from operant.apps.code.forms import code
+from operant.apps.code.generated import held_out, is_held_out, programs
+from operant.apps.code.problems import problem_of
+from operant.apps.code.unit_tests import UnitTests
+from operant.apps.code.verdicts import Verdicts
 from operant.data import load_tasks
-from operant.data.code import code
 from operant.data.forms import ROW_FORMS
 from operant.envs import ENVS
 from operant.options import Factory, arguments
-from operant.programs.generated import held_out, is_held_out, programs
-from operant.programs.problems import problem_of
-from operant.programs.verdicts import Verdicts
 from operant.rewards import judge, prepare, resolve
-from operant.rewards.tests import UnitTests
 from operant.runs import named_parts
 from operant.runs.journal import Journal
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
+from operant.tools.cli import main
 from operant.types import OperantError, Rollout, Task, Turn
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -9,9 +9,8 @@ import torch
 from test_task_models import byte_tokenizer, word_tokenizer
 from toys import lm
 
-from operant.models.policy import Policy
-from operant.prompts import measures
-from operant.prompts.baselines import (
+from operant.apps.prompts import measures
+from operant.apps.prompts.baselines import (
     NAMES,
     USUAL,
     Classification,
@@ -25,9 +24,10 @@ from operant.prompts.baselines import (
     no_prompt,
     random_search,
 )
-from operant.prompts.examples import Examples
-from operant.prompts.task_models import BlackBox, TaskModel, task_model
-from operant.prompts.templates import PromptTemplate
+from operant.apps.prompts.examples import Examples
+from operant.apps.prompts.task_models import BlackBox, TaskModel, task_model
+from operant.apps.prompts.templates import PromptTemplate
+from operant.models.policy import Policy
 from operant.sampling import counter, uniforms
 from operant.training.learner import Learner
 from operant.types import OperantError

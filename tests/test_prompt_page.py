@@ -7,9 +7,9 @@ import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 from pages import low_contrast, overflows
 
-from operant.report import prompt_page, run_report
-from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
+from operant.tools.report import prompt_page, run_report
+from operant.tools.report.server import Server, Serving
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e\x1b{mask}"
 SCORES = {1: [3.0, 1.0], 2: [2.0, 0.0], 3: [float("nan"), 5.0], 4: [float("nan")] * 2, 5: [4.0, 2.0]}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from operant.apps.prompts import measures
+from operant.apps.prompts.examples import Examples
+from operant.apps.prompts.prompt_reward import PromptReward
+from operant.apps.prompts.task_models import task_model
+from operant.apps.prompts.templates import PromptTemplate
 from operant.options import defaults
-from operant.prompts import measures
-from operant.prompts.examples import Examples
-from operant.prompts.prompt_reward import PromptReward
-from operant.prompts.task_models import task_model
-from operant.prompts.templates import PromptTemplate
 from operant.rewards import check, factory, judge, prepare, resolve
 from operant.types import OperantError, Rollout, Task, Turn
 

@@ -7,14 +7,14 @@ import torch
 from transformers import AutoTokenizer
 
 from operant import OperantError, train
-from operant.cli import main
+from operant.apps.prompts.classification import prompt
+from operant.apps.prompts.sets import set_named
 from operant.data import load_tasks
-from operant.data.classification import prompt
 from operant.data.sources import held_out_of
 from operant.models import output_mlp
-from operant.prompts.sets import set_named
 from operant.runs.config import configure
 from operant.runs.named_parts import form
+from operant.tools.cli import main
 
 ROWS = [("a joy", 1), ("a bore", 0), ("great fun", 1), ("dull", 0)]
 

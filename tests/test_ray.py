@@ -14,12 +14,12 @@ from test_trainer import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, steps, train
-from operant.cli import main
 from operant.engines.native.engine import NativeEngine
 from operant.engines.ray import RayEngine, as_arrays, deal, moving
 from operant.models.value_head import ValueOptions
 from operant.runs.config import configure
 from operant.sandbox.ray import ENGINE, RaySession, answers
+from operant.tools.cli import main
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the package ray is not installed: pip install 'operant[ray]'", allow_module_level=True)

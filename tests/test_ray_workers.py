@@ -19,8 +19,8 @@ from test_worlds import HOSTILE, content, kept, logged  # noqa: F401  a fixture
 from toys import letters
 
 from operant import OperantError, Task, train
+from operant.apps.code.unit_tests import UnitTests
 from operant.envs.isolated import RayEnv, WorkerEnv
-from operant.rewards.tests import UnitTests
 from operant.rollouts.play import play
 from operant.runs.config import configure
 from operant.sandbox import ray as on_ray
@@ -86,7 +86,7 @@ def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
 def test_rooms_are_those_of_worker_processes(ray):
     given, games = {"test_games": 2, "memory": 0}, []
     for form in (WorkerEnv, RayEnv):
-        env = form("operant.envs.rooms:Rooms", given, workers=2)
+        env = form("operant.apps.games.rooms:Rooms", given, workers=2)
         tasks = dict(enumerate(env.games("test")))
         steps = [env.reset(tasks)]
         for reply in ("look", "go north", "take key", "go south"):

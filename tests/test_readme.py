@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from operant.cli.arguments import parse
-from operant.diagnosis import diagnose, read_history, verdict
 from operant.runs.config import configure
 from operant.storage.hub import builtin_models
+from operant.tools.cli.arguments import parse
+from operant.tools.diagnosis import diagnose, read_history, verdict
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

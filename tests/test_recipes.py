@@ -11,12 +11,12 @@ import yaml
 from toys import letters, lm
 
 from operant import Task, train
-from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.models.loading import load_policy
 from operant.models.options import ModelOptions
 from operant.sampling import encode_prompt
 from operant.storage.hub import BUILTIN
+from operant.tools.cli import main
 from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from operant.report import parquet, replies
-from operant.report.html import as_json
 from operant.runs.folder import RunFolder
+from operant.tools.report import parquet, replies
+from operant.tools.report.html import as_json
 from operant.types import OperantError
 
 

@@ -7,9 +7,9 @@ import pytest
 from benchmarks.screenshot import photograph
 from browsing import LAPTOP, PHONE, chromium, visit
 
-from operant.report.run_report import write_report
-from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
+from operant.tools.report.run_report import write_report
+from operant.tools.report.server import Server, Serving
 
 
 def reply(i, step, text, reward, logprobs, end="length"):

@@ -15,11 +15,11 @@ from browsing import LAPTOP, PHONE, chromium, visit
 from pages import low_contrast, overflows, overlaps
 
 from operant.metrics.registry import METRICS
-from operant.report import downsample, run_report
-from operant.report import html as html_pages
-from operant.report.server import Server, Serving
 from operant.runs.folder import RunFolder
 from operant.tally import Histogram
+from operant.tools.report import downsample, run_report
+from operant.tools.report import html as html_pages
+from operant.tools.report.server import Server, Serving
 
 PAGE = Path(run_report.__file__).parent / "page"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"

@@ -4,8 +4,8 @@ import torch
 from toys import letters, lm
 
 from operant import Batch, Completion, Learner, Outputs, Task, Turn
-from operant.diagnosis import Finding
 from operant.storage.checkpoint import RunState
+from operant.tools.diagnosis import Finding
 
 
 def test_values_that_are_long_are_sizes() -> None:

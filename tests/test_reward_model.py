@@ -19,17 +19,17 @@ from transformers import (
 
 import operant
 from operant import Learner, OperantError, Rollout, Task
-from operant.cli import main
-from operant.diagnosis import History, diagnose
-from operant.metrics import judged_labels
+from operant.apps.rlhf import judged_labels
+from operant.apps.rlhf.reward_model import RewardModel
+from operant.apps.rlhf.reward_model_score import RewardModelScore
 from operant.models.reference import digest
-from operant.models.reward_model import RewardModel
 from operant.models.safe_loading import load_tensors
-from operant.report.run_report import page_data
-from operant.report.summary import brief
 from operant.rewards import resolve
-from operant.rewards.reward_model import RewardModelScore
 from operant.rollouts.demonstrations import WholeTexts
+from operant.tools.cli import main
+from operant.tools.diagnosis import History, diagnose
+from operant.tools.report.run_report import page_data
+from operant.tools.report.summary import brief
 from operant.types import Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -8,9 +8,9 @@ from rigs import gap, on_ranks, said
 from toys import lm
 
 from operant import Learner, OperantError, Policy
-from operant.diagnosis import diagnose
 from operant.rollouts.collate import collate, nothing
 from operant.runs.config import configure
+from operant.tools.diagnosis import diagnose
 from operant.training.best import best, only, parse
 from operant.types import Rollout, Task, Turn
 

@@ -11,10 +11,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from operant.cli import main
-from operant.report.search import Index
-from operant.report.server import Server, Serving, serve
 from operant.runs.folder import RunFolder
+from operant.tools.cli import main
+from operant.tools.report.search import Index
+from operant.tools.report.server import Server, Serving, serve
 from operant.types import OperantError
 
 REPLIES = {
@@ -155,7 +155,7 @@ def test_new_changed_and_removed_steps_are_noticed(site, folder):
 
 
 def test_only_changed_files_are_read_again(folder, monkeypatch):
-    from operant.report import parquet
+    from operant.tools.report import parquet
 
     read, original = [], parquet.lines
     monkeypatch.setattr(parquet, "lines", lambda path: (read.append(path.name), original(path))[1])

@@ -9,7 +9,7 @@ from test_ranks import DEALT, REPLIES, SCORES
 from toys import lm
 
 from operant import distributed
-from operant.models.reward_model import RewardModel
+from operant.apps.rlhf.reward_model import RewardModel
 from operant.storage.checkpoint import RunState
 from operant.training.learner import Learner
 

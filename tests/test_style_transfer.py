@@ -20,12 +20,12 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
 import operant
 from operant import rewards
+from operant.apps.prompts.style_transfer import StyleTransfer, TransferQuality
+from operant.apps.prompts.transfer import Rewriter, group_maxima, source_of
 from operant.data import DataOptions, load_tasks
 from operant.engines.completions import Completions
 from operant.metrics.evaluation import measure, prepared, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
-from operant.prompts.style_transfer import StyleTransfer, TransferQuality
-from operant.prompts.transfer import Rewriter, group_maxima, source_of
 from operant.runs import named_parts
 from operant.storage.hub import find_model
 from operant.types import OperantError, Rollout, Task

@@ -17,13 +17,13 @@ from test_compare import run as write_run
 from toys import letters, lm
 
 from operant import OperantError
-from operant.cli import main
-from operant.report.runs import expand, grouped, read_runs, swept
 from operant.storage import old_names
-from operant.sweep import SweepOptions, sweep
-from operant.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
-from operant.sweep.processes import environment
-from operant.sweep.state import make_plan, progress, remember
+from operant.tools.cli import main
+from operant.tools.report.runs import expand, grouped, read_runs, swept
+from operant.tools.sweep import SweepOptions, sweep
+from operant.tools.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
+from operant.tools.sweep.processes import environment
+from operant.tools.sweep.state import make_plan, progress, remember
 
 
 def axes_of(**options):

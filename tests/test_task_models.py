@@ -17,10 +17,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from operant.prompts.examples import Examples, examples_of
-from operant.prompts.sets import SETS, set_named
-from operant.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
-from operant.prompts.templates import PromptTemplate
+from operant.apps.prompts.examples import Examples, examples_of
+from operant.apps.prompts.sets import SETS, set_named
+from operant.apps.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
+from operant.apps.prompts.templates import PromptTemplate
 from operant.types import OperantError, Task
 
 WORDS = ("bad", "good")

@@ -12,11 +12,11 @@ from toys import letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from operant import train
-from operant.cli import main
 from operant.envs.extract import Extract
 from operant.import_by_name import Table
 from operant.rewards import INSTALLED, NAMES
 from operant.runs.config import configure
+from operant.tools.cli import main
 from operant.types import OperantError, Task
 
 PAGE = Path(__file__).parents[1] / "docs/tasks.md"

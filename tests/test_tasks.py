@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from published import ROWS, models, write
 
-from operant.cli import main
 from operant.metrics.evaluation import EVALUATION_METRICS, metric_names
 from operant.rewards import INSTALLED, NAMES
 from operant.runs.config import load_recipe
+from operant.tools.cli import main
 
 TASKS = [*ROWS, "numbers", "dates"]
 SHORT = (

@@ -14,16 +14,16 @@ from toys import letters, lm
 
 import operant
 from operant import Learner, OperantError, Rollout, Step, Task, Turn
-from operant.cli import main
+from operant.apps.games.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
+from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
 from operant.envs.games import GameState, TextGames, listing, split_reply
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.envs.memory import TEMPLATES, GameMemory, Template, template
-from operant.envs.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
-from operant.envs.textworld import SCORED, clean
 from operant.objectives.advantages import with_gae
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
+from operant.tools.cli import main
 
 # --- memory and templates ---------------------------------------------------------------------------------------------
 
@@ -288,8 +288,8 @@ def test_a_budget_that_the_first_prompt_exceeds_is_refused():
 @pytest.mark.parametrize("form", [Rooms, WorkerEnv, IsolatedEnv])
 def test_a_policy_is_measured_without_examples(form):
     given = {"memory": 0, "test_games": 1, "examples": 0.9, "example_player": "expert", "max_turns": 8}
-    env = Rooms(**given) if form is Rooms else form("operant.envs.rooms:Rooms", given, workers=1)
-    plain = form(**given | {"examples": 0}) if form is Rooms else form("operant.envs.rooms:Rooms", workers=1)
+    env = Rooms(**given) if form is Rooms else form("operant.apps.games.rooms:Rooms", given, workers=1)
+    plain = form(**given | {"examples": 0}) if form is Rooms else form("operant.apps.games.rooms:Rooms", workers=1)
     assert for_evaluation(plain) is plain  # no second set of workers
     learner = Learner("builtin:rooms", env=env, algorithm="rloo", reference=None, max_tokens=12, threads="1")
     tasks, by = Rooms(**given).games("test"), {}
@@ -312,7 +312,7 @@ def test_worlds_in_worker_processes_count_tokens_as_the_learner_does(form):
     """The prompts are those of the world in this process, and no longer than the budget."""
     given = {"memory": 8, "tokens": 90, "test_games": 1}
     prompts = []
-    for env in (Rooms(**given), form("operant.envs.rooms:Rooms", given, workers=1)):
+    for env in (Rooms(**given), form("operant.apps.games.rooms:Rooms", given, workers=1)):
         learner = Learner("builtin:rooms", env=env, algorithm="rloo", reference=None, max_tokens=12, threads="1")
         [rollout] = learner.play(Rooms(**given).games("test"), stream="evaluate")
         prompts.append([turn.prompt for turn in rollout.turns])

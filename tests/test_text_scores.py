@@ -17,6 +17,8 @@ from test_house import HIDE, run_python
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, Policy, rewards, train
+from operant.apps.text.concepts import inflected
+from operant.apps.text.parent import parent, table_values
 from operant.metrics.evaluation import measure, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.rewards import check, judge
@@ -28,8 +30,6 @@ from operant.storage.hub import find_model
 from operant.text_scores import OF_ALL, SCORES, prepare
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
-from operant.text_scores.concepts import inflected
-from operant.text_scores.parent import parent, table_values
 from operant.text_scores.perplexity import Perplexity
 from operant.text_scores.words import ngrams, sentences, spaces, tokenizer
 from operant.types import Judgement, OperantError, Rollout, Task, Turn

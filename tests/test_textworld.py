@@ -14,13 +14,13 @@ import pytest
 from test_house import HIDE
 
 from operant import OperantError, Task, check_env
-from operant.cli import main
+from operant.apps.games import textworld as worlds
+from operant.apps.games.textworld import Jericho, JerichoGame, TextWorld, TextWorldGame, clean
 from operant.envs import players
-from operant.envs import textworld as worlds
 from operant.envs.games import GameState
 from operant.envs.isolated import IsolatedEnv
 from operant.envs.players import PLAYERS, FixedPlayer, OverlapPlayer, RandomPlayer, WalkthroughPlayer
-from operant.envs.textworld import Jericho, JerichoGame, TextWorld, TextWorldGame, clean
+from operant.tools.cli import main
 
 needs_textworld = pytest.mark.skipif(
     not importlib.util.find_spec("textworld"),
@@ -210,7 +210,7 @@ def test_given_files_are_played_packed_or_not_and_jericho_plays_them_without_the
 @needs_textworld
 def test_a_process_that_dies_costs_its_episode(cached):
     task = TextWorld(game="tw-coin_collector", level=3, train_games=1).games("train")[0]
-    env = IsolatedEnv("operant.envs.textworld:TextWorld", {"game": "tw-coin_collector"}, workers=2)
+    env = IsolatedEnv("operant.apps.games.textworld:TextWorld", {"game": "tw-coin_collector"}, workers=2)
     try:
         assert "-=" not in env.reset({0: task, 1: task})[0].text
         leaves = [p for p in psutil.Process().children(recursive=True) if not p.children()]
@@ -328,7 +328,8 @@ def test_files_of_one_name_in_two_folders_are_two_games(cached, tmp_path):
 
 
 def test_without_the_extra_a_sentence_says_what_to_install():
-    code = HIDE.format(names="textworld jericho") + "from operant.envs.textworld import *\nTextWorld().games('train')"
+    code = "from operant.apps.games.textworld import *\nTextWorld().games('train')"
+    code = HIDE.format(names="textworld jericho") + code
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
     assert 'pip install "operant[textworld]"' in failed.stderr and "C compiler" in failed.stderr
     with pytest.raises(OperantError, match="Jericho brings no games"):

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 from toys import letters, lm
 
-from operant.cli import main
+from operant.tools.cli import main
 
 TASKS = ["ab", "cde", "fg", "h", "ijk", "lm", "no"]
 OPTIONS = """
@@ -74,7 +74,7 @@ def test_an_error_of_all_ranks_is_printed_once_and_that_of_one_rank_is_not_lost(
     # The other rank names itself: on a busy machine it may speak, too, or alone.
     assert wrong.stderr.count("operant: option 'lrr'") <= 1
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("operant.cli.ALONE", 0.0)
+    monkeypatch.setattr("operant.tools.cli.ALONE", 0.0)
     for met, said in ((False, "operant: rank 1: option 'lrr' is"), (True, "operant: option 'lrr' is")):
         monkeypatch.setattr("operant.distributed.met", met)
         assert main(["train", "letters", "--lrr", "3"]) == 2

@@ -142,7 +142,7 @@ def test_what_was_logged_after_the_checkpoint_is_played_and_written_again(tmp_pa
 
 
 def test_a_run_from_python_is_resumed_from_python(tmp_path, capsys):
-    from operant.cli import main
+    from operant.tools.cli import main
 
     train(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), **SMALL)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2

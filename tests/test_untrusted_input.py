@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 from toys import letters, lm
 
 from operant import Learner, OperantError, load_policy, rewards, train
-from operant.cli import main
 from operant.data import DataOptions, load_tasks
 from operant.models.loading import export
 from operant.models.safe_loading import check_finite
 from operant.models.value_head import ValueOptions
-from operant.report import run_report
-from operant.report.compare import write_comparison
 from operant.runs.folder import RunFolder, read_config
+from operant.tools.cli import main
+from operant.tools.report import run_report
+from operant.tools.report.compare import write_comparison
 from operant.trackers.console import Console, before_after
 from operant.types import Task
 

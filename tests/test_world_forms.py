@@ -390,7 +390,7 @@ def test_a_url_or_number_that_is_not_allowed_is_refused(given, error):
 @pytest.fixture
 def lake():
     pytest.importorskip("gymnasium")
-    from operant.envs.gymnasium import COLOURS, Gymnasium
+    from operant.apps.games.gymnasium import COLOURS, Gymnasium
 
     return partial(Gymnasium, **LAKE), COLOURS
 

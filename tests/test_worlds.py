@@ -358,10 +358,10 @@ OTHERS = {
     "function": lambda: FunctionEnv(hostile_worlds.ask),
     "isolated": lambda: isolated(HOSTILE, fault="exits"),
     "isolated function": lambda: isolated(f"{hostile_worlds.__file__}:ask"),
-    "isolated rooms": lambda: isolated("operant.envs.rooms:Rooms"),
+    "isolated rooms": lambda: isolated("operant.apps.games.rooms:Rooms"),
     "workers": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Letters", workers=2),
     "workers with a state": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Draws", workers=2),
-    "workers with rooms": lambda: WorkerEnv("operant.envs.rooms:Rooms", workers=2),
+    "workers with rooms": lambda: WorkerEnv("operant.apps.games.rooms:Rooms", workers=2),
 }
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from operant.algorithms import Algorithm
     from operant.api import steps, train
-    from operant.diagnosis import diagnose
     from operant.envs.check import check_env
     from operant.models.base import PolicyBase
     from operant.models.loading import export, load_policy
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from operant.rewards.isolated import isolated
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
+    from operant.tools.diagnosis import diagnose
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 

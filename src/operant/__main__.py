@@ -2,6 +2,6 @@
 
 import sys
 
-from operant.cli import main
+from operant.tools.cli import main
 
 sys.exit(main())

@@ -7,12 +7,12 @@ for metrics in steps(...): ...          # the same run, as a generator of the me
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
-from operant.diagnosis.observer import DiagnosisObserver
-from operant.report.display import display
-from operant.report.observer import ReportObserver
-from operant.report.prompts import PromptsObserver
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
+from operant.tools.diagnosis.observer import DiagnosisObserver
+from operant.tools.report.display import display
+from operant.tools.report.observer import ReportObserver
+from operant.tools.report.prompts import PromptsObserver
 from operant.trackers.trackers import Tracker
 from operant.types import OperantError, RewardFn
 

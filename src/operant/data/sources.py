@@ -22,11 +22,11 @@ SOURCES = Table(
     "task source",
     "operant.data",
     {
-        "dates": "operant.data.synthetic:dates",
-        "numbers": "operant.data.synthetic:numbers",
-        "programs": "operant.programs.generated:programs",
-        "programs/held-out": "operant.programs.generated:held_out",
-        "outcomes": "operant.data.outcomes:outcomes",
+        "dates": "operant.apps.text.synthetic:dates",
+        "numbers": "operant.apps.text.synthetic:numbers",
+        "programs": "operant.apps.code.generated:programs",
+        "programs/held-out": "operant.apps.code.generated:held_out",
+        "outcomes": "operant.apps.code.outcomes:outcomes",
     },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""

@@ -11,13 +11,13 @@ ENVS = Table(
     {
         "extract": "operant.envs.extract:Extract",
         "feedback": "operant.rewards.feedback:Feedback",
-        "gymnasium": "operant.envs.gymnasium:Gymnasium",
+        "gymnasium": "operant.apps.games.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
-        "jericho": "operant.envs.textworld:Jericho",
-        "programs": "operant.rewards.programs:Programs",
-        "rooms": "operant.envs.rooms:Rooms",
+        "jericho": "operant.apps.games.textworld:Jericho",
+        "programs": "operant.apps.code.programs_world:Programs",
+        "rooms": "operant.apps.games.rooms:Rooms",
         "single_turn": "operant.envs.single_turn:SingleTurn",
-        "textworld": "operant.envs.textworld:TextWorld",
+        "textworld": "operant.apps.games.textworld:TextWorld",
     },
 )
 """The class or function that makes each environment; its arguments are the options `env.*`."""

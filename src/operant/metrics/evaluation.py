@@ -92,12 +92,12 @@ EVALUATION_METRICS = Table(
         **OF_ALL.data,
         "distinct": Distinct,
         "exact_match": ExactMatch,
-        "style_transfer": "operant.prompts.style_transfer:TransferQuality",
+        "style_transfer": "operant.apps.prompts.style_transfer:TransferQuality",
     },
 )
 
 
-PASSES = Lazy({"pass@k": "operant.programs.pass_at:metric_named"})
+PASSES = Lazy({"pass@k": "operant.apps.code.pass_at:metric_named"})
 """What makes the metric of a name such as "pass@8"."""
 
 

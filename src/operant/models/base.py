@@ -25,8 +25,8 @@ POLICIES = Table(
     "policy",
     "operant.policies",
     {
-        "outcome_critic": "operant.models.outcome_critic:OutcomeCritic",
-        "reward_model": "operant.models.reward_model:RewardModel",
+        "outcome_critic": "operant.apps.code.outcome_critic:OutcomeCritic",
+        "reward_model": "operant.apps.rlhf.reward_model:RewardModel",
     },
 )
 """The class or function that makes each policy; its arguments are the options `policy.*`."""

@@ -92,39 +92,39 @@ NAMES = {
         "a folder or Hub name, and a label if it is not positive: classifier:./my-model#2",
         1,
     ),
-    "critic": BuiltIn("operant.rewards.critic:critic", "a trained critic of outcomes: critic:runs/critic", 1),
-    "ended": BuiltIn("operant.rewards.text:ended"),
+    "critic": BuiltIn("operant.apps.code.critic_reward:critic", "a trained critic of outcomes: critic:runs/critic", 1),
+    "ended": BuiltIn("operant.apps.text.rewards:ended"),
     "humans": BuiltIn(
-        "operant.labels.humans:Humans",
+        "operant.tools.labels.humans:Humans",
         "the database of `operant label`, whose labels training waits for: humans:labels.sqlite",
         1,
     ),
     "isolated": BuiltIn(
         "operant.rewards.isolated:named", "a function that runs in worker processes: isolated:my_rewards:politeness"
     ),
-    "keyword": BuiltIn("operant.rewards.text:keyword"),
-    "length": BuiltIn("operant.rewards.text:length", "tokens: length:20, or at most: length:<=20"),
-    "letters": BuiltIn("operant.rewards.text:letters", "a letter: letters:e"),
+    "keyword": BuiltIn("operant.apps.text.rewards:keyword"),
+    "length": BuiltIn("operant.apps.text.rewards:length", "tokens: length:20, or at most: length:<=20"),
+    "letters": BuiltIn("operant.apps.text.rewards:letters", "a letter: letters:e"),
     "minus_greedy": BuiltIn(
         "operant.rewards.combine:MinusGreedy", "another reward: minus_greedy:builtin:sentiment", of_another=True
     ),
     "minus_query": BuiltIn(
         "operant.rewards.combine:MinusQuery", "another reward: minus_query:builtin:sentiment", of_another=True
     ),
-    "pattern": BuiltIn("operant.rewards.text:pattern", "a regular expression: pattern:[.!?]$"),
+    "pattern": BuiltIn("operant.apps.text.rewards:pattern", "a regular expression: pattern:[.!?]$"),
     "per_token": BuiltIn("operant.rewards.combine:PrefixGain", "another reward: per_token:rouge", of_another=True),
-    "repetition": BuiltIn("operant.rewards.text:repetition"),
+    "repetition": BuiltIn("operant.apps.text.rewards:repetition"),
     "reward_model": BuiltIn(
-        "operant.rewards.reward_model:RewardModelScore",
+        "operant.apps.rlhf.reward_model_score:RewardModelScore",
         "run folders or models, separated by commas: reward_model:runs/reward-model",
         1,
     ),
-    "style_transfer": BuiltIn("operant.prompts.style_transfer:StyleTransfer", options=0),
-    "tests": BuiltIn("operant.rewards.tests:UnitTests", options=0),
-    "vader": BuiltIn("operant.rewards.vader:Vader"),
+    "style_transfer": BuiltIn("operant.apps.prompts.style_transfer:StyleTransfer", options=0),
+    "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
+    "vader": BuiltIn("operant.apps.text.vader:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
-    "intent": BuiltIn("operant.rewards.intent:intent", options=0, first=True),
-    "prompt": BuiltIn("operant.prompts.prompt_reward:PromptReward", options=0, first=True),
+    "intent": BuiltIn("operant.apps.text.intent:intent", options=0, first=True),
+    "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
 

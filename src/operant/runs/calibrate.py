@@ -17,11 +17,10 @@ def calibrate(parts: RunParts, data: DataOptions) -> None:
     Raises: OperantError for a file that cannot be read, or equal scores.
     """
     policy, demonstrations, tasks = parts.learner.policy, parts.demonstrations, parts.tasks
-    source = policy.calibrated_on if isinstance(policy, ReadingPolicy) else None
-    if demonstrations is None or source is None:
+    if not isinstance(policy, ReadingPolicy) or policy.calibrated_on is None or demonstrations is None:
         return
-    if source != "labels":
-        tasks = load_tasks(source, None, replace(data, limit=ENOUGH), with_replies=True)
+    if policy.calibrated_on != "labels":
+        tasks = load_tasks(policy.calibrated_on, None, replace(data, limit=ENOUGH), with_replies=True)
     rows = list[list[int]]()
     for task in tasks:
         rows += [rollout.turns[0].prompt + rollout.turns[0].action for rollout in demonstrations.rollouts([task])]

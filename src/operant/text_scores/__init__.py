@@ -20,25 +20,25 @@ __all__ = ["OF_ALL", "SCORES", "Score", "check_tasks", "prepare", "references"]
 
 SCORES = Lazy(
     {
-        "bleu": "operant.text_scores.sacrebleu:Bleu",
-        "chrf": "operant.text_scores.sacrebleu:Chrf",
-        "ter": "operant.text_scores.sacrebleu:Ter",
-        "rouge": "operant.text_scores.rouge_score:Rouge",
-        "meteor": "operant.text_scores.nltk:Meteor",
-        "cider": "operant.text_scores.cider:Cider",
+        "bleu": "operant.apps.text.sacrebleu:Bleu",
+        "chrf": "operant.apps.text.sacrebleu:Chrf",
+        "ter": "operant.apps.text.sacrebleu:Ter",
+        "rouge": "operant.apps.text.rouge_score:Rouge",
+        "meteor": "operant.apps.text.nltk:Meteor",
+        "cider": "operant.apps.text.cider:Cider",
         "bertscore": "operant.text_scores.bertscore:BertScore",
-        "parent": "operant.text_scores.parent:Parent",
-        "consistency": "operant.text_scores.judged_by_classifier:Consistency",
-        "intent": "operant.text_scores.judged_by_classifier:Intent",
-        "coverage": "operant.text_scores.concepts:Coverage",
-        "repeat_penalty": "operant.text_scores.concepts:RepeatPenalty",
-        "increasing_numbers": "operant.text_scores.concepts:IncreasingNumbers",
-        "dates": "operant.text_scores.concepts:Dates",
+        "parent": "operant.apps.text.parent:Parent",
+        "consistency": "operant.apps.text.judged_by_classifier:Consistency",
+        "intent": "operant.apps.text.judged_by_classifier:Intent",
+        "coverage": "operant.apps.text.concepts:Coverage",
+        "repeat_penalty": "operant.apps.text.concepts:RepeatPenalty",
+        "increasing_numbers": "operant.apps.text.concepts:IncreasingNumbers",
+        "dates": "operant.apps.text.concepts:Dates",
     }
 )
 """Scores of single replies, by name: the classes."""
 OF_ALL = Lazy(
-    {"diversity": "operant.text_scores.diversity:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
+    {"diversity": "operant.apps.text.diversity:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
 )
 """What is measured of all replies together, by name."""
 

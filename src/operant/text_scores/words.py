@@ -37,9 +37,9 @@ TOKENIZERS = Table(
     {
         "words": words,
         "spaces": spaces,
-        "rouge": "operant.text_scores.rouge_score:tokens",
-        "13a": "operant.text_scores.sacrebleu:tokens",
-        "treebank": "operant.text_scores.nltk:tokens",
+        "rouge": "operant.apps.text.rouge_score:tokens",
+        "13a": "operant.apps.text.sacrebleu:tokens",
+        "treebank": "operant.apps.text.nltk:tokens",
     },
 )
 """Functions from a text to its words, all of which lower-case."""

@@ -1,0 +1,1 @@
+"""Text games: TextWorld and Jericho, rooms, and the worlds of Gymnasium."""

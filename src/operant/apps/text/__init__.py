@@ -1,0 +1,1 @@
+"""Scores and rewards of texts, and public data sets of texts."""

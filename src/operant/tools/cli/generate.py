@@ -1,0 +1,345 @@
+"""`operant generate`: replies of a trained model, as they are generated in a terminal, else one on each line."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from operant import rewards
+from operant.algorithms import find
+from operant.data import DataOptions, load_tasks
+from operant.options import compose, convert
+from operant.runs import named_parts
+from operant.runs.judged_replies import as_spec, scorer
+from operant.runs.named_models import divided, load, load_initial, run_options
+from operant.sampling import Sampling, encode_prompt, reply_text, task_key
+from operant.text_scores.bertscore import BertScore
+from operant.text_scores.classifier import Classifier
+from operant.tools.cli.program_files import OF_TESTS, write_programs
+from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
+from operant.trackers.console import emit, plain
+from operant.training.learner import default_engine
+from operant.types import OperantError, Rollout, Task, Turn
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A model that replies."""
+
+    name: str
+    policy: Any
+    engine: Any
+    sampling: Sampling
+
+
+def generate(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
+    if not words:
+        raise OperantError("expected a run folder or model: operant generate runs/sentiment")
+    if options.pop("tests", False):
+        if "tasks" not in options:
+            raise OperantError("--tests is about the programs for the tasks of a file: give --tasks FILE too")
+        return write_programs(words, options)
+    if odd := next((name for name in OF_TESTS if name in options), None):
+        raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
+    if "tasks" in options:
+        return write_replies(words, options)
+    if len(words) > 1:
+        raise OperantError(
+            "expected one run folder or model: operant generate runs/sentiment; several models answer --tasks FILE"
+        )
+    if odd := next((name for name in OF_FILES if name in options), None):
+        raise OperantError(f"--{odd.replace('_', '-')} is about the replies to a file: give --tasks FILE too")
+    shown = sys.stdout.isatty()
+    prompt, versus, target = (options.pop(name, None) for name in ("prompt", "versus", "target"))
+    seed = convert(options.pop("seed", 0), int, "seed")
+    best_of = counted(options, "best_of", 1)
+    spec = as_spec(options.pop("reward", shown or best_of > 1))
+    chat = options.pop("chat", None)
+    config = run_options(words[0])
+    speakers = [_speaker(words[0], *load(words[0]), options)]
+    if versus is not None:
+        loaded = _reference(words[0], config) if versus == "reference" else load(versus)
+        speakers.append(_speaker(versus, *loaded, options))
+    first = _first_task(config)
+    template = getattr(speakers[0].policy.tokenizer, "chat_template", None) is not None
+    if chat is None:
+        chat = template if first is None else not isinstance(first.prompt, str)
+    opening = first.prompt[:1] if first is not None and isinstance(first.prompt, list) else []
+    judge = None if spec is False else Judge(config, target, first, spec)
+    if best_of > 1:
+        if judge is None or judge.why != "":
+            why = "--reward false leaves none" if judge is None else judge.why or "the model has no reward of its own"
+            raise OperantError(f"--best-of {best_of} needs a score, and {why}: name a reward, as in --reward letters:e")
+        print(bound_of(best_of), file=sys.stderr)
+    session = Session(
+        speakers,
+        judge,
+        seed,
+        chat=convert(chat, bool, "chat"),
+        system=[message for message in opening if isinstance(message, dict) and message.get("role") == "system"],
+        shown=shown,
+        best_of=best_of,
+    )
+    try:
+        if isinstance(prompt, str):
+            session.answer(prompt)
+        elif shown and sys.stdin.isatty():
+            session.converse()
+        else:
+            for line in filter(str.strip, (line.rstrip("\n") for line in sys.stdin)):
+                session.answer(line)
+    finally:
+        session.close()
+    return 0
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _speaker(name: str, policy: Any, engine: Any, options: Mapping[str, Any]) -> Speaker:
+    return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
+
+
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The policy that a run measures its KL to, which is usually the one that it began from."""
+    if not config:
+        raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")
+    folder, _ = divided(model)
+    adapter = (config.get("lora") or {}).get("adapter")
+    named = {"reference": config.get("reference"), "lora.adapter": adapter, "policy": config["policy"]}
+    option = next(name for name, value in named.items() if value not in (None, "copy", "none") or name == "policy")
+    policy = load_initial(config, folder, option)
+    return policy, default_engine(policy)
+
+
+def _first_task(config: Mapping[str, Any]) -> Task | None:
+    """The first task of a run, which shows what its prompts are; None if that cannot be read on this machine."""
+    source = config.get("tasks")
+    local = isinstance(source, str) and (source.startswith("builtin:") or Path(source).is_file())
+    if not local and not (isinstance(source, str) and named_parts.is_object("tasks", source)):
+        return None
+    with suppress(OperantError):
+        data = compose({"": DataOptions}, config.get("data") or {})[""]
+        rows = named_parts.source(source, named_parts.stored_options("tasks", config))
+        one = replace(data, limit=1, shuffle=False, query_tokens=None)
+        form = named_parts.stored_form(config)
+        return load_tasks(rows, None, one, form=form, **find(config.get("algorithm", "ppo")).rows)[0]
+    return None
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Scores replies by the reward of a run, or by `spec`. Models in it are loaded with the first reply, on the CPU.
+
+    Raises: OperantError for a `spec` that names no reward.
+    """
+
+    def __init__(self, config: Mapping[str, Any], target: Any, first: Task | None, spec: Any = True):
+        self.config, self.target = config, target
+        self.scorer = None if spec is True else scorer(spec, {})
+        self.name, self.why = "", "" if self.scorer else self._obstacle(first)
+        """Why there is no score; empty if there may be one, None if the run has no reward at all."""
+
+    def _obstacle(self, first: Task | None) -> str | None:
+        reward = self.config.get("reward")
+        if self.config.get("env") is not None:
+            return f"its world {self.config['env']} pays it"
+        if reward is None:
+            return None
+        if str(reward).startswith("<"):
+            return f"it is {reward} of a Python program"
+        targets = bool((self.config.get("data") or {}).get("target_field"))
+        if self.target is None and (targets or (first is not None and first.target is not None)):
+            return "the tasks of the run have targets for it; give one with --target"
+        return ""
+
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+        """The scores of replies; None where there is none, and then `why` says the reason."""
+        if self.why == "":
+            try:
+                self.scorer = self.scorer or scorer(True, self.config)
+                if not self.name:
+                    for part in rewards.every_part(self.scorer.reward):
+                        if isinstance(part, (Classifier, BertScore)):
+                            part.device = "cpu"  # the GPU may be in use by a run
+                    self.name = rewards.name_of(self.scorer.reward)
+                return self.scorer(rollouts, sampling, tokenizer)
+            except OperantError as error:
+                self.why = str(error)
+        return [None] * len(rollouts)
+
+    def close(self) -> None:
+        """End the processes of isolated rewards."""
+        if self.scorer is not None:
+            self.scorer.close()
+
+
+# --- the session ------------------------------------------------------------------------------------------------------
+
+
+class ReplyText:
+    """The text of a growing reply.
+
+    text = ReplyText(tokenizer, prompt_ids, sampling)
+    for token in engine.stream(prompt_ids, sampling, key):
+        print(text.add(token), end="")        # the new text that no later token can change, maybe none
+    print(text.rest())
+    """
+
+    def __init__(self, tokenizer: Any, prompt: list[int], sampling: Sampling):
+        self.tokenizer, self.prompt, self.sampling = tokenizer, prompt, sampling
+        self.action: list[int] = []
+        self.shown = ""
+
+    @property
+    def whole(self) -> str:
+        """The reply so far."""
+        return reply_text(self.tokenizer, self.prompt, self.action, self.sampling)
+
+    def add(self, token: int) -> str:
+        """Append a token. Half a character, a space at the end and the beginning of a stop string wait."""
+        self.action.append(token)
+        text = self.whole.rstrip("\ufffd \n")
+        strings = () if self.sampling.fixed_length else self.sampling.stop_strings
+        begun = max((k for s in strings for k in range(1, len(s)) if text.endswith(s[:k])), default=0)
+        text = text[: len(text) - begun]
+        if not text.startswith(self.shown):
+            return ""
+        new, self.shown = text[len(self.shown) :], text
+        return new
+
+    def rest(self) -> str:
+        """The text that waited. If a token has changed text that was shown, the whole reply on a new line."""
+        whole = self.whole
+        return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
+
+
+class Session:
+    """Prompts and the replies of one or two models to them. Each prompt is answered by itself, as a task of a run."""
+
+    def __init__(
+        self,
+        speakers: Sequence[Speaker],
+        judge: Judge | None,
+        seed: int,
+        *,
+        chat: bool = False,
+        system: Sequence[Mapping[str, str]] = (),
+        shown: bool = False,
+        best_of: int = 1,
+    ):
+        """chat: prompts are messages of a user, behind the `system` message. shown: on a terminal, as they come.
+
+        best_of: number of replies of which the one with the best score is shown; above 1, `judge` is needed.
+        """
+        self.speakers, self.judge, self.seed, self.chat, self.shown = speakers, judge, seed, chat, shown
+        self.system, self.number, self.best_of = list(system), 0, best_of
+
+    def converse(self) -> None:
+        """Ask for prompts until an empty line, Ctrl-D or Ctrl-C at the prompt."""
+        with suppress(ImportError):  # Windows has none; its import gives `input` line editing and a history
+            import readline  # noqa: F401
+        tokens = self.speakers[0].sampling.max_tokens
+        print(
+            f"Type a prompt and Enter: replies have up to {tokens} tokens. An empty line or Ctrl-D leaves, and Ctrl-C"
+        )
+        alone = "each prompt begins a new conversation" if self.chat else "each prompt stands alone"
+        print(f"stops a reply; {alone}.")
+        while True:
+            try:
+                line = input("> ")
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+            if not line.strip():
+                return
+            try:
+                self.answer(line)
+            except KeyboardInterrupt:
+                print(" [stopped]")
+            except OperantError as error:  # a prompt that is too long, say
+                print(f"operant: {plain(str(error))}")
+
+    def answer(self, text: str) -> None:
+        """Print the reply of each model to `text`; the number of the prompt gives all the same random numbers."""
+        keys = [task_key(self.seed, "probe", 0, text, self.number, turn) for turn in range(self.best_of)]
+        self.number += 1
+        for speaker in self.speakers:
+            task = Task("prompt", [*self.system, {"role": "user", "content": text}] if self.chat else text)
+            ids = encode_prompt(speaker.policy.tokenizer, task.prompt)
+            opening = "" if self.chat else text
+            if self.shown:
+                name = f"{speaker.name}: " if len(self.speakers) > 1 else ""
+                _write(name + opening)
+            grown = ReplyText(speaker.policy.tokenizer, ids, speaker.sampling)
+            if self.best_of > 1:
+                score = self._choose(speaker, task, ids, keys, grown)
+            else:
+                for token in self._tokens(speaker, ids, keys[0]):
+                    if self.shown:
+                        _write(grown.add(token))
+                    else:
+                        grown.action.append(token)
+                (score,) = self._scores(speaker, task, ids, [(grown.action, grown.whole)])
+            if self.shown:
+                _write(
+                    grown.rest() + (f"  [{self.judge.name} {score:.3g}]" if self.judge and score is not None else "")
+                )
+                print(flush=True)
+            else:
+                name = [speaker.name] if len(self.speakers) > 1 else []
+                number = [] if self.judge is None else ["" if score is None else f"{score:.6g}"]
+                emit("\t".join([*name, plain(opening + grown.whole), *number]), sys.stdout)
+        if self.judge is not None and self.judge.why:
+            print(f"operant: the reward is not shown: {plain(self.judge.why)}", file=sys.stderr)
+            self.judge.why = None
+
+    def _tokens(self, speaker: Speaker, ids: list[int], key: int) -> Iterator[int]:
+        """The tokens of a reply, one by one if the engine can do that."""
+        if self.shown and hasattr(speaker.engine, "stream"):
+            yield from speaker.engine.stream(ids, speaker.sampling, key)
+        else:
+            yield from speaker.engine.generate([ids], speaker.sampling, [key])[0].action
+
+    def _choose(self, speaker: Speaker, task: Task, ids: list[int], keys: list[int], grown: ReplyText) -> float:
+        """Let `grown` be the best reply of as many as there are keys; returns its score."""
+        made = speaker.engine.generate([ids] * len(keys), speaker.sampling, keys)
+        texts = [reply_text(grown.tokenizer, ids, c.action, speaker.sampling) for c in made]
+        actions = [c.action for c in made]
+        scores = self._scores(speaker, task, ids, list(zip(actions, texts, strict=True)))
+        known = {i: score for i, score in enumerate(scores) if score is not None}
+        if not known:
+            why = (self.judge.why if self.judge else "") or "the reward abstained from all of them"
+            raise OperantError(f"--best-of {self.best_of}: no reply has a score: {why}")
+        best = max(known, key=known.__getitem__)
+        grown.action = actions[best]
+        return known[best]
+
+    def _scores(
+        self, speaker: Speaker, task: Task, ids: list[int], replies: Sequence[tuple[list[int], str]]
+    ) -> list[float | None]:
+        """The scores of replies to a task, each as ids and text."""
+        if self.judge is None:
+            return [None] * len(replies)
+        tokenizer = speaker.policy.tokenizer
+        query = tokenizer.decode(ids, skip_special_tokens=True)
+        task = replace(task, target=self.judge.target)
+        rollouts = [Rollout(task, 0, [Turn(ids, action)], [text], query=query) for action, text in replies]
+        return self.judge(rollouts, speaker.sampling, tokenizer)
+
+    def close(self) -> None:
+        """End the reward's processes."""
+        if self.judge is not None:
+            self.judge.close()
+
+
+def _write(text: str) -> None:
+    """Write text without characters that would move the cursor or change its colour, and those the terminal lacks."""
+    safe = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+    encoding = sys.stdout.encoding or "utf-8"
+    print(safe.encode(encoding, errors="replace").decode(encoding), end="", flush=True)

@@ -1,0 +1,124 @@
+"""`operant label`: serve the labelling page, and export or compare the labels of its database."""
+
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.options import convert
+from operant.tools.cli.play import aligned
+from operant.tools.labels.agreement import agreement
+from operant.tools.labels.export import export
+from operant.tools.labels.items import KINDS, read_items
+from operant.tools.labels.server import LabelServer, LabelServing
+from operant.tools.labels.store import Store
+from operant.tools.labels.win_rates import win_rates
+from operant.tools.report.server import is_local
+from operant.trackers.console import emit
+from operant.types import OperantError, shown
+
+MAGIC = b"SQLite format 3\0"
+"""How every SQLite file begins."""
+
+
+def label(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant label replies.jsonl` serves the page; with --export or --agreement it works on the labels."""
+    if len(words) != 1:
+        raise OperantError("expected a file of replies or a database of labels: operant label replies.jsonl")
+    path = Path(words[0])
+    exporting, comparing = options.pop("export", None), bool(options.pop("agreement", False))
+    counting = bool(options.pop("wins", False))
+    form, skips = options.pop("form", None), bool(options.pop("skips", False))
+    if exporting is None and (form is not None or skips):
+        raise OperantError("--form and --skips are about what is exported: give --export FILE too")
+    if exporting is not None or comparing or counting:
+        database = options.pop("database", None)
+        if options:
+            raise OperantError(
+                f"--{next(iter(options))} is for the page; leave it out beside --export, --agreement, --wins"
+            )
+        with Store(database_of(path, database), create=False) as store:
+            if exporting is not None:
+                number = export(store, exporting, form, skips=skips)
+                print(f"{number} rows exported: {exporting}")
+            if comparing:
+                print_agreement(store)
+            if counting:
+                for line in aligned(win_rates(store)):
+                    emit(line, sys.stdout)
+        return 0
+    return serve(path, options)
+
+
+def database_of(path: Path, database: str | None) -> Path:
+    """The database of a file of replies, or the file itself if it is one."""
+    if is_database(path):
+        if database is not None:
+            raise OperantError(f"{path} is a database itself: leave --database {database} out")
+        return path
+    return Path(database) if database is not None else path.with_name(f"{path.name.partition('.')[0]}.labels.sqlite")
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is a SQLite database, or is named as one and does not exist or is empty."""
+    if not path.is_file() or not path.stat().st_size:
+        return path.suffix == ".sqlite"
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def serve(path: Path, options: dict[str, Any]) -> int:
+    """Serve the page of a file or database until Ctrl-C. Raises: OperantError for a wrong option."""
+    kind, overlap = options.pop("kind", None), options.pop("overlap", None)
+    if kind not in (None, *KINDS):
+        raise OperantError(f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")
+    overlap = None if overlap is None else convert(overlap, int, "overlap")
+    gold, opens = options.pop("gold", None), browser_wanted(options)
+    port = convert(options.pop("port", 0), int, "port")
+    serving = LabelServing(options.pop("host", LabelServing.host), port)
+    itself = is_database(path)
+    database = database_of(path, options.pop("database", None))
+    items, known = [] if itself else read_items(path), read_items(gold) if gold is not None else []
+    with Store(database, kind=kind, overlap=overlap, create=not itself or kind is not None) as store:
+        store.add_items(items)
+        store.add_items(known, gold=True)
+        with LabelServer(store, serving) as server:
+            counts = store.counts()
+            print(f"{server.url}\n{counts['items']} prompts, {counts['labels']} labels so far, in {database}")
+            if not is_local(serving.host):
+                print("everyone with this address and token can label; it is not encrypted: use a network you trust")
+            print("open the address in a browser; press Ctrl-C to end", flush=True)
+            if opens:
+                webbrowser.open(server.url)
+            try:
+                server.run()
+            except KeyboardInterrupt:
+                print()
+        print(ending(store))
+    return 0
+
+
+def browser_wanted(options: dict[str, Any]) -> bool:
+    """Whether to open the browser: as asked for, else in a terminal. Raises: OperantError for both at once."""
+    asked, refused = options.pop("open", False), options.pop("no_open", False)
+    if asked and refused:
+        raise OperantError("--open and --no-open: give one of the two")
+    return bool(asked) or (sys.stdout.isatty() and not refused)
+
+
+def ending(store: Store) -> str:
+    """What there is in the end, and what to do with it."""
+    counts = store.counts()
+    if not counts["labels"]:
+        return f"no labels yet in {store.path}; the same command continues"
+    people = f"{counts['labellers']} labeller{'s' * (counts['labellers'] != 1)}"
+    what = f"{counts['labels']} labels by {people} are in {store.path}"
+    return f"{what}; export them with: operant label {store.path} --export labels.jsonl"
+
+
+def print_agreement(store: Store) -> None:
+    """Print how far labellers agree."""
+    sentences, table = agreement(store)
+    for line in [*sentences, *([""] if table else []), *aligned(table)]:
+        emit(line, sys.stdout)

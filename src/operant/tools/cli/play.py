@@ -1,0 +1,183 @@
+"""`operant play`: people, players and models play the games of a world, side by side; their games can be recorded."""
+
+import json
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from operant.envs.games import Game, GameState, observed
+from operant.options import convert
+from operant.runs.games import (
+    Recorded,
+    game_worlds,
+    model_sampling,
+    play_by_model,
+    play_by_player,
+    simple_player,
+)
+from operant.runs.named_models import load, run_options
+from operant.storage import atomic_io
+from operant.tools.cli.arguments import new_file
+from operant.tools.report.summary import game_row
+from operant.trackers.console import emit, plain
+from operant.types import OperantError, shown
+
+HUMAN = "human"
+GAMES = 20
+"""Games of each player, unless a person plays."""
+
+
+class LeftError(Exception):
+    """A person has left the game."""
+
+
+class Human:
+    """A person at the terminal."""
+
+    begun = False
+
+    def act(self, state: GameState, game: Game, chance: random.Random) -> str:
+        """Show the state and ask for a command; `?` lists those that are admissible.
+
+        Raises: LeftError for `quit`, the end of the input, and Ctrl-C.
+        """
+        if not self.begun:
+            say(state.objective, "(? lists the commands, quit leaves)")
+        self.begun = True
+        say(observed(state), state.inventory)
+        while True:
+            try:
+                line = input("> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                print()
+                raise LeftError from None
+            if line == "quit":
+                raise LeftError
+            if line != "?":
+                return line
+            say(", ".join(state.commands) or "The game names no commands.")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command line asks for."""
+
+    players: list[str]
+    count: int
+    split: Any
+    transcripts: int
+    seed: int
+    record: Path | None
+    only_won: bool
+    sampling: dict[str, Any]
+
+
+def _asked(options: dict[str, Any]) -> _Asked:
+    """Take the command's own options out of `options`, which keeps those of the world. Raises: OperantError."""
+    players = list(dict.fromkeys(options.pop("player", None) or [HUMAN]))
+    count = convert(options.pop("games", 1 if HUMAN in players else GAMES), int, "games")
+    split, transcripts = options.pop("split", "test"), convert(options.pop("transcript", 0), int, "transcript")
+    if split not in ("train", "test"):
+        raise OperantError(f"--split {shown(split)}: it must be train or test")
+    if count < 1 or transcripts < 0:
+        raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
+    record, only_won = options.pop("record", None), bool(options.pop("only_won", False))
+    if only_won and record is None:
+        raise OperantError("--only-won is about what is recorded: give --record FILE too")
+    file = new_file("record", record)
+    sampling = {name: options.pop(name) for name in [*options] if name.startswith("sampling.")}
+    model_sampling({}, sampling)
+    seed = convert(options.pop("seed", 0), int, "seed")
+    return _Asked(players, count, split, transcripts, seed, file, only_won, sampling)
+
+
+def play(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant play WORLD --player random --player runs/x`; without a player, a person plays in the terminal."""
+    if len(words) != 1:
+        raise OperantError("expected one world: operant play rooms")
+    asked = _asked(options)
+    makers = {name: Human if name == HUMAN else simple_player(name) for name in asked.players}
+    runs = {name: run_options(name) if makers[name] is None else {} for name in asked.players}
+    worlds = game_worlds(words[0], options, runs)
+    models = {name: load(name) for name, maker in makers.items() if maker is None}
+    world = next(iter(worlds.values()))
+    tasks, split = world.games(asked.split)[: asked.count], asked.split
+    if not tasks:  # such as game files of one's own, without others for evaluation
+        tasks, split = world.games("train")[: asked.count], "train"
+    if asked.record is not None and split == "test":
+        print(
+            "games of split test are recorded; for a model that is tried on them, give --split train", file=sys.stderr
+        )
+    if len(tasks) < asked.count or split != asked.split:
+        print(f"{words[0]}: {len(tasks)} games of split {split} are played; it has no more", file=sys.stderr)
+    table, demonstrations, refused = [], list[dict[str, str]](), 0
+    try:
+        for name, world in worlds.items():
+            played, finished = Recorded(world), 0
+            try:
+                with suppress(LeftError):
+                    if (make := makers[name]) is None:
+                        sampling = model_sampling(runs[name], asked.sampling)
+                        play_by_model(played, tasks, *models[name], sampling, asked.seed)
+                        finished = len(tasks)
+                    else:
+                        for slot, task in enumerate(tasks):
+                            play_by_player(played, slot, task, make(), random.Random(f"{asked.seed}/{task.id}"))
+                            finished += 1
+                            if make is Human:
+                                say(played.games[slot]["final"]["state"], f"{result(played.games[slot])}.".capitalize())
+            finally:  # an interrupted player leaves the turns that it has played
+                world.close()
+                wanted = [slot for slot in played.turns if played.games[slot]["won"] or not asked.only_won]
+                demonstrations += [row for slot in wanted for row in played.turns[slot]]
+                refused += sum(played.refused[slot] for slot in wanted)
+            games = [played.games[slot] for slot in range(finished)]
+            for game in games[: asked.transcripts]:
+                print_transcript(name, game)
+            table += [game_row(name, games)] if games else []
+    finally:
+        if asked.record is not None:
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in demonstrations]
+            atomic_io.write(asked.record, "".join(lines))
+            without = f"; {refused} that the game did not understand were left out" if refused else ""
+            print(f"{len(demonstrations)} turns recorded: {asked.record}{without}")
+    for line in aligned(table):
+        emit(line, sys.stdout)
+    return 0
+
+
+def aligned(table: Sequence[Mapping[str, str]]) -> list[str]:
+    """The lines of a table whose rows map columns to cells; none without rows."""
+    lines = [[*table[0]], *([*row.values()] for row in table)] if table else []
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+
+
+def result(game: Mapping[str, Any]) -> str:
+    """How a game ended: `won in 7 turns`."""
+    turns = f"{len(game['turns'])} turn{'s' * (len(game['turns']) != 1)}"
+    return f"won in {turns}" if game["won"] else f"{'lost after' if game['lost'] else 'not won in'} {turns}"
+
+
+def print_transcript(name: str, game: Mapping[str, Any]) -> None:
+    """Print a game turn by turn."""
+    say(f"--- {name}: {game['name']}, {result(game)}", game["objective"])
+    for turn in game["turns"]:
+        by = "" if turn["by"] == "policy" else f"  [{turn['by']}]"
+        thought = f"  ({turn['thought']})" if turn["thought"] else ""
+        say(turn["state"], f"> {turn['command']}{thought}{by}")
+    say(game.get("final", {}).get("state", ""))
+
+
+def say(*texts: str) -> None:
+    """Print texts of a world line by line, without characters that would move the cursor or change its colour."""
+    for line in (line for text in filter(None, texts) for line in text.splitlines()):
+        emit(plain(line), sys.stdout)
+
+
+with suppress(ImportError):  # Windows has none; its import gives `input` line editing and a history
+    import readline  # noqa: F401

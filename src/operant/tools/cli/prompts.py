@@ -1,0 +1,152 @@
+"""`operant prompt`: show what a run of prompts has found, search without training, try prompts with other models."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.apps.prompts.baselines import MANUAL, Classification, Vocabulary, chosen, compare
+from operant.apps.prompts.examples import Examples, examples_of
+from operant.apps.prompts.sets import set_named
+from operant.apps.prompts.task_models import TransformerTaskModel, task_model
+from operant.apps.prompts.templates import PromptTemplate
+from operant.data import load_tasks
+from operant.data.sources import held_out_of
+from operant.options import convert
+from operant.runs.folder import read_config
+from operant.runs.named_parts import form
+from operant.storage import atomic_io
+from operant.tools.report import prompts as kept
+from operant.trackers.console import emit
+from operant.types import OperantError
+
+WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"
+
+
+def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
+    commands = {"show": show, "search": search, "transfer": transfer}
+    if not words or words[0] not in commands:
+        raise OperantError(f"operant prompt {' '.join(words)}: say what to do: {WHAT}")
+    return commands[words[0]](words[1:], options)
+
+
+def show(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Print the best prompt of a run, ready to paste, and the table on standard error."""
+    everything = bool(options.pop("json", False))
+    found = _found(words, options, "show")
+    if everything:
+        emit(json.dumps(found, ensure_ascii=False, indent=1), sys.stdout)
+        return 0
+    for line in kept.lines(found):
+        emit(line, sys.stderr)
+    best = found["prompts"][0]["text"]
+    print(f"\nin its template, {found['template']!r}:", file=sys.stderr)
+    emit(PromptTemplate(found["template"]).text.replace("{prompt}", best), sys.stdout)
+    return 0
+
+
+def search(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Compare prompts that no policy has written: none, manual ones, searches at equal calls, examples, a head."""
+    if words:
+        raise OperantError(f"operant prompt search takes options alone: leave {words[0]!r} out")
+    names = options.pop("baselines", None)
+    own = {
+        "calls": convert(options.pop("calls", 10_000), int, "calls"),
+        "length": convert(options.pop("length", 5), int, "length"),
+        "seeds": range(convert(options.pop("seeds", 1), int, "seeds")),
+    }
+    own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
+    out, source = options.pop("out", None), options.pop("vocabulary", None)
+    setting = _setting(options)
+    if source is not None:
+        model = task_model(source)
+        if not isinstance(model, TransformerTaskModel):
+            raise OperantError(
+                f"--vocabulary {source}: a function has no tokens: name a model, as in --vocabulary ./gpt2"
+            )
+        own["vocabulary"] = Vocabulary(model.tokenizer)
+    rows = compare(setting, None if names is None else names.split(","), **own)
+    cells = [("prompt", "from", "seed", "calls", f"train ({len(setting.train)})", f"held-out ({len(setting.test)})")]
+    for row in rows:
+        written, name, *rest = kept.row_of(row)
+        cells.append((written, name, str(row.seed), *rest))
+    for line in kept.aligned(cells):
+        emit(line, sys.stdout)
+    if out is not None:
+        text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
+        atomic_io.write(Path(out), text)
+    return 0
+
+
+def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
+    names, count = options.pop("task_model", None), convert(options.pop("best", 3), int, "best")
+    held_out, device = options.pop("tasks", None), options.pop("device", None)
+    given = options.pop("template", None)
+    if names is None:
+        raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
+    found = _found(words, options, "transfer")
+    config = read_config(Path(words[0]))
+    train, test = _examples(str(config["tasks"])), _examples(held_out or str(config.get("evaluate") or config["tasks"]))
+    known = {"measure": found["measure"], "calibrate": found["calibrate"]}
+    rows = list[dict[str, Any]]()
+    for name in names.split(","):
+        model = task_model(name, None, device)
+        own = found["template"] if name == found["task_model"] else None
+        template = PromptTemplate(given or own) if given or own else model.template_for(train.name)
+        setting = Classification(model, template, tuple(found["words"]), train, test, **known)
+        for text in ["", *(one["text"] for one in found["prompts"][:count])]:
+            of = {"task_model": name, "template": template.text, "prompt": text}
+            rows.append(of | {"test": chosen(setting, "", text, 0).test})
+    again = {(row["task_model"], row["prompt"]) for row in rows}
+    old = [row for row in found.get("transfer", ()) if (row["task_model"], row["prompt"]) not in again]
+    found["transfer"] = old + rows
+    atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
+    table = [("prompt", "task model", "template", f"held-out ({len(test)})")]
+    table += [(repr(row["prompt"]), row["task_model"], row["template"], f"{row['test']:.3f}") for row in rows]
+    for line in kept.aligned(table):
+        emit(line, sys.stdout)
+    return 0
+
+
+def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[str, Any]:
+    """What the one run among the words has found. Raises: OperantError for anything else."""
+    if len(words) != 1:
+        raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
+    if options:
+        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
+    found = kept.read(Path(words[0]))
+    if found is None:
+        read_config(words[0])  # refuses what is no run
+        raise OperantError(
+            f"{words[0]} has no {kept.FILE}, which a complete run with one prompt for all texts writes: go on with one "
+            f"that was stopped (operant train --resume {words[0]}); with form.conditioned there is none"
+        )
+    return found
+
+
+def _examples(source: str) -> Examples:
+    return examples_of(load_tasks(source, form=form("prompt", {}))[0])
+
+
+def _setting(options: dict[str, Any]) -> Classification:
+    """The task model and texts that the options name. Raises: OperantError for what is missing or unknown."""
+    source, name = options.pop("tasks", None), options.pop("task_model", None)
+    if source is None or name is None:
+        raise OperantError("operant prompt search needs --tasks FOLDER and --task-model MODEL")
+    held_out = options.pop("evaluate", None) or held_out_of(source)
+    known = {key: options.pop(key) for key in ("measure", "calibrate") if key in options}
+    words, template = options.pop("words", None), options.pop("template", None)
+    model = task_model(name, None, options.pop("device", None))
+    if options:
+        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt search has no such option")
+    train = _examples(source)
+    published = set_named(train.name)
+    chosen_words = tuple(words.split(",")) if words else published.words if published else ()
+    if not chosen_words:
+        raise OperantError(f"{source!r} is no published set: name the words of its classes, --words terrible,great")
+    test = train if held_out is None else _examples(held_out)
+    shape = model.template_for(train.name) if template is None else PromptTemplate(template)
+    return Classification(model, shape, chosen_words, train, test, **known)

@@ -1,0 +1,373 @@
+"""`operant generate MODEL ... --tasks FILE`: replies of models to the prompts of a file, as rows for people or rewards.
+
+{"id": "prompts/0", "prompt": "2 + 2 =", "replies": [" 4", " five"], "sources": ["runs/sft", "runs/ppo"]}
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from operant import rewards
+from operant.data import DataOptions, load_tasks, read
+from operant.data.forms import Form
+from operant.data.share import split_off
+from operant.data.tasks import left_out
+from operant.objectives.kl import best_of_bound
+from operant.options import compose, convert
+from operant.options import read as read_option
+from operant.runs import named_parts
+from operant.runs.folder import as_parquet
+from operant.runs.judged_replies import JudgedReply, Kept, Scorer, as_spec, best_of, judged, scorer
+from operant.runs.named_models import divided, load, run_options
+from operant.runs.signals import terminated_as_interrupted
+from operant.sampling import Sampling
+from operant.storage import atomic_io
+from operant.tools.cli.arguments import new_file
+from operant.trackers.console import emit
+from operant.training.options import find_device
+from operant.types import OperantError, Task, shown
+
+OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
+"""Options of `operant generate` that only apply to the replies to a file."""
+OF_PROMPTS = ("prompt", "versus", "target")
+"""Options that do not apply to them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that replies, and how: `Source("runs/sft, temperature 0.7", "runs/sft", Sampling(temperature=0.7))`."""
+
+    name: str
+    model: str
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class RunShare:
+    """The share of its own tasks that a run holds out: `RunShare("10% of data.jsonl", 0.1, seed=0, rows={})`."""
+
+    source_name: str
+    part: float
+    seed: int
+    rows: Mapping[str, bool]
+    """How its algorithm reads rows, as arguments of `load_tasks`."""
+
+    def held_out(self, tasks: list[Task]) -> set[str]:
+        """The ids of the tasks that are held out, of all that the run has read."""
+        return {task.id for task in split_off(tasks, self.part, self.seed)[1]}
+
+
+class TaskSet:
+    """The tasks of a file or name, for models with tokenizers of their own."""
+
+    def __init__(
+        self,
+        source: Any,
+        options: DataOptions,
+        seed: int,
+        *,
+        chat: bool = False,
+        policy: Any = None,
+        form: Form | None = None,
+        of_run: "RunShare | None" = None,
+    ):
+        """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
+        and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: only the tasks that
+        this share of a run holds out.
+
+        Raises: OperantError as `load_tasks`.
+        """
+        source, row = named_parts.source(source, {}), first_row(source)
+        talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
+        self.tokenizer = getattr(policy, "tokenizer", None)
+        made = {"form": form, "cue": not getattr(policy, "encoder_decoder", False)}
+        tokenizer, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
+        passed = Counter[str]()
+        self.tasks = load_tasks(source, tokenizer, options, seed, with_replies=talks, passed=passed, **made)
+        for sentence in left_out(passed, source):
+            print(sentence, file=sys.stderr)
+        if of_run is not None:
+            held_out = of_run.held_out(load_tasks(source, tokenizer, options, seed, **{**of_run.rows, **made}))
+            self.tasks = [task for task in self.tasks if task.id in held_out]
+        if talks:  # the prompt of a conversation is what comes before the first answer
+            self.tasks = [replace(task, replies=()) for task in self.tasks]
+        if chat:
+            self.tasks = [replace(task, prompt=as_chat(self.text(task))) for task in self.tasks]
+
+    def text(self, task: Task) -> Any:
+        """The prompt as text or messages; ids are decoded."""
+        ids = isinstance(task.prompt, list) and all(isinstance(token, int) for token in task.prompt)
+        return self.tokenizer.decode(task.prompt, skip_special_tokens=True) if ids and self.tokenizer else task.prompt
+
+    def of(self, policy: Any, most: int) -> list[Task]:
+        """The tasks for a policy, whose replies have at most so many tokens. Token ids are kept where they are its own.
+
+        Raises: OperantError for a prompt that does not fit.
+        """
+        theirs, ours = (getattr(t, "get_vocab", dict)() for t in (policy.tokenizer, self.tokenizer))
+        tasks = self.tasks if theirs == ours else [replace(task, prompt=self.text(task)) for task in self.tasks]
+        bounds = {"context": policy.context, "vocabulary": policy.vocabulary}
+        return load_tasks(tasks, policy.tokenizer, max_new=0 if policy.encoder_decoder else most, **bounds)
+
+
+def cuts(options: DataOptions) -> bool:
+    """Whether prompts are cut by their tokens."""
+    return options.query_range() is not None or options.prompt_tokens is not None
+
+
+def as_chat(prompt: Any) -> Any:
+    """A text as a conversation that a user begins; messages stay what they are."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def counted(options: dict[str, Any], name: str, default: int) -> int:
+    """Take a number of at least 1 out of the options. Raises: OperantError for another value."""
+    number = convert(options.pop(name, default), int, name)
+    if number < 1:
+        raise OperantError(f"--{name.replace('_', '-')} {number}: it must be at least 1")
+    return number
+
+
+def bound_of(n: int) -> str:
+    """A sentence on how far the best of n replies are from the model that they are drawn from."""
+    bound = f"at most {best_of_bound(n):.3f} nats a reply (upper bound log n - (n - 1)/n)"
+    return f"best of {n}: KL to the model that the replies are drawn from is {bound}"
+
+
+def data_options(source: Any, given: Mapping[str, Any]) -> DataOptions:
+    """How rows become tasks. Without the option `text_field`, rows that have no `text` have their prompts in `prompt`,
+    or in `messages`.
+
+    Raises: OperantError for an option that is not valid, or a source that cannot be read.
+    """
+    options = compose({"": DataOptions}, given)[""]
+    row = first_row(source)
+    if "text_field" in given or not isinstance(row, Mapping) or "text" in row:
+        return options
+    fields = [name for name in ("prompt", "messages") if name in row and not (name == "messages" and answered(row))]
+    return replace(options, text_field=fields[0]) if fields else options
+
+
+def with_target(source: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of data for rows that hold tests: their `target`, unless another field is named."""
+    row = first_row(source)
+    return ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | dict(given)
+
+
+def answered(row: Mapping[str, Any]) -> bool:
+    """Whether a row is a conversation with answers, as for supervised training."""
+    messages = row.get("messages")
+    return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages)
+
+
+def first_row(source: Any) -> Any:
+    """The first row of a source, whose form stands for all; None if there is none. Raises: OperantError as `read`."""
+    return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
+
+
+def take_form(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the row form and its options out of the options."""
+    return named_parts.flattened({name: read_option(options.pop(name)) for name in named_parts.only(options, "form")})
+
+
+def take(options: dict[str, Any], made: type) -> dict[str, Any]:
+    """Take the options of a dataclass out of the options."""
+    names = [name for name in options if name in made.__dataclass_fields__]
+    return {name: options.pop(name) for name in names}
+
+
+class ReplyProgress:
+    """Shows on standard error how far a long command is: on a terminal on one line, elsewhere every ten seconds."""
+
+    def __init__(self, total: int, every: float = 10.0):
+        self.total, self.every, self.done = total, every, 0
+        self.line, self.shown_at = sys.stderr.isatty(), time.monotonic()
+
+    def add(self, count: int, name: str) -> None:
+        """Count replies of a model."""
+        self.done += count
+        now, last = time.monotonic(), self.done >= self.total
+        if self.line or last or now - self.shown_at >= self.every:
+            self.shown_at = now
+            text = f"{self.done:,} of {self.total:,} replies ({name})"
+            print(f"\r{text}\x1b[K" if self.line else text, end="\n" if last or not self.line else "", file=sys.stderr)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for."""
+
+    sources: list[Source]
+    samples: int
+    best_of: int
+    distinct: bool
+    seed: int
+    out: Path | None
+    scorer: Scorer | None
+    device: str
+
+    @property
+    def drawn(self) -> int:
+        """Replies that a source draws for each prompt."""
+        return self.samples * self.best_of
+
+
+def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
+    """Let each model answer each prompt of `--tasks`, and write the replies to `--out`, or print them."""
+    if odd := next((name for name in OF_PROMPTS if name in options), None):
+        raise OperantError(f"--{odd} is about single prompts, and --tasks gives many: leave one of the two out")
+    source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
+    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
+    data = data_options(source, given) if form is None else compose({"": DataOptions}, given)[""]
+    asked = what_is_asked(words, options)
+    policy = load(words[0])[0] if cuts(data) or form is not None else None
+    tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
+    if asked.scorer is not None:
+        rewards.prepare(asked.scorer.reward, tasks.tasks)
+    if asked.best_of > 1:
+        print(bound_of(asked.best_of), file=sys.stderr)
+    kept = None
+    if asked.out is not None:
+        prompts = [[task.id, task.prompt] for task in tasks.tasks]
+        kept = Kept(asked.out, {"sources": sources_as_made(asked), "samples": asked.drawn, "seed": asked.seed,
+                                "reward": asked.scorer and asked.scorer.name, "tasks": prompts})  # fmt: skip
+        if kept.done:
+            print(f"{len(kept.done)} of the replies were made before, and are kept", file=sys.stderr)
+    try:
+        with terminated_as_interrupted():
+            rows = as_rows(tasks, replies_of(asked, tasks, kept), asked)
+    except KeyboardInterrupt:
+        if kept is not None:
+            print(f"\noperant: interrupted; the same command goes on from {len(kept.done)} answers", file=sys.stderr)
+        raise
+    finally:
+        if asked.scorer is not None:
+            asked.scorer.close()
+    finish(rows, asked, kept)
+    return 0
+
+
+def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Asked:
+    """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
+    samples, best = counted(options, "samples", 1), counted(options, "best_of", 1)
+    out = new_file("out", options.pop("out", None), (".jsonl", ".parquet"))
+    seed, device = convert(options.pop("seed", 0), int, "seed"), options.pop("device", "auto")
+    find_device(device)
+    distinct, temperatures = bool(options.pop("distinct", False)), options.pop("temperatures", None)
+    spec = as_spec(options.pop("reward", best > 1))
+    if temperatures is not None and "temperature" in options:
+        raise OperantError("--temperature beside --temperatures: give one of the two")
+    if best > 1 and spec is False:
+        raise OperantError(f"--best-of {best} needs a score: name a reward, as in --reward letters:e")
+    named = convert(temperatures, tuple[float, ...], "temperatures") if temperatures is not None else (None,)
+    if len(set(words)) < len(words) or len(set(named)) < len(named):
+        raise OperantError("a model or temperature is named twice: --samples draws several replies of one")
+    sources = []
+    for model in words:
+        for temperature in named:
+            own = compose({"": Sampling}, options if temperature is None else {**options, "temperature": temperature})
+            heated = temperature is not None or "temperature" in options
+            heat = f", temperature {own[''].temperature:g}" if heated else ""
+            best_text = f", best of {best}" if best > 1 else ""
+            sources.append(Source(model + heat + best_text, model, own[""]))
+    made = None if spec is False else scorer(spec, run_options(words[0]) if spec is True else {})
+    if made is not None:
+        rewards.check(made.reward)
+    return Asked(sources, samples, best, distinct, seed, out, made, device)
+
+
+def sources_as_made(asked: Asked) -> list[Any]:
+    """What the replies of each source depend on: model, its files, sampling."""
+    return [[source.model, stamp(source.model), asdict(source.sampling)] for source in asked.sources]
+
+
+def stamp(model: str) -> int:
+    """When the newest weights of a model in a folder were written, in nanoseconds; 0 for any other model."""
+    folder, step = divided(model)
+    inside = "export/" if (folder / "export").is_dir() else ""
+    pattern = f"{inside}*.safetensors" if step is None else f"checkpoints/*-{step:05d}/*.safetensors"
+    return max((path.stat().st_mtime_ns for path in folder.glob(pattern)), default=0)
+
+
+def replies_of(asked: Asked, tasks: TaskSet, kept: Kept | None) -> list[dict[str, list[JudgedReply]]]:
+    """The replies of each source by the task's id."""
+    progress, found = ReplyProgress(len(asked.sources) * len(tasks.tasks) * asked.drawn), []
+    loaded: tuple[str, Any, Any] = "", None, None
+    for place, source in enumerate(asked.sources):
+        done = {} if kept is None else {task: replies for (at, task), replies in kept.done.items() if at == place}
+        progress.done += len(done) * asked.drawn
+        if len(done) < len(tasks.tasks):
+            if loaded[0] != source.model:
+                policy, engine = load(source.model)
+                loaded = source.model, policy.to(find_device(asked.device)), engine
+            for task, replies in missing(asked, place, tasks, done, *loaded[1:]):
+                done[task.id] = replies
+                if kept is not None:
+                    kept.add(place, task, replies)
+                progress.add(asked.drawn, source.name)
+        found.append(done)
+    return found
+
+
+def missing(
+    asked: Asked, place: int, tasks: TaskSet, done: Mapping[str, Any], policy: Any, engine: Any
+) -> Iterator[tuple[Task, list[JudgedReply]]]:
+    """Yield the tasks that a source has not answered, with their replies."""
+    source, scorers = asked.sources[place], [asked.scorer] if asked.scorer is not None else []
+    rest = [task for task in tasks.of(policy, source.sampling.max_tokens) if task.id not in done]
+    # Sources have other random numbers, so that two temperatures of one model do not say the same words.
+    first = place * asked.drawn
+    yield from judged(rest, policy, engine, source.sampling, scorers, samples=asked.drawn, first=first, seed=asked.seed)
+
+
+def as_rows(tasks: TaskSet, found: Sequence[Mapping[str, list[JudgedReply]]], asked: Asked) -> list[dict[str, Any]]:
+    """One row for each prompt: its replies, which source each is from, and their scores if there is a reward."""
+    rows, name = [], asked.scorer.name if asked.scorer is not None else ""
+    for task in tasks.tasks:
+        replies = []
+        for source, of_tasks in zip(asked.sources, found, strict=True):
+            drawn = of_tasks[task.id]
+            chosen = best_of(drawn, asked.best_of, name) if asked.best_of > 1 else drawn
+            replies += [(source.name, reply) for reply in chosen]
+        if asked.distinct:
+            replies = list({reply.text: (source, reply) for source, reply in reversed(replies)}.values())[::-1]
+        row = {"id": task.id, "prompt": tasks.text(task), "replies": [reply.text for _, reply in replies]}
+        row["sources"] = [source for source, _ in replies]
+        rows.append(row | ({"rewards": [reply.scores[name] for _, reply in replies]} if name else {}))
+    return rows
+
+
+def finish(rows: Sequence[Mapping[str, Any]], asked: Asked, kept: Kept | None) -> None:
+    """Write the rows, or print them; then say what they are. Raises: OperantError if the disk refuses."""
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    if asked.out is None:
+        for line in lines:
+            emit(line, sys.stdout)
+        return
+    if asked.out.suffix == ".parquet":
+        if len({type(row["prompt"]) for row in rows}) > 1:
+            raise OperantError(
+                f"--out {asked.out}: some prompts are texts and some messages, which one column of Parquet cannot "
+                "hold: write .jsonl, or give --chat true"
+            )
+        atomic_io.write(asked.out, as_parquet(rows))
+    else:
+        atomic_io.write(asked.out, "".join(line + "\n" for line in lines))
+    if kept is not None:
+        kept.remove()
+    count = sum(len(row["replies"]) for row in rows)
+    print(f"{count:,} replies to {len(rows):,} prompts: {asked.out}")
+    known = [score for row in rows for score in row.get("rewards", ()) if score is not None]
+    if known and asked.scorer is not None:
+        print(f"mean {shown(asked.scorer.name)[1:-1]} of them: {sum(known) / len(known):.4g}")
+    if asked.distinct and (single := sum(len(row["replies"]) == 1 for row in rows)):
+        print(f"{single:,} prompts have one reply only: the others were equal to it")

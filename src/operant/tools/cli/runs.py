@@ -1,0 +1,117 @@
+"""`operant runs`: the runs below a folder, with their verdicts."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.runs.listing import changed, run_folders, state
+from operant.tools.diagnosis import diagnose, read_history, short_verdict
+from operant.tools.diagnosis.history import number
+from operant.tools.diagnosis.progress import progress
+from operant.tools.report.downsample import short
+from operant.trackers.console import emit, plain
+from operant.types import OperantError
+
+LEAST = 18
+"""The narrowest that a name or a verdict becomes before other columns are left out, in characters."""
+SPARE = ("method", "score of", "KL")
+"""Columns that a narrow terminal leaves out, in this order."""
+
+
+def runs(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant runs [FOLDER ...]` prints a table of the runs, newest first."""
+    places = list(words) or ["runs"]
+    missing = [place for place in words if not Path(place).is_dir()]
+    if missing:
+        raise OperantError(f"there is no folder {missing[0]}: name one that runs are in, as in operant runs runs")
+    found = [_row(folder) for folder in run_folders(*places)]
+    if options.pop("json", False):
+        print(json.dumps(found, indent=1, allow_nan=False))
+    elif not found:
+        print(
+            f"no run in {', '.join(places)}: `operant train letters` makes one, `operant runs FOLDER` looks elsewhere"
+        )
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table([_texts(row) for row in found], width):
+            emit(line, sys.stdout)
+    return 0
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    """Return the facts about a run; for one that cannot be read, the reason is its verdict."""
+    row = {"run": os.path.relpath(folder), "changed": changed(folder)}
+    try:
+        history = read_history(folder)
+        score, steps = progress(history), int(history.option("steps") or 0)
+        verdict = short_verdict(history, diagnose(history))
+        return row | {
+            "method": history.option("algorithm", "ppo"),
+            "state": state(folder, history.step, steps),
+            "step": history.step,
+            "steps": steps,
+            "score": None if score is None else score.label,
+            "before": None if score is None else short(score.before),
+            "after": None if score is None else short(score.after),
+            "interval": None if score is None or score.interval is None else [short(x) for x in score.interval],
+            "kl": short(history.kl),
+            "verdict": verdict,
+        }
+    except OperantError as error:
+        return row | {"state": "unreadable", "verdict": str(error)}
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the table."""
+    known = row.get("before") is not None
+    steps = f" {row['step']}" if row["state"] == "finished" else f" {row.get('step', 0)}/{row.get('steps', 0)}"
+    return {
+        "run": plain(row["run"]),
+        "method": str(row.get("method", "")),
+        "state": row["state"] + (steps if "step" in row else ""),
+        "score": f"{number(row['before'])} -> {number(row['after'])}" if known else "",
+        "score of": str(row.get("score") or ""),
+        "KL": f"{row['kl']:.1f}" if row.get("kl") is not None else "",
+        "age": _age(time.time() - row["changed"]),
+        "verdict": plain(row["verdict"]),
+    }
+
+
+def _age(seconds: float) -> str:
+    """Return a time in its largest unit: `3 min`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return "now"
+
+
+def table(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:
+    """Return the lines of a table with headings. width: of the terminal; None: as wide as the texts are.
+
+    Where the terminal is narrow, verdicts and names are cut, and then columns are left out.
+    """
+    columns = list(rows[0])
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
+    lines = [{name: name for name in columns}, *rows]
+    for spare in (*SPARE, None):
+        over = sum(widths[name] + 2 for name in columns) - 2 - (width or sys.maxsize)
+        if spare is None or over <= sum(max(widths[name] - LEAST, 0) for name in ("run", "verdict")):
+            break
+        columns.remove(spare)
+    for name in ("run", "verdict"):
+        less = max(min(over, widths[name] - LEAST), 0)
+        widths[name], over = widths[name] - less, over - less
+    cells = [[_cut(line[name], widths[name], name).ljust(widths[name]) for name in columns] for line in lines]
+    return ["  ".join(line).rstrip() for line in cells]
+
+
+def _cut(text: str, width: int, column: str) -> str:
+    """Return the text in at most `width` characters. Of a folder the end stays, which tells runs apart."""
+    if len(text) <= width:
+        return text
+    return f"…{text[len(text) - width + 1 :]}" if column == "run" else f"{text[: width - 1]}…"

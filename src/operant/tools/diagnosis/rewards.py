@@ -1,0 +1,145 @@
+"""Rules about the reward: it is constant, depends on the prompt, abstains, does not rise, or is already maximal."""
+
+from operant.tools.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tools.diagnosis.progress import DRIFTED, progress
+
+EQUAL = 1e-6
+"""A spread below this share of the score is rounding."""
+SATURATED = 0.1
+"""The reward is saturated if its spread is below this share of the first step's. The demo keeps 0.25."""
+QUERY = 0.8
+"""Share of the scores' variance that the prompt explains; the end of the registry's healthy range."""
+ABSTAINED = 0.1
+"""Share of unjudged replies; the end of the registry's healthy range."""
+PATIENCE = 30
+"""A missing rise is reported after this many steps. The demo has risen by half after 5."""
+MOVED = 1.0
+"""Nats of KL per reply. Below it the policy has hardly changed, so a flat reward proves nothing."""
+
+
+def constant(history: History) -> Finding | None:
+    """Every reply gets the same score."""
+    spreads, mean = history.values("reward/std")[-3:], history.recent("reward/mean", 1)
+    if not spreads or mean is None or max(spreads) > EQUAL * max(abs(mean), 1e-3):
+        return None
+    learned = (score := progress(history)) is not None and score.learned
+    highest = max(history.values("reward/max"), default=mean)
+    # A reward that distinguished replies before and now gives all of them its highest score is saturated.
+    if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):
+        return _nothing_left(history, f"Every reply now scores {number(mean)}")
+    return Finding(
+        "constant",
+        "problem",
+        f"Every reply {'' if len(spreads) > 2 else 'so far '}scores {number(mean)}, so there is nothing to learn from.",
+        "the reward does not depend on the reply, is too hard for any higher score, or fails without an error",
+        "read replies and scores (`operant report RUN --serve`); try the reward on texts that must score high and low; "
+        "begin with easier tasks",
+        ("reward/std", "reward/mean"),
+        history.since("reward/std", lambda x: x <= EQUAL * max(abs(mean), 1e-3)),
+    )
+
+
+def no_advantage(history: History) -> Finding | None:
+    """In most steps no reply was better or worse than expected. A single one between others proves nothing."""
+    zero, name = history.values("preference/unpaired")[-RECENT:], "preference/unpaired"
+    lacks = "no prompt had a better and a worse reply, which make a pair"
+    if not zero:
+        zero, name = history.values("policy/advantage_zero")[-RECENT:], "policy/advantage_zero"
+        lacks = "every advantage was 0: no reply was better or worse than those it is compared with"
+    count = sum(share == 1 for share in zero)
+    if 2 * count <= len(zero):
+        return None
+    steps = "the last step" if len(zero) == 1 else f"{count} of the last {len(zero)} steps"
+    return Finding(
+        "no_advantage",
+        "problem" if count == len(zero) else "warning",
+        f"In {steps} {lacks}.",
+        "the replies to one prompt all got the same score, or there was only one of each",
+        "more `--samples` per prompt, tasks that are neither always solved nor never, or a reward with more values",
+        (name, "reward/std"),
+        history.since(name, lambda x: x == 1),
+    )
+
+
+def saturated(history: History) -> Finding | None:
+    """Nearly all replies have the highest score."""
+    first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")
+    score, highest = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
+    if not first or now is None or mean is None or highest is None or score is None or not score.learned:
+        return None
+    if now > SATURATED * first or now <= EQUAL * abs(mean) or highest - mean > first:
+        return None
+    return _nothing_left(
+        history, f"Scores differ by {number(now)} only ({number(first)} at first), all near {number(highest)}"
+    )
+
+
+def _nothing_left(history: History, evidence: str) -> Finding:
+    """Return the finding that the reward is saturated, shared by `constant` and `saturated`."""
+    first = history.first("reward/std") or 0.0
+    return Finding(
+        "saturated",
+        "note",
+        f"{evidence}: there is nothing left to learn from this reward.",
+        "the policy already gets the highest scores that this reward gives",
+        "stop here (`--steps`), go back to an earlier checkpoint if the replies read worse, or ask for more: harder "
+        "tasks, a second reward",
+        ("reward/std", "reward/max"),
+        history.since("reward/std", lambda x: x <= SATURATED * first),
+    )
+
+
+def query_decides(history: History) -> Finding | None:
+    """The score depends mostly on the prompt."""
+    name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
+    share = history.recent(name)
+    if share is None or share < QUERY:
+        return None
+    reward = history.option("reward")
+    named = reward if isinstance(reward, str) and not reward.startswith("<") else "NAME"
+    return Finding(
+        "query_decides",
+        "warning",
+        f"The prompt explains {percent(share)} of the differences between scores.",
+        "the reward depends more on the prompt than on the reply, which is noise to the policy",
+        f"subtract the prompt's own score: `--reward minus_query:{named}` (from Python, `minus_query(reward)`)",
+        (name,),
+        history.since(name, lambda x: x >= QUERY),
+    )
+
+
+def abstains(history: History) -> Finding | None:
+    """The reward abstains on many replies."""
+    share = history.recent("reward/abstained")
+    if share is None or share < ABSTAINED:
+        return None
+    return Finding(
+        "abstains",
+        "warning",
+        f"The reward abstained on {percent(share)} of the replies; they are not trained on.",
+        "the reward returned None for them",
+        "find them in `operant report RUN --serve` (no score); give them a low score instead if they are bad",
+        ("reward/abstained",),
+        history.since("reward/abstained", lambda x: x >= ABSTAINED),
+    )
+
+
+def flat(history: History) -> Finding | None:
+    """The policy moves, but the reward does not rise."""
+    kl, score = history.recent("kl/per_reply"), progress(history)
+    if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
+        return None
+    if score.beyond_noise and score.rise > DRIFTED * score.spread:
+        return None
+    return Finding(
+        "flat",
+        "warning",
+        f"In {history.trained_steps} steps the policy moved {number(kl)} nats and the {score.label} did not rise: "
+        f"{number(score.before)} before, {number(score.after)} now.",
+        "the reward does not depend on the replies, its noise is too large for this batch, or the learning rate is "
+        "too high",
+        "check that good replies score high (`operant report RUN --serve`); then `--batch` twice as large, or "
+        "`--optimizer.lr` a third",
+        ("reward/mean", "kl/per_reply"),
+        history.step,
+    )

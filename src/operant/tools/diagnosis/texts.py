@@ -1,0 +1,204 @@
+"""Rules about the text of the replies: empty, one repeated word, signs, repetition, diversity, length.
+
+Each text metric is compared with its usual value: that of the first step's replies, and of the reference's if they are
+known. The values of the healthy demo are given with the thresholds.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from operant.metrics import collect
+from operant.tools.diagnosis.distance import kl_advice
+from operant.tools.diagnosis.history import Finding, History, number, percent
+from operant.tools.diagnosis.progress import progress
+
+STEPS = 3
+"""The current value of a text metric is its mean over this many steps."""
+EMPTY = 0.1
+"""Share of empty replies above the usual share; the demo has none."""
+MOSTLY = 0.5
+"""Share of empty replies above which the remaining text is too little to count signs in."""
+ONE_WORD = 0.25
+"""Share of all words. `the` is 4 to 11 % of the demo's."""
+ONE_TOKEN = 0.4
+"""Share of all tokens, for spam without spaces; punctuation is 5 to 10 % of English."""
+TIMES = 2.0
+"""A spammed word has at least this many times its usual share."""
+SIGNS = 0.02
+"""Share of characters above three times the usual. The demo has at most 0.25 % of each kind; `!!!` at the end of every
+reply of twenty words is 3 %."""
+REPEATED = 0.2
+"""Share of repeated trigrams above the usual; the demo's is below 0.3 %."""
+DISTINCT = 0.5
+"""Diversity is low below this share of the usual number of different word pairs. The demo keeps 83 %, the letters task
+without a penalty 0.5 %."""
+LONGER, SHORTER = 1.5, 0.5
+"""Times the length of the first step's replies; the demo stays between 0.97 and 1.01."""
+
+
+def empty(history: History) -> Finding | None:
+    """Many replies have no text."""
+    if (spreads := history.values("reward/std")) and not any(spreads):
+        return None  # equal scores for all replies are the cause, and the rule `constant` reports them
+    now, usual = history.recent("text/empty", STEPS), history.usual("text/empty")
+    if now is not None and history.rows and all(map(collect.is_blank, history.texts)):
+        now = 1.0  # all replies of the newest step are empty, so no other text metric can confirm it
+    if now is None or now < EMPTY:
+        return None
+    cost = max(history.values("reward/kl_penalty"), default=0.0)
+    spread = history.first("reward/scaled_std") or history.first("reward/std") or 0.0
+    if usual and now < max(usual) + EMPTY:
+        cause, remedy = "the model itself ended that many before training", "`--sampling.min_tokens 5`"
+    elif cost > spread > 0:
+        cause = f"the KL coefficient is too high: a reply paid up to {number(cost)} where scores differ by "
+        cause += f"{number(spread)}, so an empty reply, which costs next to nothing, is best"
+        coef = history.recent("kl/coef", 1) or 0.0
+        remedy = f"`--kl.coef {number(coef / 4)}`; `--sampling.min_tokens 5` only hides it"
+    else:
+        scores = _scores_of_empty_replies(history)
+        cause = f"the reward prefers empty replies: {scores}" if scores else "an empty reply is paid as well as another"
+        remedy = "let the reward give empty replies its lowest score, or `--sampling.min_tokens 5`"
+    return Finding(
+        "empty",
+        "problem",
+        f"{percent(now)} of the replies are empty.",
+        cause,
+        remedy,
+        ("text/empty", "rollout/reply_tokens", "reward/kl_penalty"),
+        history.since("text/empty", lambda x: x > EMPTY),
+    )
+
+
+def _scores_of_empty_replies(history: History) -> str | None:
+    """Return a clause that compares the scores of empty replies with the others'; None if they are not higher."""
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for row in history.rows:
+        if row.get("reward") is not None:
+            scores[collect.is_blank(str(row.get("reply") or ""))].append(float(row["reward"]))
+    blank, others = scores[True], scores[False]
+    if not blank or not others or sum(blank) / len(blank) <= sum(others) / len(others):
+        return None
+    return f"empty replies score {number(sum(blank) / len(blank))}, the others {number(sum(others) / len(others))}"
+
+
+def one_word(history: History) -> Finding | None:
+    """One word, or one token, is repeated over and over."""
+    share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
+    if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):
+        word, newest = collect.top_word(history.texts)
+        named = repr(word) if word and newest > ONE_WORD else "one and the same"
+        message = f"{percent(share)} of the words are {named}."
+    elif (spam := _spammed_token(history)) is not None:
+        message = f"{percent(spam[1])} of the tokens are {spam[0]}."
+    else:
+        return None
+    cause, remedy = kl_advice(history)
+    cause = f"{_reward_cause(history, 'the reward likes it')}, and {cause}"
+    since = history.since("text/top_word", lambda x: x > ONE_WORD)
+    return Finding("one_word", "problem", message, cause, remedy, ("text/top_word", "text/distinct_1"), since)
+
+
+def _reward_cause(history: History, cause: str) -> str:
+    """Return `cause`, which blames the reward, unless the reward did not rise."""
+    score = progress(history)
+    if score is None or (score.rise > 0 and score.beyond_noise):
+        return cause
+    return "the reward did not rise with it, so the policy drifted there"
+
+
+def _spammed_token(history: History) -> tuple[str, float] | None:
+    """Return the most common token and its share if that is far above the usual; it finds spam without spaces."""
+    ids = [i for row in history.rows for i in (row.get("ids") or ())]
+    usual = [i for row in history.reference for i in (row.get("ids") or ())]
+    first, now = history.first("policy/entropy"), history.recent("policy/entropy", STEPS)
+    if not ids or not first or now is None or now > 0.5 * first:  # a policy that keeps its entropy does not spam
+        return None
+    token, count = Counter(ids).most_common(1)[0]
+    usual_share = usual.count(token) / len(usual) if usual else 0.0
+    if count / len(ids) < max(ONE_TOKEN, TIMES * usual_share):
+        return None
+    for row in history.rows:
+        pieces, own = row.get("tokens"), list(row.get("ids") or ())
+        if pieces is not None and len(pieces) == len(own) and token in own:
+            return repr(pieces[own.index(token)]), count / len(ids)
+    return f"token id {token}", count / len(ids)
+
+
+# --- compared with the usual value ------------------------------------------------------------------------------------
+
+
+def signs(history: History) -> Finding | None:
+    """The replies have many exclamation marks, emojis or other signs, which reward models often like."""
+    if (history.recent("text/empty", STEPS) or 0.0) > MOSTLY:  # the few characters of the others prove nothing
+        return None
+    names = {"exclamations": "exclamation marks", "emojis": "emojis", "non_letters": "unusual symbols"}
+    characters = sum(map(len, history.texts))
+    clauses = {}
+    for name, plural in names.items():
+        metric = f"text/{name}"
+        now, usual = history.recent(metric, STEPS), max(history.usual(metric), default=0.0)
+        # If few characters were counted, the usual share is known only to within 3 of them.
+        if now is not None and now > 3 * (usual + (3 / characters if characters else 0.0)) + SIGNS:
+            clauses[metric] = f"{percent(now)} of the characters are {plural} ({percent(usual)} before)"
+    if not clauses:
+        return None
+    cause, remedy = kl_advice(history)
+    return Finding(
+        "signs",
+        "problem",
+        f"{' and '.join(clauses.values())}.",
+        f"{_reward_cause(history, 'the reward likes them more than any reader would')}, and {cause}",
+        f"{remedy}, or a reward that ignores them",
+        tuple(clauses),
+        history.since(next(iter(clauses)), lambda x: x > SIGNS),
+    )
+
+
+def repetition(history: History) -> Finding | None:
+    """The replies repeat their own phrases."""
+    now, usual = history.recent("text/repeated", STEPS), max(history.usual("text/repeated"), default=0.0)
+    if now is None or now < usual + REPEATED:
+        return None
+    message = f"{percent(now)} of a reply's word trigrams repeat earlier ones ({percent(usual)} before)."
+    return _monotonous(history, "repetition", message, "text/repeated", lambda x: x > usual + REPEATED)
+
+
+def diversity(history: History) -> Finding | None:
+    """The replies have become much more alike."""
+    now, usual = history.recent("text/distinct_2", STEPS), min(history.usual("text/distinct_2"), default=0.0)
+    if now is None or now > DISTINCT * usual:
+        return None
+    message = f"Different word pairs over all replies have gone from {percent(usual)} to {percent(now)}."
+    return _monotonous(history, "diversity", message, "text/distinct_2", lambda x: x < DISTINCT * usual)
+
+
+def _monotonous(history: History, name: str, message: str, metric: str, is_odd: Callable[[float], bool]) -> Finding:
+    """Return the finding for monotonous text, which has one cause and one remedy."""
+    cause, remedy = kl_advice(history)
+    cause = f"the reward does not punish it, and {cause}"
+    remedy = f"{remedy}, or subtract it from the reward: `repetition` with a weight"
+    return Finding(name, "warning", message, cause, remedy, (metric,), history.since(metric, is_odd))
+
+
+def length(history: History) -> Finding | None:
+    """Replies have become much longer or shorter."""
+    first, now = history.first("rollout/reply_tokens"), history.recent("rollout/reply_tokens")
+    if not first or now is None or SHORTER * first < now < LONGER * first:
+        return None
+    at_limit = history.recent("rollout/ended_length") or 0.0
+    message = f"Replies have gone from {first:.1f} to {now:.1f} tokens"
+    message += f", and {percent(at_limit)} of them end at the length limit." if at_limit > 0.5 else "."
+    grown = now > first
+    usual = max(round(first), 1)
+    return Finding(
+        "length",
+        "warning",
+        message,
+        "the reward pays for longer replies"
+        if grown
+        else "the reward pays for shorter replies, or KL does: every token may cost some",
+        f"add a reward for length: `length:{'<=' * grown}{usual}` with a weight; or "
+        f"`--sampling.{'max' if grown else 'min'}_tokens {usual}`",
+        ("rollout/reply_tokens", "rollout/ended_length"),
+        history.since("rollout/reply_tokens", lambda x: not SHORTER * first < x < LONGER * first),
+    )

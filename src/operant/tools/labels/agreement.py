@@ -1,0 +1,179 @@
+"""How far labellers agree: Krippendorff's alpha, each labeller against the others and gold items, and circles.
+
+Alpha is 1 for full agreement and 0 for that of chance. It is `1 - observed / expected disagreement`, of all pairs of
+values of one unit over all pairs of values (Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from operant.data.preferences import scores_of
+from operant.tools.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
+from operant.tools.labels.store import Label, Store
+
+LEVELS = {"pick": "nominal", "rank": "ordinal", "rate": "interval", "good": "nominal"}
+"""The level of measurement of each kind."""
+
+
+def alpha(units: Iterable[Sequence[Any]], level: str = "nominal") -> float | None:
+    """Krippendorff's alpha of the values that each unit got, of any number of labellers.
+
+    level: nominal, ordinal or interval. Units with fewer than two values say nothing. None: undefined, because there is
+    no such unit or all values are the same.
+    """
+    together: Counter[tuple[Any, Any]] = Counter()  # ordered pairs of values within a unit, each unit by its size
+    for values in (values for values in units if len(values) > 1):
+        counts = Counter(values)
+        for a, of_a in counts.items():
+            for b, of_b in counts.items():
+                together[a, b] += of_a * (of_b - (a == b)) / (len(values) - 1)
+    totals: Counter[Any] = Counter()
+    for (a, _), weight in together.items():
+        totals[a] += weight
+    number = sum(totals.values())
+    distance = distances(totals, level)
+    observed = sum(weight * distance[a, b] for (a, b), weight in together.items())
+    expected = sum(totals[a] * totals[b] * distance[a, b] for a in totals for b in totals)
+    return 1 - (number - 1) * observed / expected if expected else None
+
+
+def distances(totals: Mapping[Any, float], level: str) -> dict[tuple[Any, Any], float]:
+    """The squared difference of any two values. totals: how often each occurs, which ordinal distances are made of."""
+    if level == "nominal":
+        return {(a, b): float(a != b) for a in totals for b in totals}
+    if level == "interval":
+        return {(a, b): float(a - b) ** 2 for a in totals for b in totals}
+    below: dict[Any, float] = {}
+    for value in sorted(totals):
+        below[value] = sum(totals[v] for v in below) + totals[value] / 2
+    return {(a, b): (below[a] - below[b]) ** 2 for a in totals for b in totals}
+
+
+def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list[list[Any]]:
+    """The values that each unit got: the choice of an item (pick), or the entry of each of its replies.
+
+    counts: the number of replies of each item, by its id.
+    """
+    found: dict[Hashable, list[Any]] = defaultdict(list)
+    for label in labels:
+        values = (
+            [choice(label.answer, counts[label.item])]
+            if kind == "pick"
+            else entries(label.answer, kind, counts[label.item])
+        )
+        for index, value in enumerate(values):
+            if value is not None:
+                found[label.item, index].append(value)
+    return list(found.values())
+
+
+def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[Any]:
+    """The entry of each reply in an answer of that kind; none in an answer of another, from which only ranks follow."""
+    return ranks(answer, count) if kind == "rank" else answer.get(KINDS[kind], ())
+
+
+def choice(answer: Mapping[str, Any], count: int) -> Any:
+    """What was picked: an index, "all bad", or "equal"."""
+    best = [i for i, rank in enumerate(ranks(answer, count)) if rank == 1]
+    return best[0] if len(best) == 1 else "all bad" if answer.get("all_bad") else "equal"
+
+
+def agreeing(answer: Mapping[str, Any], other: Mapping[str, Any], kind: str, count: int) -> tuple[int, int]:
+    """In how many comparisons two answers to one item say the same, and how many there are.
+
+    A comparison is the choice (pick), the mark of a reply (good), or any two replies of which both answers put one
+    above the other (rank, rate).
+    """
+    if kind == "pick":
+        return int(choice(answer, count) == choice(other, count)), 1
+    if kind == "good":
+        marks = [
+            (a, b) for a, b in zip(scores_of(answer, count), scores_of(other, count)) if a is not None and b is not None
+        ]
+        return sum(a == b for a, b in marks), len(marks)
+    ours, theirs = set(ordered_pairs(answer, count)), set(ordered_pairs(other, count))
+    same, opposite = len(ours & theirs), len({(j, i) for i, j in ours} & theirs)
+    return same, same + opposite
+
+
+def circles(labels: Sequence[Label], store: Store) -> tuple[int, int]:
+    """The number of prompts whose replies go in a circle by pairwise majority (a over b over c over a), and of pairs of
+    replies that one labeller has put in both orders. Replies are compared by their text, over all items of a prompt.
+    """
+    votes: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    by_one: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
+    for label in labels:
+        item = store.item(label.item)
+        texts = [as_text(reply) for reply in item.replies]
+        pairs = {(texts[i], texts[j]) for i, j in ordered_pairs(label.answer, len(texts)) if texts[i] != texts[j]}
+        votes[as_text(item.prompt)].update(pairs)
+        by_one[label.labeller, as_text(item.prompt)] |= pairs
+    both = sum((b, a) in pairs for pairs in by_one.values() for a, b in pairs if a < b)
+    return sum(map(is_circular, votes.values())), both
+
+
+def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
+    """Whether the majorities of pairs go in a circle: no order of the replies agrees with all of them."""
+    above = {pair for pair, number in votes.items() if number > votes.get((pair[1], pair[0]), 0)}
+    left = {reply for pair in above for reply in pair}
+    while best := {reply for reply in left if not any((other, reply) in above for other in left)}:
+        left -= best
+    return bool(left)
+
+
+def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
+    """Sentences about the labels of a database, and a table with a row for each labeller."""
+    kind, labels, gold, skips = store.kind, store.labels(), store.gold(), store.skips()
+    counts = {item: len(store.item(item).replies) for item in {label.item for label in labels}}
+    real = [label for label in labels if label.item not in gold]
+    labellers_of = Counter(label.item for label in real)
+    several = sum(number > 1 for number in labellers_of.values())
+    circular, both = circles(real, store)
+    sentences = [
+        f"{len(real)} labels of {len(labellers_of)} items; {several} of them have several labellers",
+        f"Krippendorff's alpha ({LEVELS[kind]}): {alpha_text(alpha(units(real, kind, counts), LEVELS[kind]), several)}",
+    ]
+    if circular:
+        sentences.append(
+            f"{circular} prompts whose majorities go in a circle: no order of the replies suits all of them"
+        )
+    if both:
+        sentences.append(f"{both} pairs of replies that one labeller has put in both orders")
+    names = sorted({label.labeller for label in labels} | set(skips), key=lambda name: (name == IMPORT, name))
+    rows = [{"labeller": name} | about(name, labels, kind, counts, gold) for name in names]
+    return sentences, [row | {"skips": str(skips.get(row["labeller"], 0))} for row in rows]
+
+
+def alpha_text(value: float | None, several: int) -> str:
+    """Alpha as a number, or why there is none. several: the number of items with labels of several labellers."""
+    if value is not None:
+        return f"{value:.3f}"
+    return "undefined: all labels are the same" if several else "undefined: no item has labels of two labellers"
+
+
+def about(
+    name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, Any]]
+) -> dict[str, str]:
+    """The numbers of a labeller, as text by name. gold: the known answers, by item."""
+    others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for label in labels:
+        if label.labeller != name and label.item not in gold:
+            others[label.item].append(label.answer)
+    own = [label for label in labels if label.labeller == name]
+    shares = list[str]()
+    for answers in (others, {item: [answer] for item, answer in gold.items()}):
+        found = [agreeing(x.answer, y, kind, counts[x.item]) for x in own for y in answers.get(x.item, ())]
+        same, of = (sum(part) for part in zip(*found)) if found else (0, 0)
+        shares.append(f"{same} of {of} ({same / of:.0%})" if of else "-")
+    without = [label for label in labels if label.labeller != name and label.item not in gold]
+    value = alpha(units(without, kind, counts), LEVELS[kind])
+    seconds = [label.seconds for label in own if label.seconds is not None]
+    return {
+        "labels": str(len(own)),
+        "same as others": shares[0],
+        "same as gold": shares[1],
+        "alpha without": "-" if value is None else f"{value:.3f}",
+        "seconds": f"{median(seconds):.0f}" if seconds else "-",
+    }

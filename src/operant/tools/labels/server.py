@@ -1,0 +1,315 @@
+"""Serves the labelling page: `operant label replies.jsonl`, or `LabelServer(store)` in a program.
+
+    with Store("replies.labels.sqlite") as store, LabelServer(store, LabelServing(port=8266)) as server:
+        print(server.url)      # http://127.0.0.1:8266/#token
+        server.run()           # until Ctrl-C; or server.start(): in a thread
+
+The page is a few static files without data. Everything else is a POST with JSON and the token in a header, which no
+other site can send: it does not know the token. The checks of Host (DNS rebinding) and Origin (CSRF) hold beside it.
+A label is answered only when the store has it on the disk; the page keeps it until then. Replies reach the browser as
+JSON and are shown as text only; their sources and the item's id never leave this process.
+"""
+
+import hmac
+import json
+import math
+import random
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from operant.tools.labels.items import IMPORT, KINDS, SCALE, checked_answer, name_of_labeller
+from operant.tools.labels.store import BusyError, Label, Store
+from operant.tools.report.server import is_known_host, listening_error, url_of
+from operant.types import OperantError
+
+FOLDER = Path(__file__).parent / "page"
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/style.css": ("style.css", "text/css"),
+    "/sortable.js": ("vendor/Sortable.min.js", "text/javascript"),
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+LARGEST_BODY = 100_000
+"""Bytes of the largest request: an answer with a long comment."""
+LONGEST_LOOK = 600.0
+"""Seconds after which a labeller has surely done something else; longer looks count as this."""
+
+
+@dataclass(frozen=True)
+class LabelServing:
+    """Where the page is served."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. 0.0.0.0 lets everyone label who can reach this machine and has the token."""
+    port: int = 0
+    """The port; 0: the one of last time if it is free, so that open pages find the server again, else any."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise OperantError(f"port={self.port}: it must be 0 (any free port) to 65535")
+
+
+class RefusedError(Exception):
+    """A request that gets (HTTP status, sentence) and nothing else."""
+
+
+class LabelServer:
+    """Listens on the address of the options, for one store; `run` or `start` answer requests.
+
+    Raises: OperantError where it cannot listen, or if starlette and uvicorn are not installed.
+    """
+
+    def __init__(self, store: Store, options: LabelServing | None = None) -> None:
+        options = options or LabelServing()
+        self.store, self.host, self.token = store, options.host, store.setting("token")
+        self.socket = listening(options, int(store.setting("port")))
+        try:
+            self.server = uvicorn_server(self)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.port = self.socket.getsockname()[1]
+        store.set("port", str(self.port))
+        self.thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with its token behind `#`, which browsers never send."""
+        return f"{url_of(self.host, self.port)}#{self.token}"
+
+    def run(self) -> None:
+        """Answer requests until Ctrl-C, which raises KeyboardInterrupt, or until another thread calls `stop`."""
+        self.server.run(sockets=[self.socket])
+
+    def start(self) -> None:
+        """Answer requests in a thread of its own; returns when the page can be opened."""
+        self.thread = threading.Thread(target=self.run, name="labels", daemon=True)
+        self.thread.start()
+        while self.thread.is_alive() and not self.server.started:
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop answering, and free the port."""
+        self.server.should_exit = True
+        if self.thread is not None:
+            self.thread.join()
+        self.socket.close()
+
+    def __enter__(self) -> "LabelServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Let a request pass. headers: by their names in lower case. Raises: RefusedError."""
+        host = headers.get("host", "")
+        if not is_known_host(host, self.host):
+            raise RefusedError(403, f"this page is at {url_of(self.host, self.port)} only")
+        if headers.get("origin", f"http://{host}") != f"http://{host}":
+            raise RefusedError(403, "a page of another site may not use this one")
+        if method == "GET" and path in FILES:
+            return
+        if path not in ACTIONS:
+            raise RefusedError(404, "there is nothing at this address")
+        if method != "POST":
+            raise RefusedError(405, "use POST")
+        if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            raise RefusedError(403, "a page of another site may not use this one")
+        if not hmac.compare_digest(headers.get("authorization", "").encode(), f"Bearer {self.token}".encode()):
+            raise RefusedError(401, "the token is wrong: open the address that the terminal shows")
+        if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise RefusedError(415, "send JSON")
+
+    def answer(self, path: str, body: bytes) -> dict[str, Any]:
+        """The answer to a POST that `check` let pass. Raises: RefusedError."""
+        try:
+            asked = json.loads(body)
+            if not isinstance(asked, dict):
+                raise RefusedError(400, "send an object")
+            name = name_of_labeller(asked.get("labeller"))
+            if name.casefold() == IMPORT:
+                raise OperantError(f"{name!r} is the name of labels that came with the files; choose another")
+            return ACTIONS[path](self, name, asked)
+        except BusyError as error:
+            raise RefusedError(503, str(error)) from error
+        except (ValueError, RecursionError) as error:  # an OperantError, or no JSON
+            raise RefusedError(400, str(error)) from error
+
+    def next(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The item that a labeller should see now, and how far they are."""
+        return self.state(name, self.store.next_item(name))
+
+    def label(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Store an answer, or a skip if it is null; then the next item."""
+        item = self.store.item_of(asked.get("item"))
+        count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
+        if not isinstance(key, str) or not 8 <= len(key) <= 100:
+            raise OperantError("a label needs a key of 8 to 100 letters, another one for each label")
+        seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
+        if answer is not None:
+            answer = reordered(self.answer_of_the_page(answer, count), order(name, item.id, count))
+        before = [label.number for label in self.store.labels_of(item.id) if label.labeller == name]
+        seconds = None if seconds is None else min(max(seconds, 0.0), LONGEST_LOOK)
+        label = self.store.add_label(item.id, name, answer, seconds=seconds, key=f"page {name} {key}")
+        again = "You had labelled this one already; your new label counts."
+        return self.next(name, asked) | {
+            "stored": label.number,
+            "notice": again if before not in ([], [label.number]) else "",
+        }
+
+    def answer_of_the_page(self, answer: Any, count: int) -> dict[str, Any]:
+        """An answer of the kind that this page asks for, as shown. Raises: OperantError for any other."""
+        checked, field = checked_answer(answer, count), KINDS[self.store.kind]
+        if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
+            raise OperantError(f"labels are of kind {self.store.kind} now: load the page again")
+        if any(not 1 <= rating <= SCALE for rating in checked.get("ratings", ()) if rating is not None):
+            raise OperantError(f"ratings are from 1 to {SCALE}")
+        return checked
+
+    def undo(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Withdraw a label or skip, and show its item again, with the answer it had."""
+        number, last = asked.get("label"), self.store.last(name)
+        withdrawn = self.store.undo(name, number) if type(number) is int else None
+        if withdrawn is None or last is None:
+            return self.next(name, asked) | {"notice": "That label was withdrawn or replaced on another page already."}
+        self.store.show(withdrawn, name)
+        return self.state(name, withdrawn, last if last.number == number else None)
+
+    def state(self, name: str, item_id: str | None, before: Label | None = None) -> dict[str, Any]:
+        """What the page shows: an item or none, and progress. before: the label to begin with."""
+        progress, last = self.store.progress(name), self.store.last(name)
+        known = {
+            "kind": self.store.kind,
+            "scale": SCALE,
+            "done": progress.done,
+            "total": progress.done + progress.left,
+            "seconds_left": progress.seconds_left,
+            "undo": None if last is None else last.number,
+            "item": None,
+            "notice": "",
+        }
+        if item_id is None:
+            return known
+        item = self.store.item(item_id)
+        places = order(name, item_id, len(item.replies))
+        answer = None if before is None or not before.answer else shown_answer(before.answer, places)
+        replies = [messages(item.replies[place]) for place in places]
+        known["item"] = {
+            "number": self.store.number_of(item_id),
+            "prompt": messages(item.prompt),
+            "replies": replies,
+            "answer": answer,
+        }
+        return known
+
+
+ACTIONS = {"/next": LabelServer.next, "/label": LabelServer.label, "/undo": LabelServer.undo}
+"""What the page may ask for, by path."""
+
+
+def order(name: str, item_id: str, count: int) -> list[int]:
+    """The order in which a labeller sees the replies: entry i is the index of the reply that is shown as number i."""
+    places = list(range(count))
+    random.Random(f"{name}/{item_id}").shuffle(places)
+    return places
+
+
+def reordered(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """An answer to the replies as shown, as one to the replies in the order of the file."""
+    return _moved(answer, places, [places.index(i) for i in range(len(places))])
+
+
+def shown_answer(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """An answer to the replies in the order of the file, as one to the replies as shown."""
+    return _moved(answer, [places.index(i) for i in range(len(places))], places)
+
+
+def _moved(answer: Mapping[str, Any], best: Sequence[int], sources: Sequence[int]) -> dict[str, Any]:
+    """The answer with `best` looked up in `best`, and entry i of lists taken from place `sources[i]`."""
+    moved = dict(answer)
+    for field in KINDS.values():
+        if field == "best" and field in answer:
+            moved[field] = best[answer[field]]
+        elif field in answer:
+            moved[field] = [answer[field][place] for place in sources]
+    return moved
+
+
+def messages(value: Any) -> list[dict[str, str]]:
+    """A prompt or reply as messages with `role`, empty for a plain text, and `text`."""
+    if isinstance(value, str):
+        return [{"role": "", "text": value}]
+    return [{"role": message["role"], "text": message["content"]} for message in value]
+
+
+def listening(options: LabelServing, last: int) -> socket.socket:
+    """A socket that listens at the address; for port 0 on the port `last` if it is free. Raises: OperantError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    ports = [last, 0] if last and not options.port else [options.port]
+    while True:
+        try:
+            return socket.create_server((options.host, ports[0]), family=family, backlog=128)
+        except OSError as error:
+            if len(ports) == 1:
+                raise listening_error(error, options.host, options.port) from error
+            del ports[0]
+
+
+def uvicorn_server(server: LabelServer) -> Any:
+    """The `uvicorn.Server` of a starlette app. Raises: OperantError if one of the two is not installed."""
+    try:
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import Request
+        from starlette.responses import Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise OperantError(f"the labelling page needs {error.name}: pip install 'operant[label]'") from error
+
+    async def body_of(request: Request) -> bytes:
+        data = b""
+        async for part in request.stream():
+            data += part
+            if len(data) > LARGEST_BODY:
+                raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
+        return data
+
+    async def respond(request: Request) -> Response:
+        path, status, kind = request.url.path, 200, "application/json"
+        try:
+            server.check(request.method, path, request.headers)
+            if path in FILES:
+                name, kind = FILES[path]
+                data = (FOLDER / name).read_bytes()
+            else:
+                data = json.dumps(await run_in_threadpool(server.answer, path, await body_of(request)))
+        except RefusedError as refused:
+            status, data = refused.args[0], json.dumps({"error": refused.args[1]})
+        return Response(data, status, HEADERS, media_type=kind)
+
+    methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
+    app = Starlette(routes=[Route("/{path:path}", respond, methods=methods)])
+    config = uvicorn.Config(
+        app, log_level="error", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2,
+        loop="asyncio", http="h11", ws="none",
+    )  # fmt: skip
+    return uvicorn.Server(config)

@@ -1,0 +1,302 @@
+"""The memory of a policy, and of each phase of a step, measured on a policy whose tensors have no memory."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.checkpoint import checkpoint
+
+from operant.algorithms import find
+from operant.models import lora as adapters
+from operant.models import output_mlp as output_mlps
+from operant.models import soft_prompt as soft_prompts
+from operant.models.frozen_trunk import Trunk
+from operant.models.hidden_states import Modes
+from operant.models.logprobs import BUDGET
+from operant.models.options import ModelOptions, recomputing
+from operant.models.policy import Policy
+from operant.models.safe_loading import load_config, load_tokenizer
+from operant.models.value_head import ValueOptions
+from operant.runs.config import Config
+from operant.storage.hub import find_config
+from operant.text_scores.classifier import Classifier
+from operant.tools.memory_plan.fake_tensors import Memory
+from operant.training.gradient_norms import SAMPLE
+from operant.training.optimizer import RateOptions
+
+
+def config_of(name: Any) -> Any:
+    """The transformers config of a model: by name, as a .json file, or that of a model or Policy from Python."""
+    if not isinstance(name, str):
+        return getattr(name, "config", None) or name.model.config
+    return load_config(name if is_file(name) else find_config(name))
+
+
+def is_file(name: str) -> bool:
+    """Whether a model is named by its config alone, in a file of any name."""
+    return name.endswith(".json") and Path(name).is_file()
+
+
+def tokenizer_of(name: Any) -> Any:
+    """The tokenizer of a model, by name or from Python; None if it has none."""
+    if not isinstance(name, str):
+        return getattr(name, "tokenizer", None)
+    return load_tokenizer(Path(name).parent if is_file(name) else find_config(name))
+
+
+class MemoryModel:
+    """A policy of fake tensors, as a configuration would build it; its methods measure memory in bytes.
+
+    It is made and used inside `fake_tensors()`.
+    """
+
+    def __init__(self, config: Any, run: Config, memory: Memory):
+        self.run, self.memory, self.config = run, memory, config
+        self.options: ModelOptions = run.learner["model"]
+        self.algorithm = find(run.train.algorithm)
+        self.policy = self._make_policy(config)
+        self.trained = self.policy.trainable()
+        self.critic: Policy | None = None
+        value = run.learner["value"]
+        if self.algorithm.needs.critic and value.critic is not None:
+            self.critic = Policy(
+                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
+            )
+            self.critic.value_head = _value_head(self.critic, value)
+            self.trained += self.critic.trainable()
+        self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
+
+    def _make_policy(self, config: Any) -> Policy:
+        value = self.run.learner["value"]
+        model = self._make_model(config, trained=True)
+        policy = Policy(model, modes=Modes())
+        if self.algorithm.needs.critic and value.critic is None:
+            policy.value_head = _value_head(policy, value)
+        if self.options.train_layers is not None:
+            policy.trunk = Trunk(model, self.options)
+            ids, head = self._ids(1, 2, 2), self.options.train_head
+            with torch.enable_grad():
+                policy.trunk.freeze(model, policy.head, lambda: model(**ids, use_cache=False), train_head=head)
+            policy.trunk.learn_to_skip(lambda: model(**ids, use_cache=False))
+        elif self.options.train_head is not None:
+            policy.head.requires_grad_(self.options.train_head)
+        return policy
+
+    def _make_model(self, config: Any, trained: bool = False) -> Any:
+        """The model, with the adapter or soft prompt of the run if it is the one that is trained."""
+        from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+        auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+        with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
+            model = auto.from_config(config, dtype=self.options.dtype).eval()
+            lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
+            mlp = self.run.learner["output_mlp"]
+            soft_prompts.check(soft, lora, self.options)
+            output_mlps.check(mlp, lora, soft, self.options)
+            if trained and lora.on:
+                model = adapters.adapt(model, lora)
+            if trained and soft.on:
+                width = model.get_input_embeddings().embedding_dim
+                model = soft_prompts.attach(model, torch.empty(soft.tokens, width))
+            if trained and mlp.on:
+                model = output_mlps.attach(model, output_mlps.first_layers(model, mlp, seed=0))
+        return meta_to_fake(model)
+
+    # --- during the whole run -----------------------------------------------------------------------------------------
+
+    def permanent(self) -> dict[str, float]:
+        """Bytes that are allocated during the whole run, by what they are used for."""
+        low = [p for p in self.trained if p.element_size() < 4]
+        learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
+        return {
+            "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
+            "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
+            "reference": self._reference(),
+            "other copies": self._copies() * _bytes(p for p in self.policy.model.parameters() if p.requires_grad),
+            "optimizer": optimizer.state_bytes(_count(self.trained), _count(low)),
+            "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
+            "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
+        }
+
+    def gradients(self) -> float:
+        """Bytes of the gradients of all trained weights."""
+        return _bytes(self.trained)
+
+    def units(self) -> tuple[float, float]:
+        """Bytes of the largest block, and of all weights of policy and critic that are in no block."""
+        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        blocks = [_bytes(block.parameters()) for model in models for stack in model.blocks() for block in stack]
+        return max(blocks), sum(_bytes(model.parameters()) for model in models) - sum(blocks)
+
+    def _copies(self) -> int:
+        """Number of further copies of the trained weights: mask, target, and TRPO's policy before a step."""
+        learner = self.run.learner
+        names = {name for name in self.algorithm.copies if name != "reference"}
+        if self.algorithm.mask is not None and learner["mask"].by == "policy":
+            names.discard(self.algorithm.mask)
+        return len(names) + (getattr(learner["update"], "kl", None) == "exact")
+
+    def _reference(self) -> float:
+        """Bytes of the reference: a frozen copy shares every weight that is not trained."""
+        reference = self.run.train.reference
+        if reference in (None, "none") or "reference" not in self.algorithm.copies:
+            return 0.0
+        if reference == "copy":
+            return _bytes(p for p in self.policy.model.parameters() if p.requires_grad)
+        return _bytes(self._make_model(config_of(reference)).parameters())
+
+    # --- during one phase of a step -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generation(self, rows: int, prompt: int, reply: int) -> dict[str, float]:
+        """Bytes of generation: the cache of whole rows, and the larger of prefill and a float64 copy of the logits."""
+        before = self.memory.peak().now
+        out = self.policy.model(**self._ids(rows, prompt, 1), use_cache=True)
+        prefill, cache = self.memory.most - before, out.past_key_values
+        layers: Sequence[Any] = getattr(cache, "layers", None) or cache.self_attention_cache.layers
+        cached = _bytes(tensor for layer in layers for tensor in (layer.keys, layer.values))
+        whole = cached * (prompt + reply) / max(prompt, 1)
+        return {"cache": whole, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
+
+    @torch.no_grad()
+    def scoring(self, rows: int, prompt: int, reply: int) -> dict[str, float]:
+        """Bytes of a forward pass without gradients, for example of the reference."""
+        before = self.memory.peak().now
+        self._loss(rows, prompt, reply)
+        return {"forward pass": float(self.memory.most - before)}
+
+    def update(self, rows: int, prompt: int, reply: int, *, accumulates: bool) -> dict[str, float]:
+        """Bytes of the forward and backward pass of a micro-batch.
+
+        accumulates: the gradients of an earlier micro-batch are there already.
+        """
+        gradients, kept = _bytes(self.trained), self.run.learner["learner"].keep_gradients
+        with torch.enable_grad():
+            before = self.memory.peak().now
+            for _ in range(2 if accumulates else 1):
+                self.memory.peak()
+                self._loss(rows, prompt, reply).backward()
+        most = float(self.memory.most - before)
+        for p in self.trained:
+            p.grad = None
+        return {"gradients": 0.0 if kept else min(gradients, most), "activations": max(most - gradients, 0.0)}
+
+    def _loss(self, rows: int, prompt: int, reply: int) -> Tensor:
+        """A loss that takes as much memory as the objective."""
+        policy = self.policy
+        states = self._states(policy, rows, prompt, reply)
+        loss = _scored(policy, states).sum()
+        if policy.value_head is not None:  # Q values exist in chunks, as logits do
+            outputs = [*policy.value_head.parameters()][-1].numel()
+            loss = loss + policy.value_head(states[: max(1, BUDGET // outputs)].float()).sum()
+        if self.critic is not None and self.critic.value_head is not None:
+            loss = loss + self.critic.value_head(self._states(self.critic, rows, prompt, reply).float()).sum()
+        return loss
+
+    def _states(self, policy: Policy, rows: int, prompt: int, reply: int) -> Tensor:
+        """Return the hidden states [rows * reply, D] that the output head gets before each action."""
+        caught: list[Tensor] = []
+
+        def catch(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            caught.append(args[0][:, -reply:].reshape(-1, args[0].shape[-1]))
+            return (args[0][:1, :0],)
+
+        hook = policy.head.register_forward_pre_hook(catch)
+        ids = self._ids(rows, prompt, reply)
+        with ExitStack() as during:
+            during.callback(hook.remove)
+            if policy.trunk is not None and self.options.states_gb:
+                length = ids["decoder_input_ids" if policy.encoder_decoder else "input_ids"].shape[1]
+                cached = policy.head.weight.new_zeros(rows, length, policy.head.weight.shape[1])
+                during.enter_context(policy.trunk.starting_from(cached))
+            if self.options.gradient_checkpointing and torch.is_grad_enabled():
+                during.enter_context(recomputing(policy.blocks()))
+            policy.model(**ids, use_cache=False)
+        return caught[0]
+
+    def _ids(self, rows: int, prompt: int, reply: int) -> dict[str, Tensor]:
+        """Token ids of the model's inputs, all 0."""
+        shapes = {"input_ids": (rows, prompt + reply - 1)}
+        if getattr(self.config, "is_encoder_decoder", False):
+            shapes = {"input_ids": (rows, prompt), "decoder_input_ids": (rows, reply)}
+        return {name: torch.zeros(shape, dtype=torch.long) for name, shape in shapes.items()}
+
+
+@torch.no_grad()
+def classifier_memory(classifier: Classifier, tokens: int, memory: Memory) -> float:
+    """Bytes of a classifier that judges texts of so many tokens: its float32 weights, and one call."""
+    from transformers import AutoModelForSequenceClassification
+
+    config = config_of(classifier.name)
+    with unset_fake_temporarily(), torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
+    meta_to_fake(model)
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    ids = torch.zeros(classifier.batch, min(tokens, longest), dtype=torch.long)
+    before = memory.peak().now
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    return _bytes(model.parameters()) + _bytes(model.buffers()) + memory.most - before
+
+
+def meta_to_fake(model: nn.Module) -> nn.Module:
+    """Replace the parameters and buffers on the meta device by fake tensors on the CPU; tied ones stay tied."""
+    made: dict[int, Any] = {}
+
+    def fake(old: Tensor) -> Tensor:
+        if id(old) not in made:
+            new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
+            made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
+        return made[id(old)]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, old in tensors.items():
+                if old is not None:
+                    tensors[name] = fake(old)
+    return model
+
+
+class _LossOfLogits(torch.autograd.Function):
+    """Takes the memory of the loss head on logits [n, V]: it saves the logits and returns their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.new_zeros(len(logits), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return torch.empty_like(ctx.saved_tensors[0])
+
+
+def _scored(policy: Policy, states: Tensor) -> Tensor:
+    """Score hidden states [N, D] -> [N], in the chunks of `logprobs.score`."""
+    chunks = states.split(max(1, BUDGET // policy.vocabulary))
+
+    def one(chunk: Tensor) -> Tensor:
+        return _LossOfLogits.apply(policy.logits(chunk))  # type: ignore[return-value]
+
+    if len(chunks) == 1 or not torch.is_grad_enabled():
+        return torch.cat([one(chunk) for chunk in chunks])
+    return torch.cat([checkpoint(one, chunk, use_reentrant=False) for chunk in chunks])  # type: ignore[misc]
+
+
+def _value_head(policy: Policy, options: ValueOptions) -> Any:
+    """A head of the size of `models.value_head.ValueHead`, with the Q values of every token if there are some."""
+    width, outputs = policy.head.weight.shape[1], 1 + 2 * policy.vocabulary * options.actions
+    if options.layers == 1:
+        return nn.Linear(width, outputs)
+    return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, outputs))
+
+
+def _count(tensors: Any) -> int:
+    return sum(t.numel() for t in tensors)
+
+
+def _bytes(tensors: Any) -> float:
+    """Bytes of distinct tensors: a tied weight counts once."""
+    return float(sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()))

@@ -1,0 +1,174 @@
+"""What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
+
+import math
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from operant.metrics.games import game_of
+from operant.runs.config import describe
+from operant.runs.games import playable
+from operant.tools.diagnosis import diagnose, read_history, verdict
+from operant.tools.diagnosis.history import Finding, counted, percent
+from operant.tools.report import parquet, prompts
+from operant.trackers.console import Console, before_after, plain
+from operant.trackers.notebook import Chart, in_notebook, link
+from operant.types import OperantError, Rollout
+
+LARGE, MOST = 100e6, 5e-5
+"""Trained weights from which on a rate above the second number is usually too high. Most recipes have the rates of
+built-in models, of a few million weights; those for larger ones say 1e-5, and 5e-5 for reward models."""
+
+
+def display() -> "ConsoleDisplay | ChartDisplay":
+    """The display that fits where this Python runs."""
+    return ChartDisplay() if in_notebook() else ConsoleDisplay()
+
+
+class ConsoleDisplay(Console):
+    """Prints what a run does, its steps, and its result."""
+
+    def begin(self, run: Any) -> None:
+        """Print what the run does."""
+        print(f"{run.path}: {summary(run)}", flush=True)
+
+    def end(self, run: Any) -> None:
+        """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
+        if run.interrupted:
+            print(_stopped(run))
+            return
+        before, after = run.before, run.after
+        if before is not None and after is not None and after.rollouts:
+            pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
+            lines = [(*shown_as(b), x or 0.0, shown_as(a)[1], y or 0.0) for b, x, a, y in pairs[:8]]
+            before_after(lines)
+        elif run.parts.demonstrations is not None:
+            before_after(samples(run.path))
+        for line in held_out(run):
+            print(line)
+        for line in best_prompts(run):
+            print(plain(line))
+        print_diagnosis(run.path)
+        before, world = getattr(run.policy, "as_reward", None), playable(run.config.train.env)
+        use = f"play {world} --player" if world else "generate"
+        use = f"try the model: operant {use} {run.path}"
+        use = use if before is None else f"train against it: --reward {before}{run.path}"
+        print(f"report: {run.folder.report}   {use}")
+
+
+class ChartDisplay(Chart):
+    """Draws what a run does, its steps, and its result in a notebook's cell."""
+
+    def begin(self, run: Any) -> None:
+        """Draw what the run does."""
+        self.title = f"{run.path}: {summary(run)}"
+        self.draw()
+
+    def end(self, run: Any) -> None:
+        """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
+        sentence, findings = diagnosis(run.path)
+        lines = [_stopped(run)] if run.interrupted else held_out(run)
+        found = "\n".join(best_prompts(run))
+        items = "".join(
+            f"<li>{escape(finding.level)}: {escape(finding.message)}<br>cause: {escape(finding.cause)}"
+            f"<br>remedy: {escape(finding.remedy)}</li>"
+            for finding in findings
+        )
+        self.after = (
+            f"<div><b>{escape(sentence)}</b></div>{''.join(f'<div>{escape(line)}</div>' for line in lines)}"
+            f"{found and f'<pre>{escape(found)}</pre>'}"
+            f"{items and f'<ul>{items}</ul>'}<div>report: {link(run.folder.report)}</div>"
+        )
+        self.draw()
+
+
+def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]:
+    """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe prompts."""
+    found = list(parquet.steps(path / "probes").values())
+    with suppress(OperantError, FileNotFoundError):
+        before, after = (
+            (parquet.lines(file).to_pylist()[:most] for file in (found[0], found[-1])) if found else ([], [])
+        )
+        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(before, after)]
+    return []
+
+
+def shown_as(rollout: Rollout) -> tuple[str, str]:
+    """Query and reply of a rollout; of a game, its objective and the commands."""
+    game = game_of(rollout)
+    if game is None:
+        return rollout.query, rollout.reply
+    return game["objective"] or rollout.query, " " + "; ".join(turn["command"] for turn in game["turns"])
+
+
+def summary(run: Any) -> str:
+    """One sentence on what the run does: algorithm, model, tasks, steps."""
+    train, policy = run.config.train, run.policy
+    size = sum(p.numel() for p in policy.model.parameters()) / 1e6
+    rate, trained = float(run.learner.option_values().get("optimizer.lr") or 0), run.policy.trainable()
+    fast = rate > MOST and sum(p.numel() for p in trained) >= LARGE
+    advice = (
+        f"a rate of {rate:g} suits models of a few million parameters, so try --optimizer.lr 1e-5; " if fast else ""
+    )
+    rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
+    done = run.learner.progress.step
+    return (
+        f"{train.algorithm} trains {describe(train.policy)} ({size:.1f}M parameters) on "
+        f"{counted(len(run.parts.tasks), 'task')}, {counted(train.steps, 'step')} of {train.batch} {rows}; "
+        f"{f'it goes on after step {done}; ' if done else ''}{advice}Ctrl-C stops after the current step and saves"
+    )
+
+
+def held_out(run: Any) -> list[str]:
+    """Sentences on the held-out tasks before and after training; none without such tasks."""
+    before, after, lines = run.before, run.after, list[str]()
+    if before is None or after is None:
+        return lines
+    if after.loss is not None:
+        bits = f"; {before.bits_per_byte:.3f} -> {after.bits_per_byte:.3f} bits per byte" if after.bits_per_byte else ""
+        count = counted(len(after.losses), "held-out reply")
+        lines += [f"loss on {count}: {before.loss:.3f} -> {after.loss:.3f} nats per token{bits}"]
+    first, last = before.chosen(), after.chosen()
+    count, replies = len(after.rollouts), "reply"
+    if after.rollouts:
+        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        if "game/won" in first and "game/won" in last:
+            rates = [percent(chosen.pop("game/won")) for chosen in (first, last)]
+            lines += [f"success rate on {counted(count, 'held-out game')}: {' -> '.join(rates)}"]
+        if not math.isnan(after.mean):
+            lines += [f"mean reward on {counted(count, 'held-out task')}: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
+    else:  # labelled replies
+        count, replies = len(run.parts.held_out), "task"
+    lines += [
+        f"{n} on {counted(count, f'held-out {replies}')}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first
+    ]
+    return lines
+
+
+def best_prompts(run: Any) -> list[str]:
+    """The table of the prompts that a run found, beside baselines; empty for a run that has not ended with one."""
+    found = None if run.interrupted else prompts.read(run.path)
+    return [] if found is None else prompts.lines(found)
+
+
+def diagnosis(path: Path) -> tuple[str, list[Finding]]:
+    """The verdict on the run in a folder, and its findings."""
+    history = read_history(path)
+    findings = diagnose(history)
+    return verdict(history, findings), findings
+
+
+def print_diagnosis(path: Path) -> None:
+    """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
+    sentence, findings = diagnosis(path)
+    print(plain(sentence))
+    for finding in findings:
+        print(plain(f"  {finding.level}: {finding.message}"))
+        print(plain(f"    cause:  {finding.cause}"))
+        print(plain(f"    remedy: {finding.remedy}"))
+
+
+def _stopped(run: Any) -> str:
+    step = run.learner.progress.step
+    return f"stopped after step {step} and saved; resume with: operant train --resume {run.path}"

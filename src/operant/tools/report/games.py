@@ -1,0 +1,123 @@
+"""Selects the games whose transcripts a report shows: held-out ones before and after training, and those of each step.
+
+    data = embedded("runs/rooms")
+    data["groups"]     [{"label": "step 1", "of": 64, "games": [...]}, ..., {"label": "held-out games, after training"}]
+
+A game is its record from the rollouts or from evaluation.json (`metrics.games`), with `score` and `most` as they were,
+long texts cut, and of a long game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and
+lost ones in turn, in at most `BUDGET` bytes; the live server has `MOST` of every step.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from operant.storage import atomic_io
+from operant.tools.report import parquet
+from operant.tools.report.replies import Reader, fitting, spread
+
+GROUPS, EACH, MOST = 12, 8, 64
+BUDGET = 2_000_000
+"""Bytes of JSON."""
+TURNS, TEXT = 200, 2_000
+"""Most turns of a transcript, and most characters of a text in it."""
+_TURN = (
+    "place",
+    "state",
+    "thought",
+    "command",
+    "reply",
+    "by",
+    "valid",
+    "copied",
+    "reward",
+    "value",
+    "options",
+    "chosen",
+)
+HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
+
+
+def groups(folder: Path) -> list[dict[str, Any]]:
+    """List the groups of games of a run in order of time, without their games: `label`, and `step` or `when`.
+
+    Empty where the run has no games.
+    """
+    paths = parquet.steps(folder / "rollouts")
+    has = bool(paths) and Reader()(parquet.has_games, paths[max(paths)])
+    steps = [{"label": f"step {step}", "step": step} for step in paths] if has else []
+    held = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
+    return [*held[:1], *steps, *held[1:]]
+
+
+def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, Any]]:
+    """Return at most `most` games of a step, or of the held-out games `when` ("before", "after"), won and lost in turn.
+
+    Raises: OperantError and FileNotFoundError where the file of the step cannot be read.
+    """
+    if step is None:
+        found = _held_out(folder, when or "after")
+    else:
+        found = parquet.games(parquet.steps(folder / "rollouts").get(step, folder / "rollouts" / "missing"))
+    won = [game for game in found if game.get("won")]
+    lost = [game for game in found if not game.get("won")]
+    few = min(len(won), len(lost), -(-most // 2))
+    kept = won[: max(few, most - len(lost))], lost[: max(few, most - len(won))]
+    mixed = [game for pair in zip(*kept) for game in pair]
+    longer = max(kept, key=len)
+    return [shortened(game) for game in (mixed + longer[len(mixed) // 2 :])[:most]]
+
+
+def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
+    """Select the games that the page of a run embeds, in at most `budget` bytes of JSON; None without games.
+
+    `groups`: with their `games`. `summary`: a sentence if the run has more of them.
+    """
+    folder, read = Path(folder), Reader()
+    every = groups(folder)
+    if not every:
+        return None
+
+    def chosen(most: int) -> list[dict[str, Any]]:
+        kept = spread(every, max(2, min(GROUPS, most // 2)))
+        each = min(EACH, max(1, most // len(kept)))
+        found = [{**g, "games": read(games, folder, g.get("step"), g.get("when"), each) or []} for g in kept]
+        return [g for g in found if g["games"]]
+
+    found = fitting(chosen, GROUPS * EACH, budget)
+    count = sum(len(group["games"]) for group in found)
+    text = f"{count:,} games are embedded, from {len(found):,} of {len(every):,} steps and evaluations with games"
+    return {"groups": found, "summary": f"{text}; `operant report {folder} --serve` shows more of each."}
+
+
+def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
+    """Return the games of evaluation.json."""
+    path = folder / "evaluation.json"
+    if not path.is_file():
+        return []
+    with atomic_io.explained(path, "read"):
+        judged = json.loads(path.read_text(encoding="utf-8")).get(when) or {}
+    return [reply["game"] for reply in judged.get("replies", ()) if reply.get("game")]
+
+
+def shortened(game: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a game as a page holds it, with the number of `further` turns that are left out."""
+    turns = game.get("turns") or []
+    return {
+        **{name: _cut(game.get(name)) for name in ("name", "won", "lost", "score", "most", "optimum", "objective")},
+        **{name: game.get(name) for name in ("map", "final")},
+        "further": max(0, len(turns) - TURNS),
+        "turns": [
+            {name: _cut(turn[name]) for name in _TURN if turn.get(name) is not None and turn[name] != ""}
+            for turn in turns[:TURNS]
+        ],
+    }
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > TEXT:
+        return f"{value[:TEXT]} … ({len(value) - TEXT:,} more characters)"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_cut(inner) for inner in value]
+    return parquet.plain(value)

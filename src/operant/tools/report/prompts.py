@@ -1,0 +1,162 @@
+"""What a run that writes prompts has found: `prompts.json` in its folder, for `operant prompt show` and the page.
+
+`task_model`, `template`, `words`, `set`, `measure`, `calibrate`, `length`, `calls` of training and last choice; then
+`prompts`    the best ones of training, measured again on all training texts, and the final greedy one: text, ids,
+             source, step, train and test accuracy, score, and confusion [labels][answers] on the held-out texts
+`baselines`  no prompt, a manual one, and random search at as many calls as training took
+`transfer`   only where it was measured: task_model, prompt and test accuracy of each pair
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from operant.apps.prompts.baselines import Baseline, Classification, Vocabulary, compare
+from operant.apps.prompts.examples import examples_of
+from operant.apps.prompts.measures import accuracy
+from operant.apps.prompts.prompt_reward import PromptReward
+from operant.rewards import parts_of
+from operant.runs.run import Observer, Run
+from operant.storage import atomic_io
+from operant.types import OperantError
+
+FILE = "prompts.json"
+SOURCES = {"greedy": "likeliest of the policy"}
+"""How `lines` calls a source: a baseline is called greedy, too."""
+MEASURED = 10
+"""Best prompts of training that are measured again."""
+
+
+class PromptsObserver(Observer):
+    """At the end of a run whose replies are prompts for one set of texts, measures the best ones beside baselines."""
+
+    name = "prompts"
+
+    def at_end(self, run: Run) -> None:
+        rewards: list[PromptReward] = parts_of(run.parts.reward, PromptReward)
+        if run.interrupted or len(rewards) != 1 or len(run.parts.tasks) != 1 or not rewards[0].best:
+            return
+        found = summary(run, rewards[0])
+        atomic_io.write(run.path / FILE, json.dumps(found, ensure_ascii=False, indent=1))
+        for line in lines(found):
+            run.folder.log_message(line)
+
+
+def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
+    """What `prompts.json` holds. Searches get as many calls of the task model as training and its last choice."""
+    train = examples_of(run.parts.tasks[0])
+    held_out = examples_of(run.parts.held_out[0]) if run.parts.held_out else train
+    template, words = reward.setting(train)
+    known = {"measure": reward.measure, "calibrate": reward.calibrate}
+    setting = Classification(reward.model, template, words, train, held_out, **known)
+    found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
+    greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
+    found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
+    found.sort(key=lambda prompt: -prompt["score"])
+    calls, length = reward.calls + setting.calls_for(len(found)), run.learner.sampling.max_tokens
+    vocabulary = Vocabulary(run.policy.tokenizer)
+    compared = list[Baseline]()
+    for name in reward.compare:
+        try:
+            compared += compare(setting, [name], calls=calls, length=length, vocabulary=vocabulary)
+        except OperantError as error:  # examples in the prompt may be too long: the run's own prompts are kept
+            note = f"the baseline {name!r} is left out: {error}"
+            run.folder.log_message(note)
+            run.trackers.note(note)
+    return {
+        "task_model": reward.model.name,
+        "template": template.text,
+        "words": list(words),
+        "set": train.name,
+        "texts": {
+            "train": len(train),
+            "test": len(held_out),
+            "of": held_out.name,
+            "held_out": bool(run.parts.held_out),
+        },
+        **known,
+        "length": length,
+        "calls": calls,
+        "prompts": found,
+        "baselines": [asdict(row) for row in compared],
+    }
+
+
+def greedily(run: Run) -> Any:
+    """The run's sampling, with the likeliest token at each place."""
+    return replace(run.learner.sampling, top_k=1, truncation="stored")
+
+
+def measured(setting: Classification, text: str, ids: Sequence[int], source: str, step: int) -> dict[str, Any]:
+    """A prompt on all training texts and all held-out ones."""
+    on_train = setting.logprobs([text], setting.train)
+    offset = setting.bias([text], on_train)
+    answers = setting.logprobs([text], setting.test) - offset
+    labels = torch.tensor(setting.test.labels)
+    confusion = torch.zeros(len(setting.words), len(setting.words), dtype=torch.long)
+    confusion.index_put_((labels, answers[0].argmax(-1)), torch.ones_like(labels), accumulate=True)
+    return {
+        "text": text,
+        "ids": list(ids),
+        "source": source,
+        "step": step,
+        "score": float(setting.measured(on_train - offset, setting.train)),
+        "train": float(accuracy(on_train - offset, torch.tensor(setting.train.labels)).mean()),
+        "test": float(accuracy(answers, labels).mean()),
+        "confusion": confusion.tolist(),
+    }
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """What a run has found; None if it has no `prompts.json`. Raises: OperantError for a damaged file."""
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OperantError(f"{path} is damaged ({error}): train again") from error
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """The table of prompts and baselines, for a terminal."""
+    texts = found["texts"]
+    held_out = f"held-out ({texts['test']})"
+    rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
+    best, calls = found["prompts"][0], f"{found['calls']:,}"
+    greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
+    for one in [best, *([greedy] if greedy is not best else [])]:
+        rows.append(
+            (
+                repr(one["text"]),
+                SOURCES.get(one["source"], one["source"]),
+                calls,
+                f"{one['train']:.3f}",
+                f"{one['test']:.3f}",
+            )
+        )
+    rows += [row_of(Baseline(**row)) for row in found["baselines"]]
+    about = (
+        f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
+    )
+    return [f"{about}; held-out: {texts['of']}", *aligned(rows)]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def row_of(row: Baseline) -> tuple[str, str, str, str, str]:
+    """The cells of a baseline."""
+    return repr(row.prompt), name_of(row), f"{row.calls:,}", f"{row.train:.3f}", f"{row.test:.3f}"
+
+
+def name_of(row: Baseline) -> str:
+    """The name of a baseline with its calibration."""
+    return row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"

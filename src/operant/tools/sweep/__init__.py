@@ -1,0 +1,134 @@
+"""Run a recipe many times, over a grid or a random sample of option values: one process per run, resumable.
+
+    sweep({"kl.coef": "0,0.02,0.1,0.5,2", "seed": "1,2,3"}, "letters", SweepOptions(at_once=2))
+
+`grid.py` lists the combinations, `state.py` reads which runs are done, and `processes.py` starts the others.
+"""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from operant.tools.report.compare import write_comparison
+from operant.tools.report.summary import brief
+from operant.tools.sweep.grid import Point
+from operant.tools.sweep.processes import Exit, RunCommand, run_all
+from operant.tools.sweep.state import SweepPlan, make_plan, progress, remember, steps_done
+from operant.types import OperantError
+
+_STATUS_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Which runs a sweep makes, where, and how many in parallel."""
+
+    out: str | None = None
+    """Folder of the sweep; by default runs/RECIPE-sweep."""
+    at_once: int = 1
+    """Number of runs in parallel; each gets an equal share of the cores."""
+    random: int = 0
+    """Draw this many combinations instead of running all; an option may then be a range, 1e-5..1e-3."""
+    sweep_seed: int = 0
+    """Random seed of the draws."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"at_once": 1, "random": 0}.items():
+            if getattr(self, name) < least:
+                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+
+
+def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: SweepOptions | None = None) -> int:
+    """Make every run that is missing, then compare all runs; returns 1 if a run failed, else 0.
+
+    The first and the last combination run first: in a grid they share no swept value. If both are refused before they
+    begin, and with the same sentence, no other run is started.
+
+    run_options: options of the runs as text, several values separated by commas.
+    Raises: OperantError, before any run starts, for options that a run would refuse.
+    """
+    options = options or SweepOptions()
+    plan = make_plan(run_options, recipe, options.random, options.sweep_seed)
+    folder = Path(options.out or f"runs/{Path(recipe).stem if recipe else 'run'}-sweep")
+    remember(folder, plan)
+    states = {point.name: progress(folder / point.name) for point in plan.points}
+    unfinished = [point for point in plan.points if states[point.name] != "done"]
+    unfinished = [*unfinished[:1], *unfinished[1:][-1:], *unfinished[1:-1]]
+    commands = [_run_command(folder, plan, point, states[point.name] == "begun") for point in unfinished]
+    printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands))
+    print(_headline(folder, Counter(states.values()), options.at_once), flush=True)
+    ended, interrupted = run_all(commands, options.at_once, folder / "logs", printer.ended, printer.waiting)
+    if any(folder.glob("*/config.yaml")):
+        path = write_comparison([folder], say=lambda text: print(f"\n{text}\n"))
+        print(f"comparison: {path}", flush=True)
+    if interrupted:
+        print(f"stopped with {printer.done} of {printer.total} runs done; the same command resumes the sweep")
+        return 0
+    failed = [name for name in ended if progress(folder / name) != "done"]
+    if failed:
+        names = "; ".join(failed[:5])
+        print(f"{len(failed)} of {printer.total} runs failed: {names}; the same command tries them again")
+    if left := len(commands) - len(ended):
+        print(f"the first two were refused with the same sentence, so the other {left} were not started")
+    return 1 if failed else 0
+
+
+def _run_command(folder: Path, plan: SweepPlan, point: Point, begun: bool) -> RunCommand:
+    """The command that starts the run of a point, or resumes it if it has begun."""
+    place = folder / point.name
+    if begun:
+        return RunCommand(point.name, place, ["--resume", str(place)])
+    words = [f"--{name}={text}" for name, text in {**plan.fixed, **point.values}.items()]
+    return RunCommand(point.name, place, [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)])
+
+
+def _headline(folder: Path, states: Counter[str], at_once: int) -> str:
+    """How many runs are done, to be resumed and to be started."""
+    if states["done"] == states.total():
+        return f"{folder}: {states.total()} runs, all done"
+    counts = [(states["done"], "done"), (states["begun"], "to resume"), (states["missing"], "to start")]
+    known = ", ".join(f"{count} {what}" for count, what in counts if count)
+    together = f", {at_once} in parallel" if at_once > 1 else ""
+    return f"{folder}: {states.total()} runs{together}: {known}; Ctrl-C stops after the current step of each and saves"
+
+
+class ProgressPrinter:
+    """Prints a line for each run that ends, and on a terminal a status line while runs are in progress."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+        self._status_at, self._shown = 0.0, False
+        self._refusals: list[str | None] = []
+        """Why each run that has ended was refused before it began; None: it was not."""
+
+    def ended(self, command: RunCommand, end: Exit, interrupted: bool) -> bool:
+        """Print how a run ended: its result, or its last step, or why it failed; returns whether others may start."""
+        finished = end.code == 0 and progress(command.folder) == "done"
+        self.done += finished
+        if finished:
+            text = f"{self.done}/{self.total} {command.name}: {brief(command.folder)}, {end.seconds:.0f} s"
+        elif interrupted:
+            text = f"{command.name}: stopped after step {steps_done(command.folder)}"
+        else:
+            reason = end.reason if end.code else f"it stopped after step {steps_done(command.folder)}"
+            lines = "\n".join(f"    {line}" for line in end.last_lines or ["(no output)"])
+            text = f"{command.name} failed: {reason}; its last lines:\n{lines}"
+        print(f"\r\x1b[K{text}" if self._shown else text, flush=True)
+        self._refusals.append(None if (command.folder / "config.yaml").is_file() else end.sentence)
+        two = self._refusals[:2]
+        return len(two) < 2 or two[0] is None or two[0] != two[1]
+
+    def waiting(self, running: Sequence[RunCommand]) -> None:
+        """Update the status line of a terminal, at most once a second."""
+        now = time.monotonic()
+        if not sys.stdout.isatty() or now - self._status_at < _STATUS_SECONDS:
+            return
+        self._status_at, self._shown = now, True
+        each = ", ".join(f"{command.name} step {steps_done(command.folder)}" for command in running)
+        width = shutil.get_terminal_size().columns + 3  # the codes that clear the line have no width of their own
+        print(f"\r\x1b[K{self.done}/{self.total} done; {each}"[:width], end="", flush=True)
