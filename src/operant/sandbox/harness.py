@@ -52,8 +52,14 @@ STANDARD = {
     "fractions": {"Fraction"},
     "decimal": {"Decimal"},
     "datetime": {"date", "datetime", "time", "timedelta"},
+    "uuid": {"UUID"},
+    "re": {"Pattern"},
 }
 """Classes whose values travel as such, beside the plain ones."""
+LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest.mock": ("Mock", "MagicMock")}
+"""Classes of the standard library that a program may look into as it may into the test's own."""
+MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.pattern, value.flags)}
+"""What makes a value of these again; the others say it themselves."""
 
 
 class Scanner:
@@ -105,7 +111,10 @@ TEXT = "str repr format iter getitem len".split()
 ORDER = "eq ne lt le gt ge".split()
 PAIRS = "add sub mul truediv floordiv mod pow and or xor matmul lshift rshift".split()
 SPECIAL = {f"__{start}{name}__" for start in ("", "i", "r") for name in PAIRS} | {f"__{n}__" for n in [*ALONE, *ORDER]}
-READ = "annotations code dataclass_fields defaults dict doc kwdefaults match_args members qualname signature".split()
+READ = (
+    "abstractmethods annotations code dataclass_fields defaults dict doc kwdefaults match_args members qualname "
+    "signature wrapped"
+).split()
 """What a test may read between two underscores on both sides. Other such names are of protocols of an interpreter."""
 FIELDS = "__dataclass_fields__"
 UNSHOWN = "what a test holds is not shown to operators of the program: compare plain data, or call a method by its name"
@@ -194,7 +203,8 @@ class Peer:
             self.passed.add(found[1])
             return found
         if kind.__name__ in STANDARD.get(kind.__module__, ()):
-            return ["standard", kind.__module__, kind.__name__, *map(self.pack, value.__reduce__()[1])]
+            parts = MADE_OF[kind.__name__](value) if kind.__name__ in MADE_OF else value.__reduce__()[1]
+            return ["standard", kind.__module__, kind.__name__, *map(self.pack, parts)]
         if isinstance(value, BaseException):
             about = (
                 [["type", kind.__name__], -1]
@@ -309,7 +319,8 @@ class Peer:
         if tag == "view":
             return getattr(self.unpack(rest[1]), rest[0] if rest[0] in VIEWS.values() else "")()
         if tag == "standard" and rest[1] in STANDARD[rest[0]]:
-            return getattr(__import__(rest[0]), rest[1])(*map(self.unpack, rest[2:]))
+            make = "compile" if rest[1] == "Pattern" else rest[1]
+            return getattr(__import__(rest[0]), make)(*map(self.unpack, rest[2:]))
         if tag == "type":
             return TYPES[rest[0]]
         if tag == "yours":
@@ -355,6 +366,11 @@ class Peer:
                 raise TypeError(f"{name} has a base that is no class")
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
+                if not self.trusted and module.split(".")[0] in sys.stdlib_module_names:
+                    known = getattr(sys.modules.get(module), name, None)
+                    if not isinstance(known, type) or not issubclass(known, Exception):  # not imported here, or not yet
+                        return built(name, found, FIXED_METHODS | {"__peer_of__": (self, number)})
+                    found = [known]  # such as JSONDecodeError: a test catches it by the name that it imports
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
             if any(issubclass(base, CONTAINERS) for base in found):
                 methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
@@ -412,9 +428,13 @@ class Peer:
     def tell(self, message) -> None:
         self.write(*self.news(), message)
 
-    def raised(self, packed: list, name: str, text: str, line: int | None) -> BaseException:
+    def raised(self, packed: list, name: str, text: str, line: int | None, *behind) -> BaseException:
         try:
             error = self.unpack(packed)
+            if behind and isinstance(error, Exception):
+                error.__context__ = self.unpack(behind[1])
+                if behind[0]:
+                    error.__cause__ = self.unpack(behind[0])
         except Exception:
             error = None
         return marked(error if isinstance(error, Exception) else ProgramError(text), str(name), str(text), line)
@@ -427,7 +447,8 @@ class Peer:
         except BaseException as error:
             name, line = type(error).__name__, line_of(error, FILE)
             try:
-                return ["error", self.pack(error), name, str(error)[:1000], line]
+                behind = [error.__cause__, error.__context__] if self.trusted else []
+                return ["error", self.pack(error), name, str(error)[:1000], line, *map(self.pack, behind)]
             except BaseException:
                 return ["error", None, name, "", line]
 
@@ -439,7 +460,8 @@ class Peer:
         value = self.kept[number]
         if not self.trusted and (type(name) is not str or name.startswith("_")):
             raise AttributeError(name)
-        if not self.trusted and type(value).__module__ != TEST:
+        kind = type(value)
+        if not (self.trusted or kind.__module__ == TEST or kind.__name__ in LENT.get(kind.__module__, ())):
             raise TypeError(f"a test keeps its {type(value).__name__} to itself")
         return value
 
@@ -451,6 +473,8 @@ class Peer:
         return [self.pack(one(*args, **more))]
 
     def answer_look(self, number: int, name: str):
+        if name == "__doc__" and type(self.kept[number]) is FUNCTION:  # `functools.wraps` copies it
+            return [self.kept[number].__doc__]
         value = self.mine(number, name)
         if name == "__signature__":
             return [self.signature(value)]
