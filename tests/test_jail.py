@@ -456,6 +456,8 @@ def test_comparison_of_what_is_printed(printed: str, expected: str, strict: bool
         ("import atexit; atexit.register(print, 1)", [("", "1")], "passed", ""),
         ("import threading; threading.Thread(target=print, args=(1,)).start()", [("", "1")], "passed", ""),
         ("if __name__ == '__main__': print(len(open(0).read()))", [("x" * 300_000, "300000")], "passed", ""),
+        ("for name in ('/dev/stdin', '/dev/stdin'): print(open(name).read(), file=open('/dev/stdout', 'w'))",
+         [("4", "4\n")], "passed", ""),
         ("import os\nwhile os.write(1, b'x' * 4096): pass", [("", "1")], "runtime", "wrote more than 8 MB"),
         ("input(); input()", [("1", "")], "runtime", "EOFError: EOF when reading a line (line 1)"),
     ],

@@ -186,6 +186,8 @@ BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() 
         (printing(("4", "5")), "from math import *\nx = int(input())\ndef f():\n    global x\n    x += floor(1.5)\n"
          "f()\nprint(x)\nreturn x", "passed", "compile error"),
         (printing(("4", "5")), "x: int = 1 + int(input())\ndef f(): print(x)\nf()\nreturn", "passed", "compile error"),
+        (printing(("4", "5")), "if 1: x: int = int(input())\ndef f():\n    global x\n    x += 1\nf()\nprint(x)\nreturn",
+         "passed", "compile error"),
         (printing(("4", "5")), "def f(:\n  return", "compile error", "compile error"),
         (printing(("4", "0.5 1\n")), "print(0.5000001, '1.0')", "passed", "failed test"),
         (printing(*[("4", "4")] * 3), BUSY, "passed", "runtime error"),

@@ -1050,6 +1050,7 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     sys.modules[module.__name__] = module
     sys.argv = [""]
     builtins.exit = builtins.quit = sys.exit  # the interpreter has started without `site`
+    builtins.open = vars(sys.modules["io"])["open"] = opened(builtins.open)
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
@@ -1083,6 +1084,23 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
+STREAMS = {
+    f"{folder}/{name}": fd
+    for fd, one in enumerate(("stdin", "stdout"))
+    for folder, name in (("/dev", one), ("/dev/fd", fd), ("/proc/self/fd", fd))
+}
+"""Files that are streams of a program: its own are sockets, which no path opens, and there may be no `/dev`."""
+
+
+def opened(plain):
+    """`open`, that function, with the streams of a program."""
+
+    def open(file, *how, **more):
+        return plain(os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more)
+
+    return open
+
+
 def compiled(*source, **how):
     """A program that may return at its top level, which APPS' judge takes for the body of a function."""
     try:
@@ -1092,10 +1110,11 @@ def compiled(*source, **how):
             raise
         tree = compile(*source, flags=ONLY_AST, **how)
         names = next(one for one in in_function(tree, "pass").co_consts if type(one).__name__ == "code")
-    try:  # so that its functions may change its variables
-        return in_function(tree, f"global {', '.join(sorted({*names.co_varnames, *names.co_cellvars})) or '_'}")
-    except SyntaxError:  # a variable with an annotation cannot be global
-        return in_function(tree, "pass")
+    for node in nodes(tree, but=("FunctionDef", "AsyncFunctionDef", "ClassDef")):
+        if type(node).__name__ == "AnnAssign":
+            vars(node)["simple"] = 0  # else a variable with an annotation cannot be global
+    # so that its functions may change its variables
+    return in_function(tree, f"global {', '.join(sorted({*names.co_varnames, *names.co_cellvars})) or '_'}")
 
 
 def in_function(tree, first: str):
@@ -1455,13 +1474,18 @@ def short_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def nodes(tree):
-    """The nodes of a syntax tree; `ast`, which has this, takes as long to import as a program."""
+def nodes(tree, but: tuple = ()):
+    """The nodes of a syntax tree, without what is in nodes of some kinds.
+
+    `ast`, which has this, takes as long to import as a program.
+    """
     yield tree
+    if type(tree).__name__ in but:
+        return
     for value in vars(tree).values():
         for child in value if isinstance(value, list) else [value]:
             if hasattr(child, "_fields"):
-                yield from nodes(child)
+                yield from nodes(child, but)
 
 
 def parts(code):
