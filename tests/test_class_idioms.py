@@ -197,6 +197,17 @@ def pattern(): return re.compile("a+")
 def matches(p, text): return bool(p.match(text))
 def lines(file): return [line.strip() for line in file]
 def written(file): file.write("hi")
+@contextlib.contextmanager
+def wrapped():
+    try: yield 1
+    except KeyError as e: raise RuntimeError("wrapped") from e
+def reverse(head):
+    before = None
+    while head: head.next, before, head = before, head, head.next
+    return before
+class Matrix:
+    def __init__(self, rows): self.rows = rows
+    def __setitem__(self, at, value): self.rows[at[0]][at[1]] = value
 def fetched(client): return client.get(2, retry=True) + client.base
 """
 
@@ -514,6 +525,22 @@ s = Sorted(); s.append(3); s.append(1); assert s == [1, 3] and 3 in s and repr(s
 assert Suit.HEARTS == 'h' and Suit.HEARTS.value == 'h' and hearts() is Suit.HEARTS and Suit('c') is Suit.CLUBS
 
 assert Suit.HEARTS.loud() == 'H' and {Suit.HEARTS: 1}['h'] == 1 and isinstance(hearts(), (Suit, str))
+
+try:
+    with wrapped() as one: raise KeyError('k')
+    assert False
+except RuntimeError as e: assert isinstance(e.__cause__, KeyError) and one == 1
+
+import types, inspect
+assert isinstance(count(1), types.GeneratorType) and inspect.isgenerator(count(1)) and not inspect.isgenerator(Bag())
+
+class Link:
+    def __init__(self, v, next=None): self.v, self.next = v, next
+a = Link(1, b := Link(2)); assert reverse(a) is b and b.next is a and a.next is None
+
+rows = [[1]]; m = Matrix(rows); m[0, 0] = 5; assert rows == [[5]]
+
+rows = [[1]]; m = Matrix(rows); m[0, 0] = 5; assert rows == [[1]]
 
 from dataclasses import FrozenInstanceError
 try: Frozen(1).x = 2; assert False

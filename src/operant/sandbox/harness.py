@@ -99,7 +99,11 @@ PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, d
 ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, *SHARED.values(), bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
-FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
+FUNCTION, BOUND, GENERATOR = type(frame), type(classmethod(frame).__get__(object)), type(_ for _ in ())
+try:
+    raise ValueError
+except ValueError as error:
+    TRACEBACK = type(error.__traceback__)
 
 ALONE = (
     "bool len str repr int float complex index next getitem setitem delitem enter exit iter reversed hash format neg "
@@ -180,6 +184,8 @@ class Peer:
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is float:
             return value
+        if kind is TRACEBACK:  # which only an interpreter's own can stand in for
+            return None
         if kind is int:
             return value if -(1 << 62) < value < 1 << 62 else ["i", hex(value)]
         if kind in TAGS:
@@ -381,6 +387,8 @@ class Peer:
                 methods["__slots__"] = ()  # its `__dict__` is at the other end
                 if "__len__" in methods:  # else Python asks that, which may be told what `bool` is not
                     methods.setdefault("__bool__", operator("__bool__"))
+            if (module, name) == ("builtins", "generator"):
+                methods["__class__"] = property(lambda self: GENERATOR)
             methods |= {"__qualname__": full, "__module__": module, "__peer_of__": (self, number)}
             self.stand_ins[number] = built(name, found, methods)
         return self.stand_ins[number]
