@@ -340,7 +340,15 @@ SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print(
         (LINES, [f"{SAY}\nassert f(3) == 4"] * 2, ["failed test"] * 2),
         (LINES, ["print(f(3)); assert f(2) == 4"] * 2, ["runtime error"] * 2),
         (DOUBLE, [SEEK, "assert f(2) == 4"], ["failed test"] * 2),
-        (DOUBLE, ["import os\nif os.fork(): os.wait()", "assert f(2) == 4"], ["passed"] * 2),
+        # What a test runs, which a program may have written, is behind the filter of system calls as the program is.
+        *(
+            (DOUBLE, [test, "assert f(2) == 4"], ["runtime error", "passed"])
+            for test in (
+                "import os\nos.fork()",
+                "import os\nos.kill(os.getppid(), 0)",
+                "import socket\nsocket.socket()",
+            )
+        ),
         (DOUBLE, ["try: x = input()\nexcept EOFError: x = 4\nassert f(2) == x"], ["passed"]),
     ],
 )

@@ -1,6 +1,7 @@
 """What runs inside the sandbox: three processes, one of which runs the program.
 
-checker      holds the tests, judges, and writes a frame for each test to the run: no other process has that descriptor
+checker      holds the tests, judges, and writes a frame for each test to the run: no other process has that descriptor;
+             it is behind a filter of system calls, too
   nursery    was forked before the tests were read; forks a program whenever the checker asks for one
     program  runs the source, limited and behind a filter of system calls, with one socket to the checker
 
@@ -24,7 +25,7 @@ import sys
 import time
 from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
-from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _socket import AF_UNIX, MSG_PEEK, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 from _thread import RLock
 
 TYPE_CHECKING = False
@@ -41,6 +42,8 @@ MOST = 8 << 20
 """Bytes of one answer, and of what a program prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+KILL = b"k"
+"""What the checker writes to have its program ended."""
 ONLY_AST = 0x400
 """`ast.PyCF_ONLY_AST`."""
 MODULES = frozenset(
@@ -978,6 +981,17 @@ def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
     os.close(ruleset)
 
 
+def filter_calls(given: dict) -> None:
+    """From now on this process makes only the system calls that `seccomp.py` lists, where there is such a filter."""
+    if not given["filter"]:
+        return
+    code = bytes.fromhex(given["filter"]).replace(bytes.fromhex(given["self"]), os.getpid().to_bytes(4, sys.byteorder))
+    array = type("Filter", (_ctypes.Array,), {"_type_": Byte, "_length_": len(code)})
+    buffer = array.from_buffer_copy(code)  # pyright: ignore[reportAttributeAccessIssue]
+    address = _ctypes.addressof(buffer).to_bytes(8, sys.byteorder)
+    call("prctl", PR_SET_SECCOMP, 2, (len(code) // 8).to_bytes(8, sys.byteorder) + address, 0, 0)
+
+
 def die_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
@@ -989,6 +1003,8 @@ def nursery(control: socket, given: dict) -> None:
     """Fork a program for each order of the checker, and report how it has ended."""
     null, checker = os.open("/dev/null", os.O_RDWR), os.getpid()
     while order := control.recv(1):
+        if order == KILL:  # of a program that has just ended
+            continue
         theirs, ours = socketpair(AF_UNIX, SOCK_STREAM)
         fault_read, fault_write = os.pipe()
         pid = os.fork()
@@ -1003,26 +1019,31 @@ def nursery(control: socket, given: dict) -> None:
         control.sendmsg([b"%20d" % pid], [(SOL_SOCKET, SCM_RIGHTS, fds)])
         theirs.close()
         os.close(fault_read)
-        if given["folder"]:
-            watch(pid, fault_write, given["folder"], given["names"])
+        if given["filter"]:
+            watch(pid, fault_write, control, given)
         os.close(fault_write)
         _, status, usage = os.wait4(pid, 0)
         control.send(b"%20d" % status + b"%20.6f" % (usage.ru_utime + usage.ru_stime))
     os._exit(0)
 
 
-def watch(pid: int, fault: int, folder: str, names: int) -> None:
-    """Wait for the end of a program, and end it if it makes more names in the folder than that.
+def watch(pid: int, fault: int, control: socket, given: dict) -> None:
+    """Wait for the end of a program, and end it if the checker asks for that, or if it makes too many names.
 
-    No limit of the kernel counts the memory of a name, and the checker may be busy.
+    The checker may not end it by itself, and may be busy; no limit of the kernel counts the memory of a name.
     """
     process, end = os.pidfd_open(pid), select.poll()
     end.register(process, select.POLLIN)
-    while not end.poll(20):
-        found = os.statvfs(folder)
-        if found.f_files - found.f_ffree > names:
+    end.register(control, select.POLLIN)
+    while process not in (ready := [number for number, _ in end.poll(20 if given["folder"] else None)]):
+        if control.fileno() in ready:
+            if control.recv(1, MSG_PEEK) in (b"", KILL):
+                os.kill(pid, _signal.SIGKILL)
+                break
+            end.unregister(control)  # the order of another program
+        elif given["folder"] and (found := os.statvfs(given["folder"])).f_files - found.f_ffree > given["names"]:
             os.kill(pid, _signal.SIGKILL)
-            os.write(fault, f"\nmade more than {names:,} files, folders and links".encode())
+            os.write(fault, f"\nmade more than {given['names']:,} files, folders and links".encode())
             break
     os.close(process)
 
@@ -1045,14 +1066,7 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
         except (OSError, ValueError):  # macOS has names without the limits
             if sys.platform == "linux":
                 raise
-    if given["filter"]:
-        code = bytes.fromhex(given["filter"]).replace(
-            bytes.fromhex(given["self"]), os.getpid().to_bytes(4, sys.byteorder)
-        )
-        array = type("Filter", (_ctypes.Array,), {"_type_": Byte, "_length_": len(code)})
-        buffer = array.from_buffer_copy(code)  # pyright: ignore[reportAttributeAccessIssue]
-        address = _ctypes.addressof(buffer).to_bytes(8, sys.byteorder)
-        call("prctl", PR_SET_SECCOMP, 2, (len(code) // 8).to_bytes(8, sys.byteorder) + address, 0, 0)
+    filter_calls(given)
     source, module = given["source"], type(sys)("program" if order == b"c" else "__main__")
     make = compiled if given["judge"] == "apps" and order == b"m" else compile
     sys.modules[module.__name__] = module
@@ -1271,7 +1285,7 @@ class Running:
         """End it; returns what to raise."""
         if self.status is None:
             try:
-                os.kill(self.pid, _signal.SIGKILL)
+                self.checker.control.send(KILL) if self.checker.filtered else os.kill(self.pid, _signal.SIGKILL)
             except ProcessLookupError:  # it has just ended
                 self.open = False
             self.take_status()
@@ -1310,6 +1324,7 @@ class Checker:
         self.results, self.nonce, self.process = hide_results(), bytes.fromhex(tests["nonce"]), os.getpid()
         self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
         self.each, self.until = given["judge"] == "apps", self.seconds
+        self.filtered = bool(given["filter"])
         self.cores = os.cpu_count() or 1
         self.spent = 0.0
         self.received = 0
@@ -1580,6 +1595,7 @@ def main() -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (given["busy"], given["busy"] + 1))
+    filter_calls(given)
     Checker(control, given, tests).judge()
 
 
