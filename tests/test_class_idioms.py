@@ -6,7 +6,7 @@ import types
 from operant.sandbox.jail import Code, Jail, JailOptions, Program
 
 PROGRAM = """
-import abc, asyncio, collections, contextlib, dataclasses, enum, functools, sys, typing
+import abc, asyncio, collections, contextlib, dataclasses, enum, functools, json, re, sys, typing, uuid
 class Plain:
     "Holds a value."
     def __init__(self, value=1): self.value, self._hidden, self._number = value, value + 1, value + 2
@@ -181,6 +181,34 @@ class Suit(str, enum.Enum):
     CLUBS = "c"
     def loud(self): return self.value.upper()
 def hearts(): return Suit.HEARTS
+@dataclasses.dataclass(frozen=True)
+class Frozen: x: int
+class Lost(KeyError): pass
+def find(key): raise Lost(key)
+def parsed(text): return json.loads(text)
+def chained():
+    try: 1 / 0
+    except ZeroDivisionError as e: raise ValueError("bad") from e
+def nested():
+    try: {}["x"]
+    except KeyError: raise Odd("in", 1)
+def five(): return uuid.UUID(int=5)
+def pattern(): return re.compile("a+")
+def matches(p, text): return bool(p.match(text))
+def lines(file): return [line.strip() for line in file]
+def written(file): file.write("hi")
+@contextlib.contextmanager
+def wrapped():
+    try: yield 1
+    except KeyError as e: raise RuntimeError("wrapped") from e
+def reverse(head):
+    before = None
+    while head: head.next, before, head = before, head, head.next
+    return before
+class Matrix:
+    def __init__(self, rows): self.rows = rows
+    def __setitem__(self, at, value): self.rows[at[0]][at[1]] = value
+def fetched(client): return client.get(2, retry=True) + client.base
 """
 
 IDIOMS = """
@@ -497,6 +525,63 @@ s = Sorted(); s.append(3); s.append(1); assert s == [1, 3] and 3 in s and repr(s
 assert Suit.HEARTS == 'h' and Suit.HEARTS.value == 'h' and hearts() is Suit.HEARTS and Suit('c') is Suit.CLUBS
 
 assert Suit.HEARTS.loud() == 'H' and {Suit.HEARTS: 1}['h'] == 1 and isinstance(hearts(), (Suit, str))
+
+try:
+    with wrapped() as one: raise KeyError('k')
+    assert False
+except RuntimeError as e: assert isinstance(e.__cause__, KeyError) and one == 1
+
+import types, inspect
+assert isinstance(count(1), types.GeneratorType) and inspect.isgenerator(count(1)) and not inspect.isgenerator(Bag())
+
+class Link:
+    def __init__(self, v, next=None): self.v, self.next = v, next
+a = Link(1, b := Link(2)); assert reverse(a) is b and b.next is a and a.next is None
+
+rows = [[1]]; m = Matrix(rows); m[0, 0] = 5; assert rows == [[5]]
+
+rows = [[1]]; m = Matrix(rows); m[0, 0] = 5; assert rows == [[1]]
+
+from dataclasses import FrozenInstanceError
+try: Frozen(1).x = 2; assert False
+except FrozenInstanceError: pass
+
+import json
+try: parsed('{'); assert False
+except json.JSONDecodeError as e: assert e.pos == 1
+
+try: find('k'); assert False
+except KeyError as e: assert isinstance(e, Lost) and e.args == ('k',)
+
+try: chained(); assert False
+except ValueError as e: assert isinstance(e.__cause__, ZeroDivisionError)
+
+try: nested(); assert False
+except Odd as e: assert isinstance(e.__context__, KeyError) and e.__cause__ is None
+
+import uuid, re
+assert five() == uuid.UUID(int=5) and isinstance(five(), uuid.UUID) and matches(re.compile('a+'), 'aa')
+assert pattern().match('aab').end() == 2 and isinstance(pattern(), re.Pattern)
+
+def g(x): "Mine."
+assert spied(g).__name__ == 'g' and spied(g).__doc__ == 'Mine.' and spied(g).__wrapped__ is g
+
+assert Shape.__abstractmethods__ == {'area'} and not Square.__abstractmethods__
+
+import io
+out = io.StringIO(); written(out); assert lines(io.StringIO('a\nb\n')) == ['a', 'b'] and out.getvalue() == 'hi'
+
+from unittest.mock import Mock
+m = Mock(base=1); m.get.return_value = 5; assert fetched(m) == 6; m.get.assert_called_once_with(2, retry=True)
+
+from types import SimpleNamespace
+assert fetched(SimpleNamespace(get=lambda x, retry: x, base=7)) == 9
+
+from unittest.mock import Mock
+m = Mock(base=1); m.get.return_value = 5; fetched(m); m.get.assert_called_once_with(3, retry=True)
+
+try: chained()
+except ValueError as e: assert e.__cause__ is None
 
 s = Sorted(); s.append(3); s.append(1); assert s == [3, 1]
 

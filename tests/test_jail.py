@@ -216,7 +216,8 @@ HIDDEN = [
     "assert f(lambda: 1)",
     "class A: _secret = 1\nassert look(A(), '_secret') == 1",
     "import io\nassert make(io.StringIO())",
-    "import io\nassert look(io.StringIO('x'), 'read')() == 'x'",
+    "import random\nassert look(random, 'random')() < 1",
+    "import types\nassert look(types.SimpleNamespace(_v=1), '_v') == 1",
 ]
 NODE = "class N:\n    def __init__(self): self.v = self._v = 41\nclass M: pass\nx = N()\n"
 OF_A_NODE = [
@@ -339,7 +340,15 @@ SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print(
         (LINES, [f"{SAY}\nassert f(3) == 4"] * 2, ["failed test"] * 2),
         (LINES, ["print(f(3)); assert f(2) == 4"] * 2, ["runtime error"] * 2),
         (DOUBLE, [SEEK, "assert f(2) == 4"], ["failed test"] * 2),
-        (DOUBLE, ["import os\nif os.fork(): os.wait()", "assert f(2) == 4"], ["passed"] * 2),
+        # What a test runs, which a program may have written, is behind the filter of system calls as the program is.
+        *(
+            (DOUBLE, [test, "assert f(2) == 4"], ["runtime error", "passed"])
+            for test in (
+                "import os\nos.fork()",
+                "import os\nos.kill(os.getppid(), 0)",
+                "import socket\nsocket.socket()",
+            )
+        ),
         (DOUBLE, ["try: x = input()\nexcept EOFError: x = 4\nassert f(2) == x"], ["passed"]),
     ],
 )
@@ -455,6 +464,8 @@ def test_comparison_of_what_is_printed(printed: str, expected: str, strict: bool
         ("import atexit; atexit.register(print, 1)", [("", "1")], "passed", ""),
         ("import threading; threading.Thread(target=print, args=(1,)).start()", [("", "1")], "passed", ""),
         ("if __name__ == '__main__': print(len(open(0).read()))", [("x" * 300_000, "300000")], "passed", ""),
+        ("for name in ('/dev/stdin', '/dev/stdin'): print(open(name).read(), file=open('/dev/stdout', 'w'))",
+         [("4", "4\n")], "passed", ""),
         ("import os\nwhile os.write(1, b'x' * 4096): pass", [("", "1")], "runtime", "wrote more than 8 MB"),
         ("input(); input()", [("1", "")], "runtime", "EOFError: EOF when reading a line (line 1)"),
     ],

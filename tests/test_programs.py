@@ -186,6 +186,8 @@ BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() 
         (printing(("4", "5")), "from math import *\nx = int(input())\ndef f():\n    global x\n    x += floor(1.5)\n"
          "f()\nprint(x)\nreturn x", "passed", "compile error"),
         (printing(("4", "5")), "x: int = 1 + int(input())\ndef f(): print(x)\nf()\nreturn", "passed", "compile error"),
+        (printing(("4", "5")), "if 1: x: int = int(input())\ndef f():\n    global x\n    x += 1\nf()\nprint(x)\nreturn",
+         "passed", "compile error"),
         (printing(("4", "5")), "def f(:\n  return", "compile error", "compile error"),
         (printing(("4", "0.5 1\n")), "print(0.5000001, '1.0')", "passed", "failed test"),
         (printing(*[("4", "4")] * 3), BUSY, "passed", "runtime error"),
@@ -322,6 +324,7 @@ def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
 
 MOCK = "from unittest.mock import patch\n"
 THREAD = "import threading\ndef run(): assert f(2) == 5\nrun()\n"
+WAITS = "import asyncio\nasync def main():\n    try: await asyncio.wait_for(f(), 1)\n"
 UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
 
 
@@ -349,6 +352,8 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
         ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
         ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
         ("", THREAD + "t = threading.Thread(target=run)", "says .*Python loses the assertions of a thread"),
+        ("", WAITS + "    except asyncio.TimeoutError: pass", "says 'asyncio.wait_for.*awaits a TimeoutError"),
+        ("", WAITS + "    except ValueError: pass", ""),
         ("", THREAD + "assert threading.Thread(target=f)", ""),
         ("def test_f(): assert f(2) == 4", "test_f()", ""),
         ("class A: pass", "class B(A): pass\nassert f(B())", ""),

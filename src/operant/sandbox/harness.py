@@ -1,6 +1,7 @@
 """What runs inside the sandbox: three processes, one of which runs the program.
 
-checker      holds the tests, judges, and writes a frame for each test to the run: no other process has that descriptor
+checker      holds the tests, judges, and writes a frame for each test to the run: no other process has that descriptor;
+             it is behind a filter of system calls, too
   nursery    was forked before the tests were read; forks a program whenever the checker asks for one
     program  runs the source, limited and behind a filter of system calls, with one socket to the checker
 
@@ -24,7 +25,7 @@ import sys
 import time
 from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
-from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _socket import AF_UNIX, MSG_PEEK, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 from _thread import RLock
 
 TYPE_CHECKING = False
@@ -41,6 +42,8 @@ MOST = 8 << 20
 """Bytes of one answer, and of what a program prints."""
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
+KILL = b"k"
+"""What the checker writes to have its program ended."""
 ONLY_AST = 0x400
 """`ast.PyCF_ONLY_AST`."""
 MODULES = frozenset(
@@ -52,8 +55,14 @@ STANDARD = {
     "fractions": {"Fraction"},
     "decimal": {"Decimal"},
     "datetime": {"date", "datetime", "time", "timedelta"},
+    "uuid": {"UUID"},
+    "re": {"Pattern"},
 }
 """Classes whose values travel as such, beside the plain ones."""
+LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest.mock": ("Mock", "MagicMock")}
+"""Classes of the standard library that a program may look into as it may into the test's own."""
+MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.pattern, value.flags)}
+"""What makes a value of these again; the others say it themselves."""
 
 
 class Scanner:
@@ -93,7 +102,11 @@ PLAIN = (str, int, float, list, tuple, set, frozenset, dict, bytes, bytearray, d
 ERRORS = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 TYPES = {kind.__name__: kind for kind in (*PLAIN, *ERRORS, *SHARED.values(), bool, range, type(None), object)}
 """What a value may be besides: a builtin class, by name. No function: a test might call what a program returns."""
-FUNCTION, BOUND = type(frame), type(classmethod(frame).__get__(object))
+FUNCTION, BOUND, GENERATOR = type(frame), type(classmethod(frame).__get__(object)), type(_ for _ in ())
+try:
+    raise ValueError
+except ValueError as error:
+    TRACEBACK = type(error.__traceback__)
 
 ALONE = (
     "bool len str repr int float complex index next getitem setitem delitem enter exit iter reversed hash format neg "
@@ -105,7 +118,10 @@ TEXT = "str repr format iter getitem len".split()
 ORDER = "eq ne lt le gt ge".split()
 PAIRS = "add sub mul truediv floordiv mod pow and or xor matmul lshift rshift".split()
 SPECIAL = {f"__{start}{name}__" for start in ("", "i", "r") for name in PAIRS} | {f"__{n}__" for n in [*ALONE, *ORDER]}
-READ = "annotations code dataclass_fields defaults dict doc kwdefaults match_args members qualname signature".split()
+READ = (
+    "abstractmethods annotations code dataclass_fields defaults dict doc kwdefaults match_args members qualname "
+    "signature wrapped"
+).split()
 """What a test may read between two underscores on both sides. Other such names are of protocols of an interpreter."""
 FIELDS = "__dataclass_fields__"
 UNSHOWN = "what a test holds is not shown to operators of the program: compare plain data, or call a method by its name"
@@ -171,6 +187,8 @@ class Peer:
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is float:
             return value
+        if kind is TRACEBACK:  # which only an interpreter's own can stand in for
+            return None
         if kind is int:
             return value if -(1 << 62) < value < 1 << 62 else ["i", hex(value)]
         if kind in TAGS:
@@ -194,7 +212,8 @@ class Peer:
             self.passed.add(found[1])
             return found
         if kind.__name__ in STANDARD.get(kind.__module__, ()):
-            return ["standard", kind.__module__, kind.__name__, *map(self.pack, value.__reduce__()[1])]
+            parts = MADE_OF[kind.__name__](value) if kind.__name__ in MADE_OF else value.__reduce__()[1]
+            return ["standard", kind.__module__, kind.__name__, *map(self.pack, parts)]
         if isinstance(value, BaseException):
             about = (
                 [["type", kind.__name__], -1]
@@ -309,7 +328,8 @@ class Peer:
         if tag == "view":
             return getattr(self.unpack(rest[1]), rest[0] if rest[0] in VIEWS.values() else "")()
         if tag == "standard" and rest[1] in STANDARD[rest[0]]:
-            return getattr(__import__(rest[0]), rest[1])(*map(self.unpack, rest[2:]))
+            make = "compile" if rest[1] == "Pattern" else rest[1]
+            return getattr(__import__(rest[0]), make)(*map(self.unpack, rest[2:]))
         if tag == "type":
             return TYPES[rest[0]]
         if tag == "yours":
@@ -355,6 +375,11 @@ class Peer:
                 raise TypeError(f"{name} has a base that is no class")
             if any(issubclass(base, BaseException) for base in found):
                 found = [base for base in found if issubclass(base, Exception)] or [ProgramError]
+                if not self.trusted and module.split(".")[0] in sys.stdlib_module_names:
+                    known = getattr(sys.modules.get(module), name, None)
+                    if not isinstance(known, type) or not issubclass(known, Exception):  # not imported here, or not yet
+                        return built(name, found, FIXED_METHODS | {"__peer_of__": (self, number)})
+                    found = [known]  # such as JSONDecodeError: a test catches it by the name that it imports
             methods = {key: operator(key) for key in special if key in SPECIAL and key not in ROOTED}
             if any(issubclass(base, CONTAINERS) for base in found):
                 methods = {key: method for key, method in methods.items() if key.strip("_") not in (*ORDER, "hash")}
@@ -365,6 +390,8 @@ class Peer:
                 methods["__slots__"] = ()  # its `__dict__` is at the other end
                 if "__len__" in methods:  # else Python asks that, which may be told what `bool` is not
                     methods.setdefault("__bool__", operator("__bool__"))
+            if (module, name) == ("builtins", "generator"):
+                methods["__class__"] = property(lambda self: GENERATOR)
             methods |= {"__qualname__": full, "__module__": module, "__peer_of__": (self, number)}
             self.stand_ins[number] = built(name, found, methods)
         return self.stand_ins[number]
@@ -412,9 +439,13 @@ class Peer:
     def tell(self, message) -> None:
         self.write(*self.news(), message)
 
-    def raised(self, packed: list, name: str, text: str, line: int | None) -> BaseException:
+    def raised(self, packed: list, name: str, text: str, line: int | None, *behind) -> BaseException:
         try:
             error = self.unpack(packed)
+            if behind and isinstance(error, Exception):
+                error.__context__ = self.unpack(behind[1])
+                if behind[0]:
+                    error.__cause__ = self.unpack(behind[0])
         except Exception:
             error = None
         return marked(error if isinstance(error, Exception) else ProgramError(text), str(name), str(text), line)
@@ -427,7 +458,8 @@ class Peer:
         except BaseException as error:
             name, line = type(error).__name__, line_of(error, FILE)
             try:
-                return ["error", self.pack(error), name, str(error)[:1000], line]
+                behind = [error.__cause__, error.__context__] if self.trusted else []
+                return ["error", self.pack(error), name, str(error)[:1000], line, *map(self.pack, behind)]
             except BaseException:
                 return ["error", None, name, "", line]
 
@@ -439,7 +471,8 @@ class Peer:
         value = self.kept[number]
         if not self.trusted and (type(name) is not str or name.startswith("_")):
             raise AttributeError(name)
-        if not self.trusted and type(value).__module__ != TEST:
+        kind = type(value)
+        if not (self.trusted or kind.__module__ == TEST or kind.__name__ in LENT.get(kind.__module__, ())):
             raise TypeError(f"a test keeps its {type(value).__name__} to itself")
         return value
 
@@ -451,6 +484,8 @@ class Peer:
         return [self.pack(one(*args, **more))]
 
     def answer_look(self, number: int, name: str):
+        if name == "__doc__" and type(self.kept[number]) is FUNCTION:  # `functools.wraps` copies it
+            return [self.kept[number].__doc__]
         value = self.mine(number, name)
         if name == "__signature__":
             return [self.signature(value)]
@@ -946,6 +981,17 @@ def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
     os.close(ruleset)
 
 
+def filter_calls(given: dict) -> None:
+    """From now on this process makes only the system calls that `seccomp.py` lists, where there is such a filter."""
+    if not given["filter"]:
+        return
+    code = bytes.fromhex(given["filter"]).replace(bytes.fromhex(given["self"]), os.getpid().to_bytes(4, sys.byteorder))
+    array = type("Filter", (_ctypes.Array,), {"_type_": Byte, "_length_": len(code)})
+    buffer = array.from_buffer_copy(code)  # pyright: ignore[reportAttributeAccessIssue]
+    address = _ctypes.addressof(buffer).to_bytes(8, sys.byteorder)
+    call("prctl", PR_SET_SECCOMP, 2, (len(code) // 8).to_bytes(8, sys.byteorder) + address, 0, 0)
+
+
 def die_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         prctl(PR_SET_PDEATHSIG, _signal.SIGKILL)
@@ -957,6 +1003,8 @@ def nursery(control: socket, given: dict) -> None:
     """Fork a program for each order of the checker, and report how it has ended."""
     null, checker = os.open("/dev/null", os.O_RDWR), os.getpid()
     while order := control.recv(1):
+        if order == KILL:  # of a program that has just ended
+            continue
         theirs, ours = socketpair(AF_UNIX, SOCK_STREAM)
         fault_read, fault_write = os.pipe()
         pid = os.fork()
@@ -971,26 +1019,31 @@ def nursery(control: socket, given: dict) -> None:
         control.sendmsg([b"%20d" % pid], [(SOL_SOCKET, SCM_RIGHTS, fds)])
         theirs.close()
         os.close(fault_read)
-        if given["folder"]:
-            watch(pid, fault_write, given["folder"], given["names"])
+        if given["filter"]:
+            watch(pid, fault_write, control, given)
         os.close(fault_write)
         _, status, usage = os.wait4(pid, 0)
         control.send(b"%20d" % status + b"%20.6f" % (usage.ru_utime + usage.ru_stime))
     os._exit(0)
 
 
-def watch(pid: int, fault: int, folder: str, names: int) -> None:
-    """Wait for the end of a program, and end it if it makes more names in the folder than that.
+def watch(pid: int, fault: int, control: socket, given: dict) -> None:
+    """Wait for the end of a program, and end it if the checker asks for that, or if it makes too many names.
 
-    No limit of the kernel counts the memory of a name, and the checker may be busy.
+    The checker may not end it by itself, and may be busy; no limit of the kernel counts the memory of a name.
     """
     process, end = os.pidfd_open(pid), select.poll()
     end.register(process, select.POLLIN)
-    while not end.poll(20):
-        found = os.statvfs(folder)
-        if found.f_files - found.f_ffree > names:
+    end.register(control, select.POLLIN)
+    while process not in (ready := [number for number, _ in end.poll(20 if given["folder"] else None)]):
+        if control.fileno() in ready:
+            if control.recv(1, MSG_PEEK) in (b"", KILL):
+                os.kill(pid, _signal.SIGKILL)
+                break
+            end.unregister(control)  # the order of another program
+        elif given["folder"] and (found := os.statvfs(given["folder"])).f_files - found.f_ffree > given["names"]:
             os.kill(pid, _signal.SIGKILL)
-            os.write(fault, f"\nmade more than {names:,} files, folders and links".encode())
+            os.write(fault, f"\nmade more than {given['names']:,} files, folders and links".encode())
             break
     os.close(process)
 
@@ -1013,19 +1066,13 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
         except (OSError, ValueError):  # macOS has names without the limits
             if sys.platform == "linux":
                 raise
-    if given["filter"]:
-        code = bytes.fromhex(given["filter"]).replace(
-            bytes.fromhex(given["self"]), os.getpid().to_bytes(4, sys.byteorder)
-        )
-        array = type("Filter", (_ctypes.Array,), {"_type_": Byte, "_length_": len(code)})
-        buffer = array.from_buffer_copy(code)  # pyright: ignore[reportAttributeAccessIssue]
-        address = _ctypes.addressof(buffer).to_bytes(8, sys.byteorder)
-        call("prctl", PR_SET_SECCOMP, 2, (len(code) // 8).to_bytes(8, sys.byteorder) + address, 0, 0)
+    filter_calls(given)
     source, module = given["source"], type(sys)("program" if order == b"c" else "__main__")
     make = compiled if given["judge"] == "apps" and order == b"m" else compile
     sys.modules[module.__name__] = module
     sys.argv = [""]
     builtins.exit = builtins.quit = sys.exit  # the interpreter has started without `site`
+    builtins.open = vars(sys.modules["io"])["open"] = opened(builtins.open)
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     given.clear()
     try:
@@ -1059,6 +1106,23 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
+STREAMS = {
+    f"{folder}/{name}": fd
+    for fd, one in enumerate(("stdin", "stdout"))
+    for folder, name in (("/dev", one), ("/dev/fd", fd), ("/proc/self/fd", fd))
+}
+"""Files that are streams of a program: its own are sockets, which no path opens, and there may be no `/dev`."""
+
+
+def opened(plain):
+    """`open`, that function, with the streams of a program."""
+
+    def open(file, *how, **more):
+        return plain(os.dup(STREAMS[file]) if type(file) is str and file in STREAMS else file, *how, **more)
+
+    return open
+
+
 def compiled(*source, **how):
     """A program that may return at its top level, which APPS' judge takes for the body of a function."""
     try:
@@ -1068,10 +1132,11 @@ def compiled(*source, **how):
             raise
         tree = compile(*source, flags=ONLY_AST, **how)
         names = next(one for one in in_function(tree, "pass").co_consts if type(one).__name__ == "code")
-    try:  # so that its functions may change its variables
-        return in_function(tree, f"global {', '.join(sorted({*names.co_varnames, *names.co_cellvars})) or '_'}")
-    except SyntaxError:  # a variable with an annotation cannot be global
-        return in_function(tree, "pass")
+    for node in nodes(tree, but=("FunctionDef", "AsyncFunctionDef", "ClassDef")):
+        if type(node).__name__ == "AnnAssign":
+            vars(node)["simple"] = 0  # else a variable with an annotation cannot be global
+    # so that its functions may change its variables
+    return in_function(tree, f"global {', '.join(sorted({*names.co_varnames, *names.co_cellvars})) or '_'}")
 
 
 def in_function(tree, first: str):
@@ -1220,7 +1285,7 @@ class Running:
         """End it; returns what to raise."""
         if self.status is None:
             try:
-                os.kill(self.pid, _signal.SIGKILL)
+                self.checker.control.send(KILL) if self.checker.filtered else os.kill(self.pid, _signal.SIGKILL)
             except ProcessLookupError:  # it has just ended
                 self.open = False
             self.take_status()
@@ -1259,6 +1324,7 @@ class Checker:
         self.results, self.nonce, self.process = hide_results(), bytes.fromhex(tests["nonce"]), os.getpid()
         self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
         self.each, self.until = given["judge"] == "apps", self.seconds
+        self.filtered = bool(given["filter"])
         self.cores = os.cpu_count() or 1
         self.spent = 0.0
         self.received = 0
@@ -1431,13 +1497,18 @@ def short_text(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def nodes(tree):
-    """The nodes of a syntax tree; `ast`, which has this, takes as long to import as a program."""
+def nodes(tree, but: tuple = ()):
+    """The nodes of a syntax tree, without what is in nodes of some kinds.
+
+    `ast`, which has this, takes as long to import as a program.
+    """
     yield tree
+    if type(tree).__name__ in but:
+        return
     for value in vars(tree).values():
         for child in value if isinstance(value, list) else [value]:
             if hasattr(child, "_fields"):
-                yield from nodes(child)
+                yield from nodes(child, but)
 
 
 def parts(code):
@@ -1524,6 +1595,7 @@ def main() -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (given["busy"], given["busy"] + 1))
+    filter_calls(given)
     Checker(control, given, tests).judge()
 
 

@@ -25,6 +25,7 @@ PATCHES = re.compile(
 """What a test changes or looks into in its own process alone."""
 RUNS = re.compile(r"(builtins\.)?(eval|exec)\(|(pickle|marshal|shelve|cloudpickle|dill)\.(loads?|open)\(")
 """What turns text or bytes into code that runs in the process of the tests."""
+WAITS = re.compile(r"(asyncio\.)?(wait_for|timeout)\(")
 THREAD = re.compile(r"(\w+\.)?(Thread|Timer|start_new_thread)\(")
 
 
@@ -102,6 +103,7 @@ def unkept(*codes: str) -> str | None:
         asserts = name and any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
         if (asserts or name[:4] in ("test", "Test")) and name not in used:
             return f"a test defines {name} and never runs it, so that any program passes; call it, or leave the row out"
+    timed = any("TimeoutError" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in nodes)
     asserting = {one.name for one in nodes if isinstance(one, ast.FunctionDef) and "assert" in ast.unparse(one)}
     for node in nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
@@ -116,6 +118,11 @@ def unkept(*codes: str) -> str | None:
             return (
                 f"a test says {shown(text)}, which would run what the program returns beside the tests, outside the "
                 "sandbox's filter; compare the text, use ast.literal_eval, or leave the row out"
+            )
+        if timed and isinstance(node, ast.Call) and WAITS.match(text):
+            return (
+                f"a test says {shown(text)} and awaits a TimeoutError, and a coroutine of the program is not ended "
+                "before its own end; test what it returns, or leave the row out"
             )
         if isinstance(node, ast.Call) and THREAD.match(text) and asserting.intersection(re.split(r"\W", text)):
             return (
