@@ -4,9 +4,9 @@
     python -m benchmarks.architecture --budget              # and lower the budget that tests hold it to
     python -m benchmarks.architecture --figure FILE.svg     # and as a figure
 
-A *package* here is a folder directly under `operant/`, `apps/` or `tools/`, or a module that stands alone. Every import
-counts, also one inside a function or under `TYPE_CHECKING`; those of `operant/__init__.py`, which only hands names on,
-do not.
+A *package* here is a folder directly under `operant/`, `apps/` or `tools/`; the modules in the root, on which all others
+stand, are one, the base. Every import counts, also one inside a function or under `TYPE_CHECKING`; those of
+`operant/__init__.py`, which only hands names on, do not.
 """
 
 import argparse
@@ -29,6 +29,8 @@ PACKAGE = Path(find_spec("operant").origin or "").parent  # pyright: ignore[repo
 
 GROUPS = ("apps", "tools")
 """Folders of packages."""
+ALONE = ("api", "__main__", "__init__")
+"""Modules in the root that are no part of the base."""
 
 
 def files(package: Path = PACKAGE) -> list[Path]:
@@ -108,6 +110,8 @@ def lines(modules: Collection[str], package: Path = PACKAGE) -> int:
 
 def package_of(module: str) -> str:
     parts = module.split(".")
+    if module not in ALONE and (PACKAGE / f"{module}.py").is_file() and len(parts) == 1:
+        return "base"
     return ".".join(parts[: 2 if parts[0] in GROUPS else 1])
 
 
@@ -249,12 +253,11 @@ def reading_list() -> list[str]:
 
 
 def rooms() -> dict[str, int]:
-    """The lines of each package; those of modules that stand alone together, as `root`."""
+    """The lines of each package; those of the few other modules are with `api`."""
     found: Counter[str] = Counter()
     for path in files():
-        alone = path.parent == PACKAGE or path.parent.name in GROUPS
-        room = "root" if alone else package_of(module_name(path))
-        found[room] += path.read_text(encoding="utf-8").count("\n")
+        room = package_of(module_name(path))
+        found["api" if room in (*ALONE, *GROUPS) else room] += path.read_text(encoding="utf-8").count("\n")
     return dict(sorted(found.items()))
 
 

@@ -117,12 +117,13 @@ def test_no_two_classes_have_one_name() -> None:
     ("module", "source", "inside"),
     [
         ("objectives.kl", "from operant.training.learner import Learner", ()),
-        ("types", "import operant.sampling", ()),
+        ("types", "import operant.storage", ()),
         ("sampling", "def f():\n    from operant import objectives", ()),
         ("engines.native", "from ..learner import Learner", ("engines",)),
-        ("types", "from .learner import Learner", ()),
+        ("types", "from .training.learner import Learner", ()),
+        ("apps.code.problems", "from operant.runs.run import Run", ()),
         ("data.tasks", "from operant import Task", ("data",)),
-        ("run", "from operant.mystery import x", ()),
+        ("runs.run", "from operant.mystery import x", ()),
         ("runs.run", "from operant.tools.report.run_report import write_report", ()),
     ],
 )
