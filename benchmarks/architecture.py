@@ -4,8 +4,8 @@
     python -m benchmarks.architecture --budget              # and lower the budget that tests hold it to
     python -m benchmarks.architecture --figure FILE.svg     # and as a figure
 
-A *package* here is a folder directly under `operant/`, `apps/` or `tools/`; the modules in the root, on which all others
-stand, are one, the base. Every import counts, also one inside a function or under `TYPE_CHECKING`; those of
+A *package* here is a folder directly under `operant/`, `apps/` or `tools/`; the modules in the root, on which all
+others stand, are one, the base. Every import counts, also one inside a function or under `TYPE_CHECKING`; those of
 `operant/__init__.py`, which only hands names on, do not.
 """
 
