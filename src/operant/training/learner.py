@@ -470,7 +470,7 @@ class Learner(Saveable):
             batch = nothing(self.policy.numbers)
             batch = batch.with_(hinted=batch if self.algorithm.teacher else None)
         if self.algorithm.needs.keys:
-            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"])
+            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"], self._between)
         lengths_too = self.own.on_length == "bootstrap"
         bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         batch = batch.to(self.policy.device)
