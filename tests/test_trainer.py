@@ -299,6 +299,14 @@ def test_every_method_starts_a_run_and_says_what_nothing_reads(method, tmp_path)
     assert ("update.minibatch=8 is above batch=4" in said) == ("minibatch" in given)
 
 
+@pytest.mark.parametrize("method", ["ppo", "a2c", "trpo", "grpo", "rejection"])
+def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
+    given = {"algorithm": method, "tasks": "x.txt", "reward": "letters:e", "learner.select": "top:50%"}
+    notes = idle(configure(given | ({"kl.loss_kind": "reverse"} if method == "grpo" else {})))
+    said = [note for note in notes if "the critic learns from the replies that stay alone" in note]
+    assert len(said) == len(notes) == find(method).needs.critic
+
+
 @pytest.mark.parametrize(
     ("method", "given", "needed"),
     [

@@ -235,13 +235,16 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 
 
 def idle(config: Config) -> list[str]:
-    """Sentences on options that change nothing in this run."""
+    """Sentences on options that change nothing in this run, or something that its user may not expect."""
     known, name, notes = config.learner, config.train.algorithm, list[str]()
     size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
     if rate == 0:
         notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
+    if find(name).needs.critic and (select := known["learner"].select) is not None:
+        why = "the critic learns from the replies that stay alone, and expects too much of the others"
+        notes += [f"learner.select={select}: {why}; a method without a critic fits better"]
     if find(name).source == "data" and known["learner"].on_length != "ended":
         notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
     usual = learner_options(name, None, {})[0]
