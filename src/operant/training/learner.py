@@ -368,7 +368,8 @@ class Learner(Saveable):
         tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         if self.buffer is None:
-            sampled = played(collated)[1].logprobs if self.rescores and collated.unscored is None else None
+            own = played(collated)[1]  # a demonstration has no sampler, and hides nothing of the others
+            sampled = own.logprobs if self.rescores and (own.unscored is None or not own.unscored.any()) else None
             cap, mask = self.own.importance_cap, self.own.importance_mask
             tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], cap, sampled, mask=mask))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
