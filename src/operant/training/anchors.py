@@ -30,12 +30,12 @@ def with_anchors(batch: Batch, rollouts: Sequence[Rollout], algorithm: str, turn
     taken, seen = torch.zeros_like(batch.rewards), set[int]()
     for row, episode in enumerate(batch.episodes.tolist() if rollouts else ()):
         if episode not in seen:  # at the first action of an episode
-            taken[row, int(batch.actions[row].int().argmax())] = _discounted(rollouts[episode], turn_discount)
+            taken[row, int(batch.actions[row].int().argmax())] = discounted(rollouts[episode], turn_discount)
         seen.add(episode)
     return batch.with_(anchors=torch.where(batch.actions, found, -1), extra={"discounted": taken})
 
 
-def _discounted(rollout: Rollout, turn_discount: float) -> float:
+def discounted(rollout: Rollout, turn_discount: float) -> float:
     """What a discount of every turn in between takes from the rewards of turns behind the trained one before them."""
     total, behind = 0.0, None
     for turn in rollout.turns:
