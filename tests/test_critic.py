@@ -517,6 +517,7 @@ def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
     assert metrics.get("kl/in_loss", 0.0) == pytest.approx(float(in_loss), rel=1e-5)
     if "importance" in options:
         assert metrics["rollout/importance_mean"] == pytest.approx(weight)
+        assert metrics["rollout/engine_gap"] < 1e-12, "of its own programs, beside given ones"
 
 
 @pytest.mark.parametrize("scores", [None, [1.0, 0.5], torch.tensor([1.0, 0.5]), [None, 0.5]])

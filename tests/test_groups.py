@@ -60,6 +60,7 @@ def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
         ("value.layers", 2, r"value.layers=2: algorithm grpo has no critic"),
         ("kl.coef", 0.1, r"kl.coef=0.1 with algorithm=grpo.*kl.loss_coef"),
         ("kl.control", "adaptive", r"kl.control=adaptive with algorithm=grpo: it is about KL in the reward"),
+        ("kl.horizon", 10_000, r"kl.horizon=10000.* with algorithm=grpo: it is about KL in the reward"),
         ("kl.kind", "reverse", r"kl.kind=reverse with algorithm=grpo.*use kl.loss_coef and kl.loss_kind"),
         ("on_length", "bootstrap", r"on_length='bootstrap' with algorithm=grpo: it needs a critic"),
     ],

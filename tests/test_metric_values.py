@@ -1080,15 +1080,19 @@ VALUED = {
 
 
 def soft(folder, patch):
-    """The copy is the policy in the first step, so its numbers are the policy's."""
-    learner = Learner(lm(vocab=V).double(), algorithm="soft_q", reference=None, lr=0.0)
-    prompts, tokens, step = [[5], [6, 7], [8]], [9, 10, 11], SimpleNamespace(q=[], v=[])
-    for prompt, token in zip(prompts, tokens, strict=True):
-        logits = learner.policy.model(torch.tensor([prompt])).logits[0, -1].detach()
-        step.q.append(float(logits[token]))
-        step.v.append(float(logits.exp().sum().log()))
-    step.logged = learner.step(prompts, [[token] for token in tokens], [0.5, -1.0, 2.0])
-    return [step]
+    """The copy is the policy in the first step, so its numbers are the policy's, less the reference's."""
+    steps = []
+    for reference in (None, Policy(lm(vocab=V, seed=1, spread=0.1).double())):
+        learner = Learner(lm(vocab=V).double(), algorithm="soft_q", reference=reference, lr=0.0)
+        prompts, tokens, step = [[5], [6, 7], [8]], [9, 10, 11], SimpleNamespace(q=[], v=[])
+        models = [(1, learner.policy.model), *([] if reference is None else [(-1, reference.model)])]
+        for prompt, token in zip(prompts, tokens, strict=True):
+            logits = [(sign, model(torch.tensor([prompt])).logits[0, -1].detach()) for sign, model in models]
+            step.q.append(sum(sign * float(x[token]) for sign, x in logits))
+            step.v.append(sum(sign * float(x.exp().sum().log()) for sign, x in logits))
+        step.logged = learner.step(prompts, [[token] for token in tokens], [0.5, -1.0, 2.0])
+        steps.append(step)
+    return steps
 
 
 SOFT = {f"soft_q/{of}q": lambda s: mean(s.q) for of in ("", "target_")}

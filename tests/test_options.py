@@ -120,6 +120,16 @@ def test_a_configuration_of_an_unknown_schema_is_refused(schema):
         old_names.current({"schema": schema}, "run/config.yaml")
 
 
+@pytest.mark.parametrize("control", ["fixed", "adaptive"])
+def test_a_horizon_that_every_run_stored_and_nothing_read_is_left_out(control):
+    """10,000 was the default; it is kept where the controller of the run has used it."""
+    kept = {"horizon": 10_000.0} if control == "adaptive" else {}
+    nested = {"kl": {"control": control, "horizon": 10_000.0}, "steps": 4}
+    assert old_names.current(nested, "c") == {"kl": {"control": control} | kept, "steps": 4}
+    flat = {"kl.horizon": 10_000.0, "kl.control": control}
+    assert old_names.current(flat, "c") == {"kl.control": control} | {f"kl.{name}": x for name, x in kept.items()}
+
+
 @pytest.mark.parametrize("given", [{"guests.timeout": 3}, {"guests": {"timeout": 3}}])
 def test_an_old_name_that_somebody_gives_is_refused_with_todays(given):
     with pytest.raises(OperantError, match="is called 'isolation"):

@@ -7,8 +7,9 @@ import torch
 from toys import letters, lm
 
 from operant import Observer, OperantError, steps, train
-from operant.algorithms import find, presets
+from operant.algorithms import METHODS, find, presets
 from operant.metrics.registry import describe
+from operant.runs.build import idle
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
 
@@ -236,15 +237,17 @@ def test_every_preset_loads(name):
     for option, value in presets()[name].items():
         group, _, field = option.rpartition(".")
         assert (flat[group] if group else flat)[field] == value, option
+    assert idle(config) == []
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
 def test_every_recipe_loads_and_is_written_whole(name):
     brings = {"letters", "keyword", "sentiment", "chat", "rooms", "textworld", "numbers", "dates"}
     own = {} if name in brings else {"tasks": "mine.jsonl"}  # the user's rows
-    held = as_mapping(configure(own, name))
+    config = configure(own, name)
+    held = as_mapping(config)
     again = as_mapping(configure(held))
-    assert held == again
+    assert held == again and idle(config) == []
 
 
 def test_the_config_on_disk_is_complete(tmp_path):
@@ -259,3 +262,73 @@ def test_what_is_later_wins():
     assert configure(given | {"preset": "trl", "kl.coef": 0.3}).learner["kl"].coef == 0.3
     assert configure({"preset": "trl"}, "sentiment").learner["kl"].coef == 0.2
     assert configure({}, "sentiment").learner["kl"].coef == 0.1
+
+
+ABSENT = "absent"
+GIVEN = [{"prompt": text, "completion": " " + text} for text in TASKS]
+STARTS = {
+    "sft": {"tasks": GIVEN},
+    "dpo": {"tasks": [{"prompt": text, "chosen": "a", "rejected": "b"} for text in TASKS]},
+    "kto": {"tasks": [row | {"label": bool(i % 2)} for i, row in enumerate(GIVEN)]},
+    "reward-model": {"tasks": [{"prompt": text, "chosen": "a", "rejected": "b"} for text in TASKS]},
+    "outcome-critic": {"tasks": [row | {"outcome": i % 2} for i, row in enumerate(GIVEN)]},
+    "distill": {"teacher.hint": lambda rollout: " a"},
+    "coderl": {"tasks": GIVEN, "advantage.gamma": 1.0},
+    "trpo": {"minibatch": ABSENT},
+}
+"""What a method needs beside `SMALL`."""
+REWARDED = {True: {"reward": "letters:e"}, False: {}}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_a_run_and_says_what_nothing_reads(method, tmp_path):
+    row = find(method)
+    options = SMALL | {"steps": 1, "minibatch": 8, "importance_cap": 3.0, "tasks": TASKS, "algorithm": method}
+    options |= {"policy": model(), "samples": row.needs.samples if row.source != "data" else 1}
+    if row.needs.policy:
+        lm("gpt2", vocab=len(letters())).save_pretrained(tmp_path / "trunk")
+        letters().save_pretrained(tmp_path / "trunk")
+        options["policy"] = {"name": method.replace("-", "_"), "trunk": str(tmp_path / "trunk")}
+    else:
+        options |= {"tokenizer": letters()} | ({"reward": count_a} if row.needs.reward else {})
+    given = {name: value for name, value in (options | STARTS.get(method, {})).items() if value is not ABSENT}
+    run = train(**given, out=tmp_path / "run", quiet=True)
+    assert told(run)[-1]["update/refused"] == 0
+    said = run.folder.log_path.read_text(encoding="utf-8")
+    assert "learner.importance_cap=3.0 without learner.importance: nothing reads it" in said
+    assert ("update.minibatch=8 is above batch=4" in said) == ("minibatch" in given)
+
+
+@pytest.mark.parametrize("method", ["ppo", "a2c", "trpo", "grpo", "rejection"])
+def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
+    given = {"algorithm": method, "tasks": "x.txt", "reward": "letters:e", "learner.select": "top:50%"}
+    notes = idle(configure(given | ({"kl.loss_kind": "reverse"} if method == "grpo" else {})))
+    said = [note for note in notes if "the critic learns from the replies that stay alone" in note]
+    assert len(said) == len(notes) == find(method).needs.critic
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "needed"),
+    [
+        ("ppo", {"kl.coef": 0, "kl.kind": "k2"}, "kl.coef above 0"),
+        ("ppo", {"kl.coef": 0, "kl.control": "adaptive"}, "kl.coef above 0"),
+        ("ppo", {"kl.loss_kind": "k2"}, "kl.loss_coef above 0"),
+        ("rloo", {"kl.target": 3.0}, "kl.control=adaptive or per_token"),
+        ("ppo", {"kl.control": "per_token", "kl.horizon": 400.0}, "kl.control=adaptive"),
+        ("reinforce", {"kl.end_coef": 0.3}, "kl.control=linear"),
+        ("sft", {"learner.importance_cap": 3.0}, "learner.importance"),
+        ("grpo", {"learner.select_unit": "turn"}, "learner.select"),
+        ("grpo", {"score.missing_stop_mode": "add"}, "score.missing_stop"),
+        ("ppo", {"score.truncate_after": 2, "score.truncate_penalty": 0.0}, "score.truncate_token"),
+        ("dpo", {"lora.rslora": True}, "lora.rank or lora.adapter"),
+        ("soft_q", {"output_mlp.gain": 0.1}, "output_mlp.width"),
+        ("soft_q", {"replay.capacity": 10}, "replay.share above 0"),
+        ("soft_q", {"mask.every": 2}, "mask.by=copy"),
+        ("soft_q", {"target.every": 2, "target.rate": 0.1}, "target.every=0"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_said(method, given, needed):
+    """The table, row by row; what a method does not have at all is refused in test_options.py."""
+    (note,) = idle(configure({"algorithm": method, "tasks": "x.txt", **given} | REWARDED[find(method).needs.reward]))
+    name, value = list(given.items())[-1]
+    assert f"{name}={value} without {needed}: nothing reads it" in note

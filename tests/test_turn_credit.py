@@ -212,6 +212,16 @@ def test_an_untrained_turn_has_no_part_in_a_comparison_and_discounts():
     assert by_turn(batch, with_turn_returns(batch, turn_gamma=0.5).returns) == [[3.0], [4.0]]
 
 
+def test_gigpo_compares_attempts_by_the_plain_sum_of_their_rewards_beside_an_untrained_turn():
+    """By hand, at 0.5: attempts are worth 1 + 2 + 4 = 7 and 1; from the start on, 1 + 0.5 * 2 + 0.25 * 4 = 3 and 1."""
+    skipping = game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a"))
+    attempts = [skipping, game([(1.0, ONE)], keys=("",))]
+    learner = Learner(lm(), algorithm="gigpo", **{"advantage.turn_gamma": 0.5, "advantage.scale": False})
+    batch, _ = learner.preview(attempts, [0.0, 0.0])
+    found = [by_turn(batch, batch.advantages, episode) for episode in (0, 1)]
+    assert [[turn[0] for turn in turns] for turns in found] == [pytest.approx([3 + 1, 3]), pytest.approx([-3 - 1])]
+
+
 def test_a_later_turn_without_a_key_is_refused_with_the_remedy():
     rollouts = [game([(0.0, ONE), (1.0, ONE)])] * 2
     learner = Learner(lm(), algorithm="gigpo")

@@ -16,7 +16,7 @@ tokens of a turn have its advantage; the loss is the clipped surrogate, averaged
   A first turn needs none, because all attempts at a task begin alike, so that in a world of one turn GiGPO is GRPO with
   advantages times $1 + \omega$. A later turn without a key is refused.
 - A turn that is not trained on is in no comparison. It is a turn of $G$ like any other: its reward counts, and what
-  comes after it is discounted by it too.
+  comes after it is discounted by it too. $R_i$ has no discount.
 - `advantage.turn_gamma` is $\gamma$, `advantage.omega` $\omega$; `advantage.scale=false` omits both divisions.
 - KL is charged in the loss, as in GRPO. `samples` below 2 is refused.
 """

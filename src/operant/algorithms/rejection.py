@@ -25,8 +25,9 @@ $$\text{loss} = -\frac{1}{|S|}\sum_{t \in S} \log \pi(a_t) \;(-\;c\,H) \;+\; \be
 - `select/share`, `select/threshold` and `select/score` say what stayed; metrics of replies are still of all of them.
 - Any method that plays takes `--select`. Groups, baselines and whitening are then those of all replies, and only the
   best are in the loss: `--algorithm grpo --select top:50% --kl.loss-kind reverse` is GRPO on the better half. A critic
-  then learns from the best alone, and expects too much of the others: methods without one fit better. Methods that
-  learn from pairs refuse a selection, and so do those without a reward in a world that pays nothing.
+  then learns from the best alone, and expects too much of the others, as the run says at its start: methods without
+  one fit better. Methods that learn from pairs refuse a selection, and so do those without a reward in a world that
+  pays nothing.
 
 Log-probs are those of the distribution that was sampled from, temperature included. Prompts and the world's text are
 never trained on. The preset `textworld-rejection` has the values of the rejection sampler in the TextWorld fork of TRL.

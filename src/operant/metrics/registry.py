@@ -26,7 +26,7 @@ reward/kl_penalty | scaled score | levels off; far above the spread of the scale
     coefficient times kl/paid
 reward/return | scaled score | may fall while the reward rises: KL is paid for, and a normalised score is
     measured against the mean of all scores so far | objective/rlhf_reward | scaled score minus KL penalty, mean over
-    replies: what each step maximises
+    replies: what each step maximises; the reward of a turn that is not trained on is discounted in it
 reward/kl_penalty_std | scaled score | | | spread of that penalty over the replies
 reward/return_std | scaled score | | | spread of the returns over the replies
 reward/query_share | share | ..0.8 | | share of the judged scores' variance that the prompt explains (their intraclass
@@ -236,11 +236,12 @@ ilql/conservative | nats | below the log of the vocabulary's size | | negative l
     softmax(Q), mean over tokens and both estimates
 ilql/q | scaled score | near reward/mean, discounted | | the smaller Q of the tokens taken, mean over tokens
 replay/size | replies | | | replies in the buffer that a step draws from, its own among them
-soft_q/q | scaled score | | | the logit of the tokens taken, which is their Q; mean over tokens
+soft_q/q | scaled score | | | the logit of the tokens taken, which is their Q, minus that of the reference if there is
+    one, as in all six; mean over tokens
 soft_q/v | scaled score | near soft_q/target_v | | logsumexp of the logits, the value of the state before each token;
     mean over tokens
-soft_q/a | nats | rises from -log of the vocabulary's size | | Q - V of the tokens taken, their log-prob over the whole
-    vocabulary; mean over tokens
+soft_q/a | nats | rises, from -log of the vocabulary's size without a reference, from 0 with one | | Q - V of the
+    tokens taken, their log-prob over the whole vocabulary (minus the reference's); mean over tokens
 soft_q/target_q | scaled score | near soft_q/q | | as soft_q/q, of the copy that follows slowly
 soft_q/target_v | scaled score | near soft_q/v | | as soft_q/v, of the copy that follows slowly
 soft_q/target_a | nats | near soft_q/a | | as soft_q/a, of the copy that follows slowly

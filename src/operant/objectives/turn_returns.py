@@ -45,15 +45,17 @@ def with_states(
     """Add two comparisons (arXiv:2505.10978, equation 8): of episodes in their group, as `with_groups`, and `omega`
     times that of turns which begin in the same state, by their returns R_k = r_k + turn_gamma * R_{k+1}.
 
-    `scale`, `deviation`: of both comparisons, as in `with_groups`. A turn whose state no other turn of the group begins
-    in has only the first.
+    Episodes are compared by the plain sum of their rewards: `extra` may have `discounted` [B, T], what `collate` has
+    taken from those of turns that are not trained on. `scale`, `deviation`: as in `with_groups`, of both. A turn whose
+    state no other turn of the group begins in has only the first.
     Raises: OperantError for a rate outside 0..1, an `omega` below 0, or another `deviation`.
     """
     _check_rate(turn_gamma)
     if omega < 0:
         raise OperantError(f"advantage.omega={omega}: it must be at least 0")
     assert batch.anchors is not None  # the learner adds them
-    batch = with_groups(batch, scale=scale, deviation=deviation)
+    plain = batch.with_(rewards=batch.rewards + batch.extra.get("discounted", 0))  # as the method compares episodes
+    batch = batch.with_(advantages=with_groups(plain, scale=scale, deviation=deviation).advantages)
     index, turns, returns = turn_returns(batch, turn_gamma)
     played = turns.count > 0
     compared = torch.zeros_like(returns)

@@ -30,6 +30,16 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
             _rename(options, old, new, where)
+    return without_unread_horizon(options)
+
+
+def without_unread_horizon(options: dict[str, Any]) -> dict[str, Any]:
+    """Without kl.horizon where it is 10,000 and no controller reads it: that was its default, which all runs stored."""
+    kl = options.get("kl")
+    for part, before in ((options, "kl."), (kl if isinstance(kl, Mapping) else {}, "")):
+        if part.get(f"{before}horizon") == 10_000 and part.get(f"{before}control") != "adaptive":
+            kept = {name: value for name, value in part.items() if name != f"{before}horizon"}
+            options = kept if before else options | {"kl": kept}
     return options
 
 

@@ -7,10 +7,12 @@ import torch
 from operant.types import Batch, OperantError, Rollout
 
 
-def with_anchors(batch: Batch, rollouts: Sequence[Rollout], algorithm: str) -> Batch:
+def with_anchors(batch: Batch, rollouts: Sequence[Rollout], algorithm: str, turn_discount: float = 1.0) -> Batch:
     """Add `anchors` to a batch of these rollouts: equal numbers for equal `Turn.key`s in a group.
 
-    All attempts at a task begin in the same state, so a first turn needs no key.
+    All attempts at a task begin in the same state, so a first turn needs no key. `extra` gets `discounted` [B, T]: what
+    `turn_discount` has taken from the rewards of turns that are not trained on, so that whole episodes are compared by
+    the plain sum of their rewards.
     Raises: OperantError for a later turn that is trained on and has none.
     """
     numbers: dict[tuple[int, str], int] = {}
@@ -25,4 +27,18 @@ def with_anchors(batch: Batch, rollouts: Sequence[Rollout], algorithm: str) -> B
                 )
             table[episode, index] = numbers.setdefault((rollout.group, turn.key), len(numbers))
     found = table.to(batch.turns.device)[batch.episodes[:, None], batch.turns.clamp(min=0)]
-    return batch.with_(anchors=torch.where(batch.actions, found, -1))
+    taken, seen = torch.zeros_like(batch.rewards), set[int]()
+    for row, episode in enumerate(batch.episodes.tolist() if rollouts else ()):
+        if episode not in seen:  # at the first action of an episode
+            taken[row, int(batch.actions[row].int().argmax())] = discounted(rollouts[episode], turn_discount)
+        seen.add(episode)
+    return batch.with_(anchors=torch.where(batch.actions, found, -1), extra={"discounted": taken})
+
+
+def discounted(rollout: Rollout, turn_discount: float) -> float:
+    """What a discount of every turn in between takes from the rewards of turns behind the trained one before them."""
+    total, behind = 0.0, None
+    for turn in rollout.turns:
+        behind = 0 if turn.trained else None if behind is None else behind + 1
+        total += turn.reward * (1 - turn_discount**behind) if behind else 0.0
+    return total

@@ -368,7 +368,8 @@ class Learner(Saveable):
         tally.merge(chosen)
         tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
         if self.buffer is None:
-            sampled = played(collated)[1].logprobs if self.rescores and collated.unscored is None else None
+            own = played(collated)[1]  # a demonstration has no sampler, and hides nothing of the others
+            sampled = own.logprobs if self.rescores and (own.unscored is None or not own.unscored.any()) else None
             cap, mask = self.own.importance_cap, self.own.importance_mask
             tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], cap, sampled, mask=mask))
         known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
@@ -470,7 +471,7 @@ class Learner(Saveable):
             batch = nothing(self.policy.numbers)
             batch = batch.with_(hinted=batch if self.algorithm.teacher else None)
         if self.algorithm.needs.keys:
-            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"])
+            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"], self._between)
         lengths_too = self.own.on_length == "bootstrap"
         bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
         batch = batch.to(self.policy.device)

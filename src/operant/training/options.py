@@ -273,8 +273,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"kl.coef={kl.coef:g} with algorithm={name}: KL in the reward would be divided by the group's deviation, "
             "and trained on at full strength where scores are equal; use kl.loss_coef, which charges it in the loss"
         )
-    usual = KLOptions(coef=0.0, horizon=10_000 if kl.horizon == 10_000 else None)  # the first runs recorded 10,000
-    changed = [name for name in OF_THE_REWARD if getattr(kl, name) != getattr(usual, name)]
+    changed = [name for name in OF_THE_REWARD if getattr(kl, name) != getattr(KLOptions(coef=0.0), name)]
     if changed and algorithm.kl == ("loss",):
         raise OperantError(
             f"kl.{changed[0]}={getattr(kl, changed[0])} with algorithm={name}: it is about KL in the reward, and this "
