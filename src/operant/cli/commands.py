@@ -177,8 +177,14 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
         return 0
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
-    for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
-        pass
+    try:
+        for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
+            pass
+    except OperantError as error:
+        several = [f"--{n} {x}" for n, x in options.items() if "," in str(x) and f"{x!r}" in str(error)]
+        if resume or not several or not ("it must be" in str(error) or "algorithm" in options):
+            raise
+        raise OperantError(f"{error}; operant sweep makes a run of each value: {several[0]}") from error
     return 0
 
 

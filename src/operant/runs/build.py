@@ -242,6 +242,12 @@ def idle(config: Config) -> list[str]:
     notes = [f"optimizer.lr={rate}: the weights stay as they are, as in a control"] if rate == 0 else []
     if size and size > config.train.batch and config.train.env is None:
         notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
+    train, judged = config.train, {"held-out tasks": config.train.evaluates, "the probe prompts": config.train.probes}
+    if train.reward is not None and find(train.algorithm).source == "data":
+        asked = " and ".join(what for what, there in judged.items() if there)
+        notes += [
+            f"the reward judges the policy's replies to {asked} alone: {train.algorithm} learns from given replies"
+        ]
     return notes
 
 
