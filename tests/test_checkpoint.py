@@ -244,7 +244,7 @@ def test_what_is_not_finite_never_reaches_the_disk(tmp_path, poison):
 def test_what_cannot_be_written_is_named(tmp_path):
     state = RunState()
     state.register("order", Box({"items": [1, {2}]}))
-    with pytest.raises(OperantError, match=r"order\.items\.1 is a set"):
+    with pytest.raises(OperantError, match=r"order\.items\.1 is of type set"):
         state.save(tmp_path, 1)
 
 

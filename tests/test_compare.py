@@ -282,6 +282,14 @@ def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_hel
     assert len(comparison(sorted(tmp_path.iterdir()))["rewards"]) == parts
 
 
+def test_a_part_of_a_mixed_comparison_is_named_by_what_it_has(tmp_path):
+    worlds = {"1": {"reward": "letters:e"}, "2": {"reward": None, "env": {"win": 2}}, "3": {"reward": None}}
+    for name, given in worlds.items():
+        run(tmp_path / name, after=(3.0, 1.0), replies=["a"], **given)
+    titles = {reward["name"] for reward in comparison(sorted(tmp_path.iterdir()))["rewards"]}
+    assert titles == {"letters:e", "2", "no reward and no env.win"}
+
+
 @pytest.mark.parametrize(("tasks", "parts"), [("a.jsonl", 1), ("b.jsonl", 2)])
 def test_a_share_of_other_tasks_is_another_held_out_set(tmp_path, tasks, parts):
     for name, source in (("1", "a.jsonl"), ("2", tasks)):

@@ -32,6 +32,7 @@ from operant.algorithms import ALGORITHMS
 from operant.api import train
 from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
+from operant.runs.idle_options import idle
 from operant.tools.cli import main
 from operant.tools.diagnosis import EXPLAINS
 from operant.training.learner import Learner
@@ -429,3 +430,20 @@ def test_forty_configurations_run_or_are_refused(case):
 @settings(PLAIN, max_examples=200)
 def test_two_hundred_configurations_run_or_are_refused(case):
     trial(case)
+
+
+@pytest.mark.parametrize(
+    ("given", "judged"),
+    [
+        ({}, "the probe prompts"),
+        ({"evaluate": "held.jsonl"}, "held-out tasks and the probe prompts"),
+        ({"evaluate": "10%", "probes": 0}, "held-out tasks"),
+        ({"reward": None}, None),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["dpo", "sft", "kto"])
+def test_a_reward_beside_given_replies_is_said_to_judge_no_training(given, judged, algorithm):
+    options = {"policy": "m", "tasks": "pairs.jsonl", "reward": "letters:e", "algorithm": algorithm, "batch": 4}
+    said = [note for note in idle(configure(options | given)) if "reward" in note]
+    wanted = f"the reward judges the policy's replies to {judged} alone: {algorithm} learns from given replies"
+    assert said == ([] if judged is None else [wanted])

@@ -275,7 +275,7 @@ def test_empty_texts_are_left_out_on_request():
     ("form", "why"),
     [
         (lambda row: row["x"], r"row 1, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
-        (lambda row: 5, r"it returned a int; it must return a mapping, or a list"),
+        (lambda row: 5, r"it returned 5; it must return a mapping, or a list"),
         (lambda row: [{"text": "a"}], r"it returned \{'text': 'a'\}; it must be a mapping with a prompt"),
         (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, cue"),
         (lambda row: {"prompt": 3}, r"it returned 3 where a text must be"),

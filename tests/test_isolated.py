@@ -179,10 +179,10 @@ def test_a_rollout_arrives_as_it_was_sent():
 @pytest.mark.parametrize(
     ("target", "what"),
     [
-        (object(), r"of task 't/0', rollout.task.target is a object"),
-        ({"a": [1, {1, 2}]}, r"of task 't/0', rollout.task.target.a\[1\] is a set"),
+        (object(), r"of task 't/0', rollout.task.target is of type object"),
+        ({"a": [1, {1, 2}]}, r"of task 't/0', rollout.task.target.a\[1\] is of type set"),
         ({1: 2}, "is a mapping whose keys are not text"),
-        (b"raw", "is a bytes"),
+        (b"raw", "is of type bytes"),
     ],
 )
 def test_data_that_is_not_plain_is_refused(target, what):

@@ -48,19 +48,19 @@ ALLOWED = [
 ]
 REFUSED = [
     (Judgement(float("nan")), "returned nan"),
-    (Judgement("good"), "'good', a str"),
+    (Judgement("good"), "'good', of type str"),
     (Judgement({"a": 1.0}), "score is {'a': 1.0}"),
     (Judgement(Judgement(1.0)), "score is Judgement(score=1.0"),
     (Judgement([1.0]), "1 numbers where the rollout has 3 action tokens"),
     (Judgement(1.0, {"a": float("inf")}), "inf as its part 'a'"),
-    (Judgement(1.0, {"a": "many"}), "'many', a str, as its part 'a'"),
+    (Judgement(1.0, {"a": "many"}), "'many', of type str, as its part 'a'"),
     (Judgement(1.0, [1.0]), "parts is [1.0]"),
     (Judgement(1.0, {"tests": 1.0}), "a part 'tests', which is the name of the reward"),
     (Judgement(1.0, outcome=3), "outcome is 3"),
     (Judgement(1.0, outcome="x" * 41), "at most 40 printable characters"),
     (Judgement(1.0, outcome="two\nlines"), "put details into message"),
     (Judgement(1.0, outcome="\ud800"), "at most 40 printable characters"),
-    (Judgement(1.0, message=None), "message is None, a NoneType"),
+    (Judgement(1.0, message=None), "message is None, of type NoneType"),
     (Verdict(1.0, line=4), "a Verdict with the fields line"),
 ]
 

@@ -49,7 +49,7 @@ def test_a_folder_is_one_task_with_all_its_texts_and_its_test_file_is_held_out(p
         ([{"text": "a", "label": True}], "the label is True"),
         ([{"text": " ", "label": 1}], "row 1: the text is empty"),
         ([{"words": "a", "label": 1}], "row 1: it reads text or sentence or review or content"),
-        (["a"], "row 1: it is a str"),
+        (["a"], "row 1: it is of type str"),
     ],
 )
 def test_rows_that_are_no_labelled_texts_are_refused(rows, message):

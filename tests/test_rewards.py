@@ -201,7 +201,7 @@ def test_answers_that_are_allowed():
         (math.nan, "nan"),
         (math.inf, "inf"),
         (torch.tensor(-math.inf), "-inf"),
-        ("1.0", "'1.0', a str"),
+        ("1.0", "'1.0', of type str"),
         ([1.0], "1 numbers where the rollout has 3 action tokens"),
         ([1.0, 2.0, math.nan], "nan"),
         (object(), "a object"),

@@ -9,9 +9,9 @@ from toys import letters, lm
 from operant import Observer, OperantError, steps, train
 from operant.algorithms import METHODS, find, presets
 from operant.metrics.registry import describe
-from operant.runs.build import idle
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
+from operant.runs.idle_options import idle
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {

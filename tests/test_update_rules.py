@@ -159,7 +159,7 @@ def of(parameters):
         ),
         (lambda p: {"optimizer": of, "optimizer.kind": "sgd"}, "kind=sgd beside an optimizer of your own"),
         (lambda p: {"lr_scheduler": halved}, "lr_scheduler without optimizer"),
-        (lambda p: {"optimizer": 3}, "optimizer=3 is a int: pass a torch.optim.Optimizer, or a function"),
+        (lambda p: {"optimizer": 3}, "optimizer=3 is of type int: pass a torch.optim.Optimizer, or a function"),
         (lambda p: {"optimizer": len}, "the function returned"),
         (lambda p: {"optimizer": of(p.model.parameters())}, "lacks 2 of the .* such as value_head"),
         (lambda p: {"optimizer": of([*p.parameters(), nn.Parameter(torch.ones(1))])}, "has 1 parameters that this"),

@@ -113,7 +113,7 @@ def test_a_state_that_is_no_plain_data_and_other_mistakes_are_sentences(tmp_path
         encoding="utf-8",
     )
     env = WorkerEnv(f"{tmp_path}/odd.py:Odd", workers=1)
-    with pytest.raises(OperantError, match=r"a part of it, is a object, which cannot be sent"):
+    with pytest.raises(OperantError, match=r"a part of it, is of type object, which cannot be sent"):
         env.state_dict()
     env.close()
     with pytest.raises(OperantError, match=r"its argument 'workers' is an option of workers too; rename"):

@@ -195,7 +195,9 @@ GENERATION = {
     "max_new_tokens": Theirs("sampling.max_tokens"),
     "min_new_tokens": Theirs("sampling.min_tokens"),
     "eos_token_id": Theirs("sampling.stop_tokens", "`sampling.stop_strings` for text"),
-    "do_sample": Theirs("", "training needs samples; `evaluation.sampling={top_k: 1}` evaluates greedily"),
+    "do_sample": Theirs(
+        "sampling.top_k", "top_k=1 is greedy; training needs samples, so give it as `evaluation.sampling={top_k: 1}`"
+    ),
     "num_beams": Theirs("", "beams cannot be scored as samples: leave it out"),
     "repetition_penalty": Theirs("", "its samples cannot be scored: leave it out"),
     "pad_token_id": Theirs("", "not needed: masks come from lengths"),
@@ -272,17 +274,26 @@ ALIASES = {"model": "policy", "ahead": "rollouts_ahead", "carry": "partial_rollo
 """Second names of options, which are accepted for them."""
 
 
+def _named(name: str) -> dict[str, Theirs]:
+    """The options of other systems that have this name, by system."""
+    return {system: table[name] for system, table in SYSTEMS.items() if name in table}
+
+
 def ours(name: str) -> list[str]:
     """Our options for one that has this name in another system."""
-    return next((table[name].ours.split(", ") for table in SYSTEMS.values() if name in table), [])
+    return next((theirs.ours.split(", ") for theirs in _named(name).values()), [])
+
+
+def note(name: str) -> str:
+    """What is said beside our option for one that has this name in another system."""
+    return next((theirs.note.replace("`", "") for theirs in _named(name).values()), "")
 
 
 def answer(name: str) -> str:
     """The rest of a sentence about an option that has this name in another system; empty if none has it."""
-    owners = [system for system, table in SYSTEMS.items() if name in table]
-    if not owners:
+    if not (found := _named(name)):
         return ""
-    theirs = SYSTEMS[owners[0]][name]
-    note = theirs.note.replace("`", "")
-    here = f"here it is {theirs.ours.replace(', ', ' or ')}" if theirs.ours else note
-    return f"that is its name in {' and '.join(owners)}; {here}" + (f" ({note})" if theirs.ours and note else "")
+    here = f"here it is {' or '.join(ours(name))}" if ours(name)[0] else note(name)
+    return f"that is its name in {' and '.join(found)}; {here}" + (
+        f" ({note(name)})" if ours(name)[0] and note(name) else ""
+    )

@@ -118,7 +118,7 @@ def each_formed(rows: Iterable[tuple[int, Any]], form: Form, source: str) -> Ite
             raise OperantError(f"{where}: {why} (fields: {names_in(published)})") from error
         several = not isinstance(made, Mapping)
         if several and not isinstance(made, (list, tuple)):
-            raise OperantError(f"{where}: it returned a {type(made).__name__}; it must return a mapping, or a list")
+            raise OperantError(f"{where}: it returned {shown(made)}; it must return a mapping, or a list")
         for place, one in enumerate(made if several else [made]):
             yield f"{number}.{place}" if several else number, checked_row(one, published, where)
 

@@ -47,7 +47,7 @@ def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int
         except (Exception, SystemExit) as error:
             raise OperantError(f"tasks: {_called(source)} raised {describe_error(error)}") from error
         if not isinstance(made, Iterable):
-            raise OperantError(f"tasks: {_called(source)} returned a {type(made).__name__}; return a list of tasks")
+            raise OperantError(f"tasks: {_called(source)} returned {shown(made)}; return a list of tasks")
         return _called(source), enumerate(made)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise OperantError(
@@ -194,7 +194,7 @@ def _json(path: Path) -> Iterator[tuple[int, Any]]:
     with _open(path) as file:
         rows = _parsed(file.read(), str(path))
     if not isinstance(rows, list):
-        raise OperantError(f"tasks: {path} is a {type(rows).__name__}; it must be a list of objects or texts")
+        raise OperantError(f"tasks: {path} is of type {type(rows).__name__}; it must be a list of objects or texts")
     yield from enumerate(rows)
 
 

@@ -259,7 +259,8 @@ def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies
     prompt = "" if prompt is None else prompt
     kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {None}
     if not isinstance(prompt, str) and not (kinds <= {int} or kinds <= {dict}):
-        raise OperantError(f"{where}: the field {of_prompt!r} is a {type(prompt).__name__}, not text, messages or ids")
+        kind = type(prompt).__name__
+        raise OperantError(f"{where}: the field {of_prompt!r} is of type {kind}, not text, messages or ids")
     return Task(task_id, prompt, target)
 
 

@@ -116,7 +116,8 @@ class PolicyBase(nn.Module):
         """Why a prompt and reply of these lengths do not fit, as the end of a sentence; None if they fit."""
         if self.context is None or prompt + reply <= self.context:
             return None
-        return f"has {prompt} tokens, and with {reply} of the reply does not fit into the context of {self.context}"
+        tokens = f"has {prompt} token{'s' * (prompt != 1)}"
+        return f"{tokens}, and with {reply} of the reply does not fit into the context of {self.context}"
 
     def packs(self, batch: Batch) -> bool:
         """Whether rows are packed end to end: never."""

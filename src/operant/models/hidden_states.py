@@ -109,8 +109,8 @@ class HiddenStates(nn.Module):
         behind = f" behind a soft prompt of {len(self.virtual)}" if self.virtual else ""
         if context is not None and not self.encoder_decoder and prompt + reply > context:
             return (
-                f"has {prompt} tokens, and with {reply} of the reply does not fit into the model's context of {context}"
-                f"{behind}"
+                f"has {prompt} token{'s' * (prompt != 1)}, and with {reply} of the reply does not fit into the model's "
+                f"context of {context}{behind}"
             )
         if context is not None and prompt > context:
             return f"has {prompt} tokens, and the model's encoder reads at most {context}{behind}"

@@ -77,7 +77,7 @@ def load_policy(
         return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
-            f"a {type(name).__name__} is no policy: give a name, a transformers model, a Policy, or one of your own, "
+            f"policy={name!r:.100} is no policy: give a name, a transformers model, a Policy, or one of your own, "
             "whose class is derived from operant.PolicyBase (docs/extending.md)"
         )
     try:

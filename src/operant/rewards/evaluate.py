@@ -305,7 +305,7 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
     except (Exception, SystemExit) as error:  # a reward that calls sys.exit does not end the run without a word
         raise CallFailure(f"raised {describe_error(error)}") from error
     if answers is None or len(answers) != len(rollouts):
-        what = "None" if returned is None else f"a {type(returned).__name__}"
+        what = "None" if returned is None else f"one {type(returned).__name__}"
         what = what if answers is None else f"{len(answers)} scores"
         raise CallFailure(f"returned {what} for {len(rollouts)} rollouts")
     return [check_answer(answer, rollout, name) for answer, rollout in zip(answers, rollouts)]
@@ -394,7 +394,9 @@ def read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResu
             "an outcome is a text of at most 40 printable characters; put details into message",
         )
     if not isinstance(message, str):
-        raise _Refused(f"a Judgement whose message is {shown(message, 60)}, a {type(message).__name__}", "give a text")
+        raise _Refused(
+            f"a Judgement whose message is {shown(message, 60)}, of type {type(message).__name__}", "give a text"
+        )
     if name in parts:
         raise _Refused(f"a part {name!r}, which is the name of the reward and its score", "name the part otherwise")
     result = _read_answer(score, rollout, name)
@@ -413,7 +415,7 @@ def _sum(numbers: list[float]) -> float:
 def _number(value: Any, place: str = "") -> float:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, (int, float)):
-        raise _Refused(f"{repr(value)[:80]}, a {type(value).__name__},{place}".removesuffix(","), REMEDY)
+        raise _Refused(f"{repr(value)[:80]}, of type {type(value).__name__},{place}".removesuffix(","), REMEDY)
     try:
         number = float(value)
     except OverflowError:  # an integer may be larger than any float

@@ -165,7 +165,7 @@ class WholeTexts(Demonstrations):
             whole_text(self.tokenizer, task, reply), truncation=True, max_length=self.longest
         ).input_ids
         if len(ids) < 2:
-            raise OperantError(f"task {task.id!r}: prompt and reply have {len(ids)} tokens together; give at least 2")
+            raise OperantError(f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 
 

@@ -1,7 +1,7 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,12 @@ from operant.runs.ahead import Ahead
 from operant.runs.config import Config, TrainOptions
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import read_config
+from operant.runs.idle_options import idle
 from operant.runs.journal import Journal
 from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.training.options import learner_options
 from operant.types import Engine, OperantError, RewardFn, Task, shown
 
 
@@ -234,52 +234,6 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
         if not really or not text.startswith("tasks: "):
             raise
         raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
-
-
-READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
-    ("kl", "kind reward_gradient control", lambda kl: kl.charges, "kl.coef above 0"),
-    ("kl", "loss_kind", lambda kl: kl.loss_coef > 0, "kl.loss_coef above 0"),
-    ("kl", "target", lambda kl: kl.control in ("adaptive", "per_token"), "kl.control=adaptive or per_token"),
-    ("kl", "horizon", lambda kl: kl.control == "adaptive", "kl.control=adaptive"),
-    ("kl", "end_coef", lambda kl: kl.control == "linear", "kl.control=linear"),
-    ("learner", "importance_cap", lambda own: own.importance != "none", "learner.importance"),
-    ("learner", "select_unit", lambda own: own.select is not None, "learner.select"),
-    ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
-    (
-        "score",
-        "truncate_after truncate_penalty",
-        lambda score: score.truncate_token is not None,
-        "score.truncate_token",
-    ),
-    ("lora", "alpha targets rslora", lambda lora: lora.on, "lora.rank or lora.adapter"),
-    ("output_mlp", "gain bias", lambda mlp: mlp.on, "output_mlp.width"),
-    ("replay", "capacity", lambda replay: replay.share > 0, "replay.share above 0"),
-    ("mask", "every", lambda mask: mask.by == "copy", "mask.by=copy"),
-    ("target", "rate", lambda target: target.every == 0, "target.every=0"),
-)
-"""Options of a group, when they are read, and what has to be set for that."""
-
-
-def idle(config: Config) -> list[str]:
-    """Sentences on options that change nothing in this run, or something that its user may not expect."""
-    known, name, notes = config.learner, config.train.algorithm, list[str]()
-    size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
-    if rate == 0:
-        notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
-    if size and size > config.train.batch and config.train.env is None:
-        notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
-    if find(name).needs.critic and (select := known["learner"].select) is not None:
-        why = "the critic learns from the replies that stay alone, and expects too much of the others"
-        notes += [f"learner.select={select}: {why}; a method without a critic fits better"]
-    if find(name).source == "data" and known["learner"].on_length != "ended":
-        notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
-    usual = learner_options(name, None, {})[0]
-    for group, options, read, needed in READ_ONLY_WITH:
-        if group in known and not read(known[group]):
-            values = {o: getattr(known[group], o) for o in options.split()}
-            changed = [f"{group}.{o}={x}" for o, x in values.items() if x != getattr(usual[group], o)]
-            notes += [f"{', '.join(changed)} without {needed}: nothing reads it"] if changed else []
-    return notes
 
 
 def untold(tokenizer: Any, data: DataOptions) -> list[str]:

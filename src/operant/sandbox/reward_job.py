@@ -17,7 +17,7 @@ def reward(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
         returned = reward_call.call(function, [rollout_from_plain(rollout) for rollout in rollouts])
         answers = as_list(returned)
         if answers is None:
-            return {"odd": "None" if returned is None else f"a {type(returned).__name__}"}
+            return {"odd": "None" if returned is None else f"one {type(returned).__name__}"}
         return {"answers": [answer_to_plain(answer) for answer in answers]}
 
     return judge

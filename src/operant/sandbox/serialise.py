@@ -85,7 +85,7 @@ def answer_to_plain(answer: Any) -> dict[str, Any]:
             return {"judgement": _plain({name: _numbers(getattr(answer, name)) for name in FIELDS}, "")}
         return {"value": _plain(_numbers(answer), "")}
     except OperantError:
-        return {"odd": f"{repr(answer)[:80]}, a {type(answer).__name__}"}
+        return {"odd": f"{repr(answer)[:80]}, of type {type(answer).__name__}"}
 
 
 def answer_from_plain(plain: Any) -> Any:
@@ -124,7 +124,7 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(part, f"{where}[{i}]") for i, part in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _plain(part, f"{where}.{key}") for key, part in value.items()}
-    kind = "a mapping whose keys are not text" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+    kind = "a mapping whose keys are not text" if isinstance(value, Mapping) else f"of type {type(value).__name__}"
     raise OperantError(
         f"{where} is {kind}, which cannot be sent to or from a worker process: "
         "it may hold text, numbers, true and false, None, lists, and mappings with text as keys"

@@ -62,7 +62,9 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
     if isinstance(value, dict):
         for key in value:
             if type(key) not in (str, int, bool) and key is not None:
-                raise OperantError(f"{name} has the key {key!r}, a {type(key).__name__}; use a string or an integer")
+                raise OperantError(
+                    f"{name} has the key {key!r}, of type {type(key).__name__}; use a string or an integer"
+                )
         return {"dict": [[k, encode(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
         items = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
@@ -75,7 +77,7 @@ def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
         return value
     kind = type(value).__name__
     raise OperantError(
-        f"{name} is a {kind}, which cannot be stored in a checkpoint; make it a tensor, number, string, list or dict"
+        f"{name} is of type {kind}, which no checkpoint can store; make it a tensor, number, string, list or dict"
     )
 
 

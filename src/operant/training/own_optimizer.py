@@ -49,7 +49,7 @@ def check_given(options: Mapping[str, Any], optimizer: Any, lr_scheduler: Any) -
         )
     if not (optimizer is None or callable(optimizer) or isinstance(optimizer, Optimizer)):
         raise OperantError(
-            f"optimizer={shown(optimizer)} is a {type(optimizer).__name__}: pass a torch.optim.Optimizer, or a "
+            f"optimizer={shown(optimizer)} is of type {type(optimizer).__name__}: pass a torch.optim.Optimizer, or a "
             "function from the list of trained parameters to one"
         )
 

@@ -36,7 +36,7 @@ def _pair(row: Any, number: int) -> tuple[str, int]:
     """The text and the label of a row. Raises: OperantError with its number if it has none."""
     try:
         if not isinstance(row, Mapping):
-            raise OperantError(f"it is a {type(row).__name__} and no mapping with a text and a label")
+            raise OperantError(f"it is of type {type(row).__name__} and no mapping with a text and a label")
         text, label = text_of(found_in(row, TEXTS), "the text"), found_in(row, LABELS)
         if isinstance(label, bool) or not str(label).strip().isdecimal():
             raise OperantError(f"the label is {label!r}; it must be the number of a class: 0, 1, ...")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from operant.options import read_mapping
 from operant.rollouts.demonstrations import whole_text
 from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, Rollout, Task
@@ -60,7 +61,10 @@ class RewardModelScore:
     def check(self) -> None:
         """Load the models. Raises: OperantError for one that cannot be loaded, or has several labels."""
         for member in self.members:
-            member.check()
+            try:
+                member.check()
+            except OperantError as error:
+                raise OperantError(_not_finished(member.name) or str(error)) from error
             if member.labels != 1:
                 raise OperantError(
                     f"reward_model:{member.name} has {member.labels} labels: use classifier:{member.name}#LABEL"
@@ -110,3 +114,18 @@ class RewardModelScore:
             return of_models.amin(0).tolist()
         mean = of_models.mean(0)
         return (mean if self.combine == "mean" else mean - of_models.std(0, correction=0)).tolist()
+
+
+def _not_finished(name: str) -> str:
+    """What is said of a name that cannot be loaded, if it is a run: its kind, or that its training has not ended."""
+    folder = Path(name).expanduser()
+    run = next((place for place in (folder, folder.parent) if (place / "config.yaml").is_file()), None)
+    if run is None:
+        return ""
+    config = read_mapping(run / "config.yaml")
+    if config.get("policy") == "reward_model":
+        return f"reward_model:{run} has no model yet, as its training has not ended: operant train --resume {run}"
+    return (
+        f"reward_model:{run} is a run of {config.get('algorithm', 'ppo')}, which trains a policy: name a run "
+        "that trains a reward model (operant train reward-model --tasks PAIRS)"
+    )

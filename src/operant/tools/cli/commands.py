@@ -76,6 +76,19 @@ SEARCH_OPTIONS: dict[str, dict[str, Any]] = {
 """Options of a search for programs, of `generate` and `eval`."""
 PROGRAMS = ("tests", "submit", "all", *SEARCH_OPTIONS)
 """Those that stand in a group of their own."""
+MEANT = {
+    "compare": "report runs/a runs/b",
+    "resume": "train --resume runs/x",
+    "serve": "report runs/x --serve",
+    "evaluate": "eval",
+    "chat": "generate",
+    "sample": "generate",
+    "plan": "doctor --plan sentiment",
+    "transfer": "prompt transfer",
+    "search": "prompt search",
+    "--help-all": "train --help-all",
+}
+"""What is meant by words that are no commands."""
 
 
 def run(name: str, words: Sequence[str]) -> int:
@@ -84,7 +97,7 @@ def run(name: str, words: Sequence[str]) -> int:
     Raises: OperantError for an unknown command, unusable arguments, or an error of the command itself.
     """
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
+        near = [MEANT[name]] if name in MEANT else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`operant --help` lists the commands"
         raise OperantError(f"unknown command {name!r}; {hint}")
     command = COMMANDS[name]
@@ -155,7 +168,8 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
         if (there / "config.yaml").is_file():  # every rank looks before the first one makes the folder
             words, resume, out = [], str(there), None
     if len(words) > 1 or (words and resume):
-        dashes = f"options begin with two dashes: --{words[-1]}" if "=" in words[-1] else ""
+        odd = next((word for word in words if word.startswith("-") or "=" in word), "").lstrip("-")
+        dashes = f"options begin with two dashes: --{odd}" if odd else ""
         usage = "operant train RECIPE --option value ..."
         raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
     if not words and not resume and not options:
@@ -177,8 +191,14 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
         return 0
     recipe = words[0] if words else None
     folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
-    for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
-        pass
+    try:
+        for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
+            pass
+    except OperantError as error:
+        several = [f"--{n} {x}" for n, x in options.items() if "," in str(x) and f"{x!r}" in str(error)]
+        if resume or not several or not ("it must be" in str(error) or "algorithm" in options):
+            raise
+        raise OperantError(f"{error}; operant sweep makes a run of each value: {several[0]}") from error
     return 0
 
 

@@ -72,6 +72,10 @@ class About(NamedTuple):
     """Whether it may stand without a value, for true."""
 
 
+MEANT = {"evaluate": ("tasks",), "file": ("tasks",), "data": ("tasks",), "dataset": ("tasks",), "prompts": ("tasks",)}
+"""Options of a command that are meant by other words for them."""
+
+
 class Parser(argparse.ArgumentParser):
     """It knows no abbreviations. Values stay text: `operant.options` converts and checks them, wherever they are from.
 
@@ -128,9 +132,13 @@ class Parser(argparse.ArgumentParser):
         rest = {name: options.pop(name) for name in [*options] if name not in own}
         if rest and not more:
             name = next(iter(rest))
-            theirs = [ours.rpartition(".")[2] for ours in other_names.ours(name)]
-            near = [ours for ours in theirs if ours in own] or difflib.get_close_matches(name[:100], own, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"`{self.prog} --help` lists all"
+            last = name.rpartition(".")[2]
+            near = [n for ours in other_names.ours(last) if (n := ours.rpartition(".")[2]) in own] or [last] * (
+                last in own
+            )
+            note = f" ({other_names.note(last)})" if near and other_names.note(last) else ""
+            near = near or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
+            hint = f"did you mean {near[0]!r}?{note}" if near else f"`{self.prog} --help` lists all"
             if name in ("model", "policy") and re.search(r"MODEL|runs/x", str(self.usage)):
                 hint = f"a model is named without an option: {self.prog} {rest[name]}"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")

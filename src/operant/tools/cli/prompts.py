@@ -28,7 +28,7 @@ def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
     commands = {"show": show, "search": search, "transfer": transfer}
     if not words or words[0] not in commands:
-        raise OperantError(f"operant prompt {' '.join(words)}: say what to do: {WHAT}")
+        raise OperantError(f"{' '.join(['operant prompt', *words])}: say what to do: {WHAT}")
     return commands[words[0]](words[1:], options)
 
 

@@ -157,10 +157,14 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
     scales = {i: {name: as_text(x) for name, x in _scale(groups[i].runs[0], metric).items()} for i in members}
     names = dict.fromkeys(itertools.chain.from_iterable(scales.values()))
     apart = [name for name in names if len({scale.get(name) for scale in scales.values()}) > 1]
-    parts: dict[str, list[int]] = {}
+    parts: dict[tuple[str, ...], list[int]] = {}
     for i, scale in scales.items():
-        parts.setdefault(", ".join(scale.get(name) or "none" for name in apart), []).append(i)
-    return parts
+        parts.setdefault(tuple(scale.get(name, "none") for name in apart), []).append(i)
+    given = [", ".join(x for x in values if x != "none") for values in parts]
+    titles = [title or " and ".join(f"no {name}" for name in apart) for title in given]
+    if len(set(titles)) < len(titles):  # the same value of different options
+        titles = [", ".join(f"{name} {x}" for name, x in zip(apart, values)) for values in parts]
+    return dict(zip(titles, parts.values()))
 
 
 def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, Any]:

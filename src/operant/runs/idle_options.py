@@ -1,0 +1,58 @@
+"""What a run says at its start about options that change nothing in it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from operant.algorithms import find
+from operant.runs.config import Config
+from operant.training.options import learner_options
+
+READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    ("kl", "kind reward_gradient control", lambda kl: kl.charges, "kl.coef above 0"),
+    ("kl", "loss_kind", lambda kl: kl.loss_coef > 0, "kl.loss_coef above 0"),
+    ("kl", "target", lambda kl: kl.control in ("adaptive", "per_token"), "kl.control=adaptive or per_token"),
+    ("kl", "horizon", lambda kl: kl.control == "adaptive", "kl.control=adaptive"),
+    ("kl", "end_coef", lambda kl: kl.control == "linear", "kl.control=linear"),
+    ("learner", "importance_cap", lambda own: own.importance != "none", "learner.importance"),
+    ("learner", "select_unit", lambda own: own.select is not None, "learner.select"),
+    ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
+    (
+        "score",
+        "truncate_after truncate_penalty",
+        lambda score: score.truncate_token is not None,
+        "score.truncate_token",
+    ),
+    ("lora", "alpha targets rslora", lambda lora: lora.on, "lora.rank or lora.adapter"),
+    ("output_mlp", "gain bias", lambda mlp: mlp.on, "output_mlp.width"),
+    ("replay", "capacity", lambda replay: replay.share > 0, "replay.share above 0"),
+    ("mask", "every", lambda mask: mask.by == "copy", "mask.by=copy"),
+    ("target", "rate", lambda target: target.every == 0, "target.every=0"),
+)
+"""Options of a group, when they are read, and what has to be set for that."""
+
+
+def idle(config: Config) -> list[str]:
+    """Sentences on options that change nothing in this run, or something that its user may not expect."""
+    known, name, notes = config.learner, config.train.algorithm, list[str]()
+    size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
+    if rate == 0:
+        notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
+    if size and size > config.train.batch and config.train.env is None:
+        notes += [f"update.minibatch={size} is above batch={config.train.batch}: each step has one minibatch"]
+    if find(name).needs.critic and (select := known["learner"].select) is not None:
+        why = "the critic learns from the replies that stay alone, and expects too much of the others"
+        notes += [f"learner.select={select}: {why}; a method without a critic fits better"]
+    if find(name).source == "data" and known["learner"].on_length != "ended":
+        notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
+    usual = learner_options(name, None, {})[0]
+    for group, options, read, needed in READ_ONLY_WITH:
+        if group in known and not read(known[group]):
+            values = {o: getattr(known[group], o) for o in options.split()}
+            changed = [f"{group}.{o}={x}" for o, x in values.items() if x != getattr(usual[group], o)]
+            notes += [f"{', '.join(changed)} without {needed}: nothing reads it"] if changed else []
+    train, judged = config.train, {"held-out tasks": config.train.evaluates, "the probe prompts": config.train.probes}
+    if train.reward is not None and find(name).source == "data":
+        asked = " and ".join(what for what, there in judged.items() if there)
+        judges = f"judges the policy's replies to {asked} alone" if asked else "judges nothing"
+        notes += [f"the reward {judges}: {name} learns from given replies"]
+    return notes
