@@ -199,7 +199,7 @@ def records(file):
 
 def history(folder, count):
     """Return (ids, one mapping per step, configuration) of a run; W&B's service may write the last step late."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len((written := _history(folder))[1]) < count and time.monotonic() < end:
         threading.Event().wait(0.1)
     return written
