@@ -41,7 +41,7 @@ _MODULE_OF = {
     "Turn": "types",
     "ValueOptions": "models.value_head",
     "check_env": "envs.check",
-    "diagnose": "diagnosis",
+    "diagnose": "tools.diagnosis",
     "export": "models.loading",
     "isolated": "rewards.isolated",
     "load_policy": "models.loading",

@@ -17,10 +17,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
-from torch import Tensor
 
 from operant import distributed, machine
 from operant.algorithms import DEFAULT, find, left_out_message
@@ -35,39 +34,34 @@ from operant.models.policy_state import PolicyState
 from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards import reward_metrics
-from operant.rewards.shaping import RunningMoments, as_seen, check_token_scores
+from operant.rewards.shaping import RunningMoments, as_seen
 from operant.rollouts.carried import PartialGroup, continue_replies
-from operant.rollouts.collate import collate, cut, nothing, played, spread_over, units
+from operant.rollouts.collate import cut, played, spread_over, units
 from operant.rollouts.generation_kwargs import declared, from_generation_kwargs, warn_of_unscored, warned
 from operant.rollouts.play import Attempts, play
-from operant.rollouts.prompts import Wanted, returns_to_go, with_hints, with_prompts, with_returns
+from operant.rollouts.prompts import Wanted
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
-from operant.training import refused_step, sharding, step_arguments
-from operant.training.anchors import with_anchors
-from operant.training.best import best, only, unscored_selection
-from operant.training.nonfinite import find_in_batch
+from operant.training import refused_step, sharding, stages, step_arguments
 from operant.training.objective import Objective, make_objective, measure_terms
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.progress import LastStep, Progress
-from operant.training.refused_step import RefusedStep, refuse
-from operant.training.replay_buffer import ReplayBuffer, check_drawn
+from operant.training.refused_step import RefusedStep
+from operant.training.replay_buffer import ReplayBuffer
 from operant.training.saved_learner import Saveable
 from operant.training.scoring import (
     Bootstraps,
-    bootstrap_prompts,
     charge_kl,
-    check_rows,
     forward_batch,
     score_batch,
     with_bootstraps,
     with_trunk_states,
     within_context,
 )
-from operant.training.select import TrainingBatch, select, select_all, select_both
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
-from operant.training.staleness import measure, with_importance, with_staleness
+from operant.training.stages import Step
+from operant.training.staleness import with_importance
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 
@@ -76,14 +70,6 @@ if TYPE_CHECKING:
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
-
-
-class Scored(NamedTuple):
-    """A batch before and after scoring, and the states whose value follows each episode that was cut."""
-
-    collated: Batch
-    bootstraps: Bootstraps
-    scored: Batch
 
 
 class Learner(Saveable):
@@ -180,6 +166,8 @@ class Learner(Saveable):
         """The metrics of the steps so far; of more than `HISTORY` steps, the first ones and the last."""
         self.distributions: dict[str, Any] = {}
         """Of the last step: `histograms`, norms by `blocks`, and every `watch_every` steps `gradients` by tensor."""
+        self.observing, self.learning = stages.before_update(self), stages.update_and_after(self)
+        """The stages of a step: those that change only the moments of scores, and those from the advantages on."""
 
     def __repr__(self) -> str:
         named = f"{self.named['algorithm']}, reference={self.named['reference']}"
@@ -346,62 +334,44 @@ class Learner(Saveable):
             return self._learn(rollouts, scores, sampling or default)
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
-        """Select, collate, score, credit, update, sync: the training step."""
+        """Run the stages of a training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
-        coef = self.controller.coef
+        step = Step(rollouts, scores, sampling, lr, self.controller.coef)
         try:
-            selected = self._select(rollouts, scores)
-            learnt = selected if self.buffer is None else self.buffer.mixed(selected, self.policy.version)
-            with self.timing("observe"), sharding.present(self):
-                collated, bootstraps, scored = distributed.together(lambda: self._collate_and_score(learnt, sampling))
-                batch = distributed.together(lambda: self.look(scored, sampling))
+            for stage in self.observing:
+                stage(self, step)
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
-        with self.timing("advantage"):
-            kept, chosen = self._best(batch, coef, learnt)
-            batch = self.credit(batch, coef)
-        on_cpu = batch.with_(states=None).to("cpu")
-        generated = [r for r in selected.rollouts if not r.demonstrated or self.algorithm.source == "data"]
-        tally = learnt.tally.merge(collect.of_rollouts(generated, texts=self.policy.tokenizer is not None))
-        tally.merge(chosen)
-        tally.merge(collect.of_batch(played(on_cpu)[1], coef)).merge(collect.of_given(on_cpu))
-        if self.buffer is None:
-            own = played(collated)[1]  # a demonstration has no sampler, and hides nothing of the others
-            sampled = own.logprobs if self.rescores and (own.unscored is None or not own.unscored.any()) else None
-            cap, mask = self.own.importance_cap, self.own.importance_mask
-            tally.merge(measure(generated, self.policy.version, played(on_cpu)[1], cap, sampled, mask=mask))
-        known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": self.budget.tokens}
-        self.refused = refuse("observe", find_in_batch(on_cpu), collated, bootstraps, **known)
-        if self.refused is None:
-            places = [rollout.place for rollout in learnt.rollouts]
-            tally.merge(self._update(batch if kept is None else only(batch, kept), sampling, lr, coef, places))
-        if self.wanted is not None and (self.refused is None or not self.refused.whole):
-            self.wanted.see([whole[0] for part in distributed.gathered(self._reached(selected)) for whole in part])
-        self.last_step = LastStep(rollouts, selected.raw_scores, on_cpu, learnt.places, sampling)
-        pooled = distributed.pool(tally)
+        for stage in self.learning:
+            stage(self, step)
+        pooled = distributed.pool(step.tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
             metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
             if self.refused.whole:
                 self.moments.load_state_dict(moments_before)
-        self._sync(metrics)
-        return self._log(metrics, coef, lr)
+        stages.sync(self, metrics)
+        return self._log(metrics, step.coef, lr)
 
     def preview(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
         """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes.
 
         Raises: OperantError as `step`.
         """
-        moments = self.moments.state_dict()
+        moments, step = self.moments.state_dict(), Step(rollouts, scores, self.sampling)
         try:
-            selected = self._select(rollouts, scores)
+            self.observing[0](self, step)
         finally:
             self.moments.load_state_dict(moments)
         with sharding.present(self):
-            batch = self.look(self._collate_and_score(selected, self.sampling).scored, self.sampling)
-        return self.credit(batch, self.controller.coef).to("cpu"), selected.places
+            return self._credited(step).to("cpu"), step.selected.places
+
+    def _credited(self, step: Step) -> Batch:
+        """The batch of a step whose replies are selected, with its advantages."""
+        stages.score(self, step)
+        return self.credit(self.look(step.batch, step.sampling), self.controller.coef)
 
     def measure(self, rollouts: list[Rollout]) -> dict[str, float]:
         """The metrics of the method's own loss on demonstrations, such as held-out ones, by name. Nothing changes.
@@ -409,78 +379,14 @@ class Learner(Saveable):
         On several ranks, every rank passes the same rollouts.
         """
         sampling, tally = self.sampling.plain, Tally()
+        step = Step(rollouts, None, sampling)
+        stages.select_given(self, step)
         with sharding.present(self):
-            batch = self.look(self._collate_and_score(select_all(rollouts), sampling).scored, sampling)
-            batch = self.credit(batch, self.controller.coef)
+            batch = self._credited(step)
             objective, budget = self.objective(sampling), self.budget.tokens
             for rows in cut(batch, units(batch, self.algorithm.unit), budget, packed=self.policy.packs(batch)):
                 measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
         return tally.result()
-
-    def _select(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> TrainingBatch:
-        """Select the replies to train on, and process their scores."""
-        if self.algorithm.source == "data":
-            return select_all(rollouts)
-        limits = {"version": self.policy.version, "max_staleness": self.own.max_staleness}
-        limits |= {"drop_lengths": self.own.on_length == "drop", "tokenizer": self.policy.tokenizer}
-        known = {"options": self.options["score"], "moments": self.moments, **limits}
-        scored = self.algorithm.needs.reward or any(score is not None for score in scores or ())
-        if self.own.select is not None and not self.pays and not distributed.largest(int(scored)):
-            raise OperantError(unscored_selection(self.own.select, self.named["algorithm"]))
-        if not scored:
-            unjudged = select(rollouts, [0.0] * len(rollouts), judged=False, **known)
-            return replace(unjudged, raw_scores=[None] * len(rollouts))
-        if self.algorithm.needs.token_scores and not self.options["advantage"].get("gamma"):
-            distributed.together(lambda: check_token_scores(rollouts, scores, self.named["algorithm"]))
-        scores = [0.0] * len(rollouts) if scores is None else scores
-        return (select_both if self.algorithm.source == "both" else select)(rollouts, scores, **known)
-
-    def _best(self, batch: Batch, coef: float, selected: TrainingBatch) -> tuple[Tensor | None, Tally]:
-        """The actions of the best replies, which `learner.select` keeps, and its metrics; None without it."""
-        if self.own.select is None or self.algorithm.source == "data":
-            return None, Tally()
-        places = [rollout.place for rollout in selected.rollouts] or [None]
-        known = {"discount": self._between, "kl_coef": coef}
-        return best(batch, self.own.select, self.own.select_unit, places, **known)
-
-    @property
-    def _between(self) -> float:
-        """The discount from a turn to the next one."""
-        return math.prod(self.options.get("advantage", {}).get(rate, 1.0) for rate in ("gamma", "turn_gamma"))
-
-    def _collate_and_score(self, selected: TrainingBatch, sampling: Sampling) -> Scored:
-        """Collate the replies and score them."""
-        if selected.rollouts:
-            joined = not self.policy.encoder_decoder and self.algorithm.unit != "turn"
-            kept = {"joined": joined, "numbers": self.policy.numbers, "turn_discount": self._between}
-            rollouts, scores, tokenizer = selected.rollouts, selected.scores, self.policy.tokenizer
-            check_drawn(rollouts, self.options)
-            if self.algorithm.needs.action_values:  # log-probs of guided replies are not those of the language model
-                rollouts = [with_prompts(rollout, lambda index, turn: turn.prompt) for rollout in rollouts]
-            if self.wanted is not None:
-                rollouts = with_returns(rollouts, self._reached(selected), tokenizer, self.wanted.options)
-            batch = collate(rollouts, scores, **kept, mixed=self.algorithm.source == "both")
-            if self.wanted is not None:
-                check_rows(batch, self.policy, " with its return")
-            if self.algorithm.teacher:
-                taught = collate(with_hints(rollouts, tokenizer, self.options["teacher"]), scores, **kept)
-                check_rows(taught, cast(Any, self.reference).policy, " with its hint")
-                batch = batch.with_(hinted=taught)
-            batch = with_staleness(batch, rollouts, self.policy.version)
-        else:  # another rank has replies
-            batch = nothing(self.policy.numbers)
-            batch = batch.with_(hinted=batch if self.algorithm.teacher else None)
-        if self.algorithm.needs.keys:
-            batch = with_anchors(batch, selected.rollouts, self.named["algorithm"], self._between)
-        lengths_too = self.own.on_length == "bootstrap"
-        bootstraps = bootstrap_prompts(selected.rollouts, lengths_too=lengths_too) if self.policy.has_values else {}
-        batch = batch.to(self.policy.device)
-        return Scored(batch, bootstraps, self.score(batch, bootstraps, sampling))
-
-    def _reached(self, selected: TrainingBatch) -> list[list[float]]:
-        """The returns of each rollout from each turn on."""
-        pairs = zip(selected.rollouts, selected.scores, strict=True)
-        return [returns_to_go(*pair, self.options["condition"].turn_gamma) for pair in pairs]
 
     def score(self, batch: Batch, bootstraps: Bootstraps, sampling: Sampling) -> Batch:
         """Add log-probs, values, reference log-probs and KL to a collated batch.
@@ -529,28 +435,6 @@ class Learner(Saveable):
         reference = self.reference.policy if self.reference is not None else None
         return make_objective(self.algorithm, self.options, reference, sampling)
 
-    def _update(self, batch: Batch, sampling: Sampling, lr: float, coef: float, places: list[int | None]) -> Tally:
-        """Train on the batch and return the metrics. NaN or infinity ends the update and sets `refused`."""
-        with self.timing("update"), sharding.updating(self, batch):
-            self.updating = True
-            tally, bad = self.rule.update(
-                batch,
-                self.objective(sampling),
-                sampling,
-                lr=lr,
-                seed=self.own.seed,
-                step=self.progress.step,
-                places=places,
-                budget=self.budget,
-                detailed=bool(self.own.watch_every) and self.progress.step % self.own.watch_every == 0,
-                keep_gradients=self.own.keep_gradients,
-            )
-        self.updating = False
-        if bad is not None:
-            known = {"tokenizer": self.policy.tokenizer, "sampling": sampling, "coef": coef, "tokens": bad.tokens}
-            self.refused = refuse("update", bad.fault, bad.batch, {}, **known, whole=bad.first)
-        return tally
-
     def _threads(self, tokens: int) -> AbstractContextManager[None]:
         """A context in which torch uses as many threads as passes over so many tokens are worth."""
         if isinstance(self.own.threads, int):
@@ -587,24 +471,6 @@ class Learner(Saveable):
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}
         return refused_step.write(path, self.refused, about, PolicyState(self.policy).state_dict())
-
-    def _sync(self, metrics: dict[str, float]) -> None:
-        """Update the counters, the engine, the copies of the policy and the KL controller."""
-        self.progress.step += 1
-        self.attempts = Attempts()
-        self.progress.refused = self.progress.refused + 1 if self.refused is not None else 0
-        self.policy.version = self.progress.step
-        self.engine.sync(self.policy, self.policy.version)
-        if self.refused is not None and self.refused.whole:
-            return
-        if self.buffer is not None:
-            self.buffer.keep()
-        self.progress.episodes += int(metrics.get("rollout/count", 0))
-        for copied in sharding.copies(self):
-            copied.update(self.policy, self.progress.step)
-        if "kl/per_reply" in metrics:
-            replies = int(metrics["rollout/count"])
-            self.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies)
 
     def _log(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         """Return the metrics with counters, coefficients and times added, and append them to the history."""
