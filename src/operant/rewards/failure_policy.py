@@ -24,6 +24,8 @@ from operant.rewards.evaluate import (
 from operant.rewards.wrapper import Wrapper
 from operant.types import OperantError, RewardFn, Rollout
 
+__all__ = ["IsolationOptions"]
+
 Handling = str | float
 """drop | stop | the score that the sample gets instead."""
 

@@ -98,6 +98,7 @@ class IsolatedReward:
     """
 
     ends_with_run = True
+    """Whether `close` is called at the end of a run."""
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""

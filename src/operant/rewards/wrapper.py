@@ -12,6 +12,7 @@ class Wrapper:
     """A reward around another, `reward`; one around several has its own `inner` and `rebuilt`."""
 
     reward: RewardFn
+    """The inner reward."""
     reads_tokens = False
     """Whether it reads the beginnings of replies, with the policy's tokenizer in its field `tokenizer`."""
 

@@ -35,6 +35,8 @@ from operant.rewards.wrapper import Wrapper, held_out
 from operant.rollouts.totals import Total
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
 
+__all__ = ["CriticReward"]
+
 RETURNS = ("coderl", "coderl_after", "group", "difference", "plain")
 RELATIVE = ("coderl", "coderl_after")
 """Those that compare with the greedy reply."""

@@ -20,6 +20,8 @@ from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
+__all__ = ["UnitTests"]
+
 CODERL: dict[str, float] = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
 """The score of each outcome in CodeRL."""
 LIMITS = JailOptions()
@@ -59,6 +61,7 @@ class UnitTests:
 
     __name__ = "tests"
     ends_with_run = True
+    """Whether `close` is called at the end of a run."""
 
     def __init__(
         self,

@@ -14,6 +14,8 @@ from operant.apps.prompts.templates import PromptTemplate
 from operant.sampling import counter
 from operant.types import Judgement, OperantError, Rollout, Task
 
+__all__ = ["PromptReward"]
+
 Measure = Literal["gap", "gap-historic", "accuracy", "likelihood", "margin"]
 Calibration = Literal["none", "mean", "contextual"]
 PARTS = ("accuracy", "gap", "likelihood", "margin")

@@ -20,7 +20,7 @@ from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.perplexity import Perplexity
 from operant.types import Judgement, OperantError, Rollout, Task, shown
 
-__all__ = ["TransferQuality"]  # the reward is exported by operant.rewards
+__all__ = ["StyleTransfer", "TransferQuality"]
 
 PAIRS = 500
 """Most pairs of sentences that `baseline=None` measures."""

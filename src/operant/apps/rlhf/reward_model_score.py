@@ -11,6 +11,8 @@ from operant.rollouts.demonstrations import whole_text
 from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, Rollout, Task
 
+__all__ = ["RewardModelScore"]
+
 COMBINED = ("mean", "min", "lower")
 STEPS = ("none", "min", "mean", "last")
 
