@@ -1,7 +1,7 @@
 r"""A critic's share in a reward: what each token of a program is paid for the program's outcome (CodeRL).
 
 With the score $r$ of a program $W$ by another reward, its outcome $y$, the critic's distribution $q_t$ at the position
-that has read $t$ tokens and its prediction $p_t$ for them (`models.outcome_critic`), token $t$ is paid, by `returns`:
+that has read $t$ tokens and its prediction $p_t$ for them (`outcome_critic`), token $t$ is paid, by `returns`:
 
 | returns | paid to token $t$ |
 |---|---|

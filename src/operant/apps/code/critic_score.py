@@ -1,4 +1,4 @@
-"""A trained outcome critic (`models.outcome_critic`) as a score of texts: of a program, and of each beginning of it.
+"""A trained outcome critic (`outcome_critic`) as a score of texts: of a program, and of each beginning of it.
 
 critic = CriticScore("runs/critic")
 critic.prefixes("Return twice x.\\n", "return x + x")     # P(passed) after each token of the critic's tokenizer

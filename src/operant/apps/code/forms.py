@@ -1,6 +1,6 @@
 """Programming problems as data sets publish them: MBPP, HumanEval, APPS, and rows of one's own. See `data/forms.py`.
 
-The target of each task is what `programs.problems` reads: {"tests", "examples", "setup", "before"}.
+The target of each task is what `problems` reads: {"tests", "examples", "setup", "before"}.
 """
 
 import ast
