@@ -1,6 +1,6 @@
 """Write the generated parts of the pages: `python docs/generate.py` (`make docs`). A test checks that they are current.
 
-metrics.md   whole, from metrics/registry.py
+metrics.md   whole, from metrics/registry.txt
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration

@@ -1,4 +1,4 @@
-"""Collect the metrics of a step from its rollouts and batch, as sums and counts. `registry.py` explains them."""
+"""Collect the metrics of a step from its rollouts and batch, as sums and counts. `registry.txt` explains them."""
 
 import math
 import unicodedata
