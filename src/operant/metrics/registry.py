@@ -1,4 +1,4 @@
-"""The registry of metrics: name, unit, healthy range, meaning, and the name in TRL's PPOTrainer. `registry.txt` has them.
+"""The registry of metrics in `registry.txt`: name, unit, healthy range, meaning, and the name in TRL's PPOTrainer.
 
 `python -m operant.metrics.registry > docs/metrics.md` writes the page. The report explains its charts with the same
 sentences, and a test checks that the page is up to date.
@@ -31,7 +31,7 @@ class Metric:
 
 
 def _read(table: str) -> dict[str, Metric]:
-    """From lines "name | unit | healthy: words, or lowest..highest | TRL's names | meaning"; an indented line goes on."""
+    """Lines "name | unit | healthy: words, or lowest..highest | TRL's names | meaning"; an indented one goes on."""
     metrics, group = {}, ""
     for line in re.sub(r"\n +", " ", table.strip()).split("\n"):
         if line.startswith("# "):
