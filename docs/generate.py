@@ -4,7 +4,7 @@ metrics.md   whole, from metrics/registry.txt
 options.md   whole, from the dataclasses and functions that the options belong to
 ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
 algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
-from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.py
+from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.txt
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
 text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md, scale.md  the same
 extending.md  the files of the example package

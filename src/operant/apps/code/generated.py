@@ -14,6 +14,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from operant.types import OperantError
@@ -41,96 +42,10 @@ class Operation(NamedTuple):
 
 VARIABLES = {"list": "xs", "text": "s", "words": "ws", "number": "n"}
 """The name of a value of each kind in references."""
-_TABLE = """
-list list | [x for x in xs if x % 2 == 0] | keep the even numbers / drop the odd numbers
-list list | [x for x in xs if x % 2 == 1] | keep the odd numbers / drop the even numbers
-list list | [x for x in xs if x > {n}] | keep the numbers above {n} / drop all that are at most {n}
-list list | [x for x in xs if x < {n}] | keep the numbers below {n} / drop all that are at least {n}
-list list | [x for x in xs if x != {n}] | remove every {n} / leave out the number {n}
-list list | [x + {n} for x in xs] | add {n} to each / increase each number by {n}
-list list | [x - {n} for x in xs] | subtract {n} from each / lower each number by {n}
-list list | [x * {n} for x in xs] | multiply each by {n} / make each number {n} times as large
-list list | [x * x for x in xs] | square each / multiply each number by itself
-list list | [-x for x in xs] | negate each / flip the sign of each number
-list list | [abs(x) for x in xs] | take the absolute value of each / make each number positive
-list list | [x % {n} for x in xs] | take each modulo {n} / take the remainder of each by {n}
-list list | sorted(xs) | sort them / put the numbers in rising order
-list list | sorted(xs)[::-1] | sort them from large to small / put the numbers in falling order
-list list | xs[::-1] | reverse the list / turn the list around
-list list | sorted(set(xs)) | sort them without repeats / sort the distinct numbers
-list list | xs[:{n}] | take the first {n} / keep only the {n} numbers at the front
-list list | xs[{n}:] | skip the first {n} / drop the {n} numbers at the front
-list list | xs[::2] | take every second one / keep each number at an even place
-list list | xs + xs | repeat the list twice / put the list behind itself
-list number | sum(xs) | return the sum / add them all up
-list number | len(xs) | return how many there are / count them
-list number | max(xs) | return the largest / take the maximum
-list number | min(xs) | return the smallest / take the minimum
-list number | xs[-1] | return the last one / take the one at the end
-list number | max(xs) - min(xs) | return the range / take the largest minus the smallest
-list number | len(set(xs)) | return how many distinct ones there are / count them without repeats
-list number | xs.count({n}) | return how often {n} occurs / count the number {n}
-number number | n + {n} | add {n} / increase it by {n}
-number number | n - {n} | subtract {n} / lower it by {n}
-number number | n * {n} | multiply by {n} / make it {n} times as large
-number number | n * n | square it / multiply it by itself
-number number | -n | negate it / flip its sign
-number number | n % {n} | take it modulo {n} / take the remainder by {n}
-number number | n // {n} | divide by {n}, rounded down / take the whole part of it over {n}
-number number | max(n, {n}) | raise it to at least {n} / take the larger of it and {n}
-number number | min(n, {n}) | limit it to {n} / take the smaller of it and {n}
-number list | [int(c) for c in str(abs(n))] | list its digits / take the list of its digits
-number list | list(range(n)) | list the numbers from 0 up to it / count up from 0 to below it
-number text | str(n) | write it as text / turn it into a string
-text text | s.upper() | write it in capitals / make it upper case
-text text | s.title() | begin each word with a capital / make it title case
-text text | s[::-1] | reverse it / turn the text around
-text text | s.replace("{c}", "") | remove every {c} / leave out the letter {c}
-text text | s.replace("{c}", "{d}") | replace {c} by {d} / put {d} for each {c}
-text text | s[:{n}] | take the first {n} letters / cut it after {n} letters
-text text | s[{n}:] | skip the first {n} letters / drop {n} letters at the front
-text text | s[::2] | take every second letter / keep each letter at an even place
-text text | s + "{c}" | append the letter {c} / put {c} at the end
-text text | "{c}" + s | put {c} in front / begin it with the letter {c}
-text text | s * {n} | repeat it {n} times / write it {n} times in a row
-text number | len(s) | return its length / count its letters
-text number | s.count("{c}") | count the letter {c} / return how often {c} occurs
-text number | s.find("{c}") | find the place of the first {c} / return the index of {c}
-text words | s.split() | split it into words / take the list of its words
-text words | sorted(s) | sort its letters / put its letters in order
-words words | sorted(ws) | sort the words / put the words in order
-words words | ws[::-1] | reverse their order / turn the order around
-words words | [w.upper() for w in ws] | write each in capitals / make each word upper case
-words words | [w[0] for w in ws] | take the first letter of each / keep only their initials
-words words | [w[::-1] for w in ws] | reverse each word / turn each word around
-words words | [w for w in ws if len(w) > {n}] | keep words longer than {n} / drop words up to {n} letters
-words words | [w for w in ws if "{c}" in w] | keep words with {c} / drop words without {c}
-words words | [w + "{c}" for w in ws] | append {c} to each / end each word with {c}
-words words | sorted(ws, key=len) | sort them by length / order the words by how long they are
-words words | ws[:{n}] | take the first {n} words / keep only {n} words at the front
-words list | [len(w) for w in ws] | take their lengths / count the letters of each word
-words number | len(ws) | return how many words there are / count the words
-words text | " ".join(ws) | join them with spaces / put a space between them
-words text | "{c}".join(ws) | join them with {c} / put {c} between them
-words text | "".join(ws) | glue them together / join them without a space
-words text | max(ws, key=len) | return the longest word / take the first of the longest words
-words text | ws[-1] | return the last word / take the word at the end
-"""
-_STARTS = """
-put y | self.n + y | adds y to it / increases it by y
-put y | self.n - y | subtracts y from it / lowers it by y
-put y | self.n + {n} * y | adds {n} times y to it / increases it by y times {n}
-put y | self.n * {n} + y | multiplies it by {n} and adds y / makes it {n} times as large, plus y
-put y | max(self.n, y) | keeps the larger of it and y / raises it to at least y
-put y | min(self.n, y) | keeps the smaller of it and y / limits it to y
-put y | self.n + abs(y) | adds the absolute value of y / increases it by y without its sign
-put y | self.n + y % {n} | adds y modulo {n} / increases it by the remainder of y by {n}
-put y | self.n + {n} | adds {n} to it, whatever y is / increases it by {n} and ignores y
-put y | y - self.n | becomes y minus it / sets it to y less what it was
-"""
 
 
 def _operations(table: str) -> list[Operation]:
+    """From lines "kind kind | code | phrase / phrase"."""
     cells = [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
     return [
         Operation(of, to, code, tuple(phrases.split(" / ")))
@@ -139,7 +54,8 @@ def _operations(table: str) -> list[Operation]:
     ]
 
 
-OPERATIONS, UPDATES = _operations(_TABLE), _operations(_STARTS)
+_STEPS, _UPDATES = (Path(__file__).parent / "operations.txt").read_text(encoding="utf-8").split("\n\n")
+OPERATIONS, UPDATES = _operations(_STEPS), _operations(_UPDATES)
 WORDS = (
     "red blue green cat dog bird sun moon star tree leaf river stone bread apple chair table lamp door window garden "
     "music paper silver gold summer winter"
