@@ -476,6 +476,13 @@ def test_programs_that_print(jail: Jail, source: str, tests: list, results: str,
     assert verdict.message == message
 
 
+def test_tests_that_are_code_and_a_standard_input_mix(jail: Jail) -> None:
+    source = "def f(x): return 2 * x\nif __name__ == '__main__': print(f(int(input())))"
+    tests = [Code("assert f(2) == 4"), Stdin("4", "8"), Code("assert f(3) == 6"), Stdin("5", "11"), Code("f(1) / 0")]
+    [verdict] = jail.run([Program(source, tests)])
+    assert verdict.results == ("passed", "passed", "passed", "failed test", "runtime error")
+
+
 def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
     spin = "from time import process_time as now\ndef f(s):\n    end = now() + s\n    while now() < end: pass\n"
     spin += "    return 1"

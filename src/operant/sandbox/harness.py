@@ -1458,6 +1458,9 @@ class Checker:
     # --- tests that are a standard input
 
     def printed(self, index: int, given: str, expected: str) -> tuple[str, str]:
+        if self.run:  # one program at a time: the nursery waits for its end
+            self.run.close()
+            self.run = None
         run = Running(self, b"m")
         try:
             run.exchange(given.encode(errors="surrogateescape"), None)
