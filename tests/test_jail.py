@@ -72,6 +72,8 @@ DOUBLE = "def f(x): return x * 2"
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
         ("def f(): return 1\ndef g(): return 2", ["assert f() == 1", "assert g() == 2"], "passed passed", ""),
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
+        ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
+         same + "\nassert 1"], "passed passed", ""),
         (DOUBLE, [], "", ""),
     ],
 )  # fmt: skip

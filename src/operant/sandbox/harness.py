@@ -1448,7 +1448,7 @@ class Checker:
         helpers: set = set()
         while more := {name for name, node in named if speaks(node, helpers)} - helpers:
             helpers |= more
-        [found] = [found for code, found in texts.items() if frame.f_code in parts(code)] or [[]]
+        found = next((found for code, found in texts.items() if frame.f_code in parts(code)), [])  # two may be alike
         blocks = [node for node in found if hasattr(node, "items") and vars(node).get("lineno") == frame.f_lineno]
         return not blocks or any(speaks(block, helpers) for block in blocks)
 
