@@ -72,6 +72,8 @@ DOUBLE = "def f(x): return x * 2"
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
         ("def f(): return 1\ndef g(): return 2", ["assert f() == 1", "assert g() == 2"], "passed passed", ""),
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
+        ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
+         same + "\nassert 1"], "passed passed", ""),
         (DOUBLE, [], "", ""),
     ],
 )  # fmt: skip
@@ -474,6 +476,13 @@ def test_programs_that_print(jail: Jail, source: str, tests: list, results: str,
     [verdict] = jail.run([Program(source, [Stdin(*test) for test in tests])])
     assert [result.split()[0] for result in verdict.results] == results.split()
     assert verdict.message == message
+
+
+def test_tests_that_are_code_and_a_standard_input_mix(jail: Jail) -> None:
+    source = "def f(x): return 2 * x\nif __name__ == '__main__': print(f(int(input())))"
+    tests = [Code("assert f(2) == 4"), Stdin("4", "8"), Code("assert f(3) == 6"), Stdin("5", "11"), Code("f(1) / 0")]
+    [verdict] = jail.run([Program(source, tests)])
+    assert verdict.results == ("passed", "passed", "passed", "failed test", "runtime error")
 
 
 def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
