@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from operant.engines import completions
 from operant.engines.completions import Completions, Spent
+from operant.net import client as http_client
 from operant.types import OperantError
 
 KEY = "sk-very-secret-0123456789"
@@ -100,7 +100,7 @@ def serve():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """No time between tries, and a key."""
-    monkeypatch.setattr(completions, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.001)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 
@@ -193,7 +193,7 @@ def test_a_server_says_how_long_to_wait(serve, after):
 
 
 def test_waits_double_until_the_longest(serve, monkeypatch):
-    monkeypatch.setattr(completions, "FIRST_WAIT", 0.04)
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.04)
     server = serve(echo, [500] * 4)
     client(server, longest_wait=0.1)(["a"])
     gaps = [after - before for before, after in zip(server.times, server.times[1:])]

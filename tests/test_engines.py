@@ -344,7 +344,7 @@ def test_a_server_that_loads_only_some_weights_is_refused(tmp_path):
 
 
 def test_a_busy_server_is_asked_again_and_one_that_is_not_there_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("operant.engines.completions.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("operant.net.client.FIRST_WAIT", 0.001)
     policy = policy_of()
     with serving(policy, tmp_path / "m", fault="busy") as server:
         engine = OpenAIEngine(policy, url=server.url, model="policy", sync="none", at_once=4)
@@ -376,7 +376,7 @@ def test_wrong_options_are_named(options, why, tmp_path):
 
 
 def test_a_vllm_that_dies_is_started_again_and_nothing_is_lost_or_twice(tmp_path, venv, monkeypatch):
-    monkeypatch.setattr("operant.engines.completions.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("operant.net.client.FIRST_WAIT", 0.001)
     policy = policy_of()
     engine = VLLMEngine(policy, python=venv, args="--fault dies", folder=tmp_path / "policy", at_once=2)
     with contextlib.closing(engine):

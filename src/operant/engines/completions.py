@@ -11,36 +11,18 @@ was read from their answers; the key of the endpoint is neither stored nor shown
 import hashlib
 import json
 import math
-import os
-import random
 import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from email.utils import parsedate_to_datetime
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from operant.engines.answer_cache import AnswerCache
+from operant.net.client import Client, NoAnswer
 from operant.types import OperantError, shown
-from operant.watchdog import beat
 
-MAX_BYTES = 16 << 20
-"""Most bytes of an answer."""
-PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
-"""Statuses after which a request is sent again."""
-FIRST_WAIT = 0.5
-"""Seconds before the second try; they double with each further one."""
 AROUND = 64
 """Tokens that are reserved for what a server puts around a text, such as the marks of a chat template."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Hosts that are never asked through a proxy."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +48,7 @@ class Request(NamedTuple):
     """From the first choice of the answer to what is wanted of it, as plain data."""
 
 
-class Completions:
+class Completions(Client):
     """A model at an OpenAI-compatible endpoint: texts to texts, `Completions(url, model)(texts)`, or to log-probs.
 
     url: the address up to `/v1`. chat: ask `/chat/completions`, with `system` as the first message, instead of
@@ -108,7 +90,17 @@ class Completions:
         budget_requests: int | None = None,
         budget_tokens: int | None = None,
     ):
-        host = host_of(url)
+        super().__init__(
+            url,
+            owner="completions",
+            timeout=timeout,
+            tries=tries,
+            longest_wait=longest_wait,
+            wait_option="completions.longest_wait",
+            at_once=at_once,
+            key_variable=key_variable,
+            serves=f"a model {model!r}",
+        )
         scoring = scoring or ("top" if chat else "echo")
         listed = top_logprobs if top_logprobs is not None else (20 if chat else 5)
         for name, value, good, rule in (
@@ -119,33 +111,20 @@ class Completions:
             ("temperature", temperature, temperature >= 0, "must be at least 0, which is greedy"),
             ("top_p", top_p, 0 < top_p <= 1, "must lie in (0, 1]"),
             ("top_logprobs", listed, listed >= 1, "must be at least 1"),
-            ("at_once", at_once, at_once >= 1, "must be at least 1"),
-            ("tries", tries, tries >= 1, "must be at least 1"),
-            ("timeout", timeout, timeout > 0, "must be above 0 seconds"),
-            ("longest_wait", longest_wait, longest_wait >= 0, "must be at least 0 seconds"),
-            (
-                "budget_requests",
-                budget_requests,
-                budget_requests is None or budget_requests >= 0,
-                "must not be below 0",
-            ),
-            ("budget_tokens", budget_tokens, budget_tokens is None or budget_tokens >= 0, "must not be below 0"),
+            ("budget_requests", budget_requests, (budget_requests or 0) >= 0, "must not be below 0"),
+            ("budget_tokens", budget_tokens, (budget_tokens or 0) >= 0, "must not be below 0"),
         ):
             if not good:
                 raise OperantError(f"completions.{name}={shown(value)}: it {rule}")
-        self.url, self.model, self.chat, self.system = url.rstrip("/"), model, chat, system
+        self.option = "url"  # a function is called with it, and no run has options of this name
+        self.model, self.chat, self.system = model, chat, system
         self.address = f"{self.url}/{'chat/completions' if chat else 'completions'}"
-        self.scoring, self.top_logprobs, self.key_variable = scoring, listed, key_variable
-        self.at_once, self.tries, self.timeout, self.longest_wait = at_once, tries, timeout, longest_wait
+        self.scoring, self.top_logprobs = scoring, listed
         self.budget_requests, self.budget_tokens = budget_requests, budget_tokens
         self.temperature, self.seed = temperature, seed
         sampled = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         self.fields = {"model": model, **sampled, "stop": list(stop) or None, **(extra or {})}
         self.cache, self.spent, self._lock = AnswerCache(cache), Spent(), threading.Lock()
-        proxies = urllib.request.ProxyHandler({} if host in LOCAL else None)
-        self.fetch = urllib.request.build_opener(proxies, NoRedirect()).open
-        self.option = "url"
-        """The option that errors name as that of the address."""
         self.__name__ = f"{model} at {self.url}"
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
@@ -202,106 +181,29 @@ class Completions:
         keys = [hashed([self.address, request.body, request.mark]) for request in requests]
         found = self.cache.known(set(keys))
         self.spend(cached=len(found))
+        missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
 
         def keep(key: str, answer: Any) -> None:
-            found[key] = answer
-            self.cache.put(key, answer)
+            found[key] = self.read(answer, missing[key])
+            self.cache.put(key, found[key])
 
-        self.send({key: request for key, request in zip(keys, requests, strict=True) if key not in found}, keep)
+        self.ask_all(self.address, {key: request.body for key, request in missing.items()}, keep)
         return [found[key] for key in keys]
 
-    def send(self, requests: Mapping[Any, Request], keep: Callable[[Any, Any], None]) -> None:
-        """Send requests, `at_once` at a time, and call `keep(key, answer)` for each, in any order and from threads.
-
-        Raises: OperantError of the first one that fails; none is sent after it.
-        """
-        failures, stop = list[BaseException](), threading.Event()
-
-        def one(key: Any, request: Request) -> None:
-            try:
-                if not stop.is_set():
-                    keep(key, self.ask(request, stop))
-                    beat()
-            except BaseException as error:
-                failures.append(error)
-                stop.set()
-
-        with ThreadPoolExecutor(self.at_once, thread_name_prefix="completions") as pool:
-            try:
-                for future in [pool.submit(one, key, request) for key, request in requests.items()]:
-                    future.result()
-            finally:  # an interruption ends the others too
-                stop.set()
-        if failures:
-            raise failures[0]
-
-    def ask(self, request: Request, stop: threading.Event) -> Any:
-        """What is read from the answer to a request, sent up to `tries` times. Raises: OperantError if none comes."""
-        key = self.key()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        data, why, wait = json.dumps(request.body).encode(), "", 0.0
-        for attempt in range(self.tries):
-            if attempt:  # not to the second, so that clients do not come back together
-                own = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-                stop.wait(max(wait, min(own, self.longest_wait)))
-            if stop.is_set():
-                raise OperantError(f"{self.address}: another request has failed")
-            reserved, used, wait = self.reserve(request.body), None, 0.0
-            try:
-                with self.fetch(urllib.request.Request(self.address, data, headers), timeout=self.timeout) as response:
-                    answer = plain(received(response, self.timeout), key)
-                found, used = self.parsed(answer, request)
-                return found
-            except urllib.error.HTTPError as error:
-                answer = plain(content_of(error), key)
-                used = 0 if error.code < 500 else None
-                wait = self.checked(error.code, error.headers.get("Retry-After"), answer)
-                why = f"answered with status {error.code}: {reason_in(answer)}"
-            except (OSError, HTTPException) as error:  # too late, refused, reset, cut in the middle
-                why = self.silence(error)
-            finally:
-                self.spend(tokens=0 if used is None else used - reserved)
-        raise OperantError(f"{self.address} {why} ({self.tries} tries); {self.remedy}")
-
-    def silence(self, error: Exception) -> str:
-        """What a request that got no answer ended with."""
-        cause = getattr(error, "reason", error)
-        late = isinstance(cause, TimeoutError)
-        return f"has not answered in {self.timeout:g} s" if late else f"cannot be reached: {cause}"
-
-    @property
-    def remedy(self) -> str:
-        """What to look at if nothing answers."""
-        return f"does the server run, and is {self.option}={self.url} its address?"
-
-    def key(self) -> str:
-        """The key; empty if there is none. Raises: OperantError for one that no header can hold, without showing it."""
-        key = os.environ.get(self.key_variable, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise OperantError(f"the environment variable {self.key_variable} holds signs that no key has; set it anew")
-        return key
-
-    def checked(self, status: int, retry_after: str | None, answer: str) -> float:
-        """Seconds that a server asks to wait. Raises: OperantError for a refusal that waiting does not change."""
-        why = f"{self.address} answered with status {status}: {reason_in(answer)}"
-        if status in (401, 403):
-            known = "is set" if os.environ.get(self.key_variable) else "is not set"
-            raise OperantError(f"{why}; the key is that of the environment variable {self.key_variable}, which {known}")
-        if status == 404:
-            raise OperantError(
-                f"{why}; does the server have a model {self.model!r}, and is {self.option}={self.url} its address?"
-            )
-        if 300 <= status < 400:
-            raise OperantError(f"{why}; it leads elsewhere, and the key is not sent there: give that address")
-        if status not in PASSING or "insufficient_quota" in answer:
-            raise OperantError(f"{why}; change what is asked for, or choose another model or endpoint")
-        wait = seconds_in(retry_after)
-        if wait > self.longest_wait:
-            raise OperantError(
-                f"{why}; it asks to wait {wait:.0f} s, and completions.longest_wait={self.longest_wait:g}: raise it, "
-                "or try again later"
-            )
-        return wait
+    def once(self, address: str, content: Any) -> Any:
+        """The answer to a request that is sent once, if the budget allows it."""
+        reserved, used = self.reserve(content), None
+        try:
+            answer = super().once(address, content)
+            usage = answer.get("usage") if isinstance(answer, dict) else None
+            counted = usage.get("total_tokens") if isinstance(usage, dict) else None
+            used = counted if isinstance(counted, int) and counted >= 0 else None
+            return answer
+        except NoAnswer as error:
+            used = 0 if 0 < error.status < 500 else None
+            raise
+        finally:
+            self.spend(tokens=0 if used is None else used - reserved)
 
     def reserve(self, body: Mapping[str, Any]) -> int:
         """Count a request and the most tokens that it may cost, which are returned.
@@ -332,19 +234,10 @@ class Completions:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def parsed(self, answer: str, request: Request) -> tuple[Any, int | None]:
-        """What is read from an answer, and the tokens that the server has counted; None if it does not say.
-
-        Raises: OperantError for an answer that is no JSON, or lacks what was asked for.
-        """
+    def read(self, answer: Any, request: Request) -> Any:
+        """What is read from an answer. Raises: OperantError for one that lacks what was asked for."""
         try:
-            content = json.loads(answer)
-        except (ValueError, RecursionError) as error:
-            raise OperantError(
-                f"{self.address} answered {shown(answer)}, which is no JSON; does another program listen there?"
-            ) from error
-        try:
-            found = request.read(content["choices"][0])
+            return request.read(answer["choices"][0])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, OperantError):
                 raise
@@ -352,8 +245,6 @@ class Completions:
             raise OperantError(
                 f"{self.address} answered {shown(answer, 300)}, which lacks {lacks}; can it give them?"
             ) from error
-        used = content["usage"].get("total_tokens") if isinstance(content.get("usage"), dict) else None
-        return found, used if isinstance(used, int) and used >= 0 else None
 
     def text_of(self, choice: Any) -> str:
         """The text of a choice; empty if a chat model has written none."""
@@ -374,79 +265,9 @@ class Completions:
         return listed
 
 
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirection is an answer like others: nothing is sent to another address."""
-
-    def redirect_request(self, *args: Any, **more: Any) -> None:
-        """None: no further request."""
-
-
-def host_of(url: Any, option: str = "completions.url") -> str:
-    """The host of an address. Raises: OperantError for an invalid one, or one that holds a password."""
-    try:
-        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
-        if parts.username or parts.password or parts.query:
-            raise OperantError(f"{option} holds a user, password or query: give the key in key_variable instead")
-        if parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port):
-            return parts.hostname
-    except ValueError as error:
-        if isinstance(error, OperantError):
-            raise
-    raise OperantError(f"{option}={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1")
-
-
 def hashed(content: Any) -> str:
     """The SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def received(response: Any, timeout: float) -> bytes:
-    """The content of a response. Raises: TimeoutError for one that trickles in, OSError for one that is too long."""
-    data, end = b"", time.monotonic() + timeout
-    while part := response.read1(1 << 20):
-        data += part
-        if time.monotonic() > end:
-            raise TimeoutError
-        if len(data) > MAX_BYTES:
-            raise OSError(f"its answer has more than {MAX_BYTES >> 20} MB")
-    if response.length:  # `read1` does not complain of a connection that ended early
-        raise OSError("its answer ended in the middle")
-    return data
-
-
-def content_of(error: urllib.error.HTTPError) -> bytes:
-    """The beginning of what a server says to a refused request; empty if it breaks off."""
-    with error, suppress(OSError, HTTPException):
-        return error.read(2000)
-    return b""
-
-
-def plain(data: bytes, key: str) -> str:
-    """What a server answered, without the key, which some repeat in their errors."""
-    text = data.decode(errors="replace")
-    return text.replace(key, "[key]") if key else text
-
-
-def reason_in(answer: str) -> str:
-    """The message of an error, in the form of the API or as it is."""
-    try:
-        content = json.loads(answer)
-        error = content.get("error", content)
-        return shown(error["message"] if isinstance(error, dict) else error, 300)
-    except (ValueError, KeyError, AttributeError, RecursionError):
-        return shown(answer, 300)
-
-
-def seconds_in(retry_after: str | None) -> float:
-    """Seconds to wait by a header Retry-After, a number or a date; 0 without one that can be read."""
-    try:
-        wait = float(retry_after or 0)
-    except ValueError:
-        try:
-            wait = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return max(0.0, wait) if math.isfinite(wait) else 0.0
 
 
 def listed_logprob(listed: Mapping[str, float], word: str) -> float:

@@ -6,22 +6,19 @@ each update the policy is written to a folder, and the server is asked to load i
 
 import json
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import torch
 
 from operant import distributed
-from operant.engines.completions import Completions, Request, content_of, host_of, plain, reason_in
 from operant.engines.replies import check_expressed, check_prompts, end_of
 from operant.models import output_mlp
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
+from operant.net.client import Client, NoAnswer
 from operant.sampling import Sampling
 from operant.types import Batch, Completion, OperantError, shown
 from operant.watchdog import beat
@@ -45,6 +42,8 @@ OTHER_MODEL = 0.5
 """Nats, mean over the probe's tokens: a larger difference is another model, as rounding makes at most a tenth."""
 ROUNDING = 0.01
 """Nats beside five times the first difference: a larger one after an update is weights that were not loaded."""
+Reply = tuple[list[int], list[float]]
+"""The ids and log-probs of an answer."""
 
 
 class OpenAIEngine:
@@ -80,11 +79,18 @@ class OpenAIEngine:
         tries: int = 6,
         key_variable: str = "OPENAI_API_KEY",
     ):
-        host_of(url, "engine.url")
+        self.client = Client(
+            url,
+            owner="engine",
+            timeout=timeout,
+            tries=tries,
+            longest_wait=timeout,
+            wait_option="engine.timeout",
+            at_once=at_once,
+            key_variable=key_variable,
+            serves=f"a model {model!r}",
+        )
         for name, value, good, rule in (
-            ("at_once", at_once, at_once >= 1, "must be at least 1"),
-            ("timeout", timeout, timeout > 0, "must be above 0 seconds"),
-            ("tries", tries, tries >= 1, "must be at least 1"),
             ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
             (
                 "reload",
@@ -97,13 +103,11 @@ class OpenAIEngine:
                 raise OperantError(f"engine.{name}={shown(value)}: it {rule}")
         check_exported(policy, "openai")
         self.folder = None if folder is None else Path(folder).expanduser().resolve()
-        self.reload, self.timeout, self.policy = reload, timeout, policy
+        self.model, self.address = model, f"{self.client.url}/completions"
+        self.reload, self.policy = reload, policy
         self.version = policy.version
         self.busy = threading.Lock()
         """Held by each call, so that the weights do not change within one."""
-        more: dict[str, Any] = {"at_once": at_once, "timeout": timeout, "tries": tries, "key_variable": key_variable}
-        self.client = Completions(url, model, longest_wait=timeout, **more)
-        self.client.option = "engine.url"
         self.usual: float | None = None
         """The difference that rounding alone made, in nats, in the first answer."""
         if self.folder is None:
@@ -135,27 +139,20 @@ class OpenAIEngine:
         """Export the policy, and ask the server to load it."""
         assert self.folder is not None
         replace_export(policy, self.folder)
-        parts = urllib.parse.urlsplit(self.client.url)
+        server = urlsplit(self.client.url)
         for path, body in self.reload.items():
             text = json.dumps(body).replace(json.dumps(FOLDER), json.dumps(str(self.folder)))
-            self.post(f"{parts.scheme}://{parts.netloc}{path}", text)
+            try:
+                self.client.send(f"{server.scheme}://{server.netloc}{path}", text)
+            except NoAnswer as error:
+                remedy = self.client.remedy
+                if error.status:
+                    remedy = (
+                        "the server did not load the policy's new weights: does it have that path (vLLM with "
+                        f"VLLM_SERVER_DEV_MODE=1), and can it read {self.folder}? Its own paths go into engine.reload"
+                    )
+                raise OperantError(f"{error}; {remedy}") from error
             beat()
-
-    def post(self, address: str, body: str) -> None:
-        """Post a JSON text. Raises: OperantError for any answer but a success."""
-        key = self.client.key()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        try:
-            with self.client.fetch(urllib.request.Request(address, body.encode(), headers), timeout=self.timeout):
-                return
-        except urllib.error.HTTPError as error:
-            raise OperantError(
-                f"{address} answered with status {error.code}: {reason_in(plain(content_of(error), key))}; the server "
-                "did not load the policy's new weights: does it have that path (vLLM with VLLM_SERVER_DEV_MODE=1), and "
-                f"can it read {self.folder}? Its own paths go into engine.reload"
-            ) from error
-        except (OSError, HTTPException) as error:
-            raise OperantError(f"{address} {self.client.silence(error)}; {self.client.remedy}") from error
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         """One reply for each prompt, in the order of the prompts.
@@ -166,17 +163,24 @@ class OpenAIEngine:
         check_prompts(self.policy, prompts, sampling)
         check_sampling(sampling)
         with self.busy:
-            requests = {
-                i: Request(self.body(prompt, sampling, key), None, lambda choice, prompt=prompt: read(choice, prompt))
-                for i, (prompt, key) in enumerate(zip(prompts, keys, strict=True))
-            }
-            answers = dict[int, tuple[list[int], list[float]]]()
+            pairs = enumerate(zip(prompts, keys, strict=True))
+            requests = {i: self.body(prompt, sampling, key) for i, (prompt, key) in pairs}
+            answers = dict[int, Reply]()
             self.ask(requests, answers)
             return [self.completion(*answers[i], sampling) for i in range(len(prompts))]
 
-    def ask(self, requests: Mapping[int, Request], answers: dict[int, Any]) -> None:
+    def ask(self, requests: Mapping[int, dict[str, Any]], answers: dict[int, Reply]) -> None:
         """Send the requests; their answers are added to `answers`."""
-        self.client.send(requests, answers.__setitem__)
+
+        def keep(i: int, answer: Any) -> None:
+            try:
+                answers[i] = read(answer["choices"][0], requests[i]["prompt"])
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
+                raise OperantError(
+                    f"{self.address} answered {shown(answer, 300)}, which lacks an answer; can it give them?"
+                ) from error
+
+        self.client.ask_all(self.address, requests, keep)
 
     def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
         """Raises: OperantError: the protocol scores no replies that are given."""
@@ -190,7 +194,7 @@ class OpenAIEngine:
         strings = () if sampling.fixed_length else sampling.stop_strings
         ends = {"stop": list(strings), "include_stop_str_in_output": True} if strings else {}
         return NEUTRAL | {
-            "model": self.client.model,
+            "model": self.model,
             "prompt": list(prompt),
             "max_tokens": sampling.max_tokens,
             "min_tokens": sampling.min_tokens,
@@ -212,7 +216,7 @@ class OpenAIEngine:
         ended = end_of(ids, sampling, self.policy.tokenizer)
         if ended is None and len(ids) != sampling.max_tokens:
             raise OperantError(
-                f"{self.client.address} returned {len(ids)} tokens, {shown(ids[-3:])} at the end, where "
+                f"{self.address} returned {len(ids)} tokens, {shown(ids[-3:])} at the end, where "
                 f"sampling.max_tokens={sampling.max_tokens} and no stop token or string ended the reply: does the "
                 "server keep to max_tokens, stop_token_ids, min_tokens and ignore_eos?"
             )
@@ -237,19 +241,19 @@ class OpenAIEngine:
         )
         if raw < min(processed, 0.1) and processed > 0.01:
             raise OperantError(
-                f"{self.client.address} returns log-probs from before temperature and truncation: start the server "
+                f"{self.address} returns log-probs from before temperature and truncation: start the server "
                 "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
             )
         if processed > (OTHER_MODEL if self.usual is None else ROUNDING + 5 * self.usual):
             remedy = "let engine.reload load all of them" if self.folder else "serve them, or set engine.sync=folder"
             raise OperantError(
-                f"{self.client.address}: its log-probs of a reply differ from the policy's by {processed:.2g} nats a "
-                f"token, so {self.client.model!r} has not the weights of the policy; {remedy} (docs/engines.md)"
+                f"{self.address}: its log-probs of a reply differ from the policy's by {processed:.2g} nats a "
+                f"token, so {self.model!r} has not the weights of the policy; {remedy} (docs/engines.md)"
             )
         self.usual = processed if self.usual is None else self.usual
 
 
-def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> Reply:
     """The ids and log-probs of an answer's choice.
 
     Raises: OperantError if ids or log-probs are missing, or the ids of the prompt are not those that were sent.

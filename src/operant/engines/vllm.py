@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import distributed
-from operant.engines.completions import Request
-from operant.engines.openai import OpenAIEngine, check_exported
+from operant.engines.openai import OpenAIEngine, Reply, check_exported
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.sandbox.process import Limits, SupervisedProcess
@@ -131,7 +130,7 @@ class VLLMEngine(OpenAIEngine):
                 raise
             self.restart()
 
-    def ask(self, requests: Mapping[int, Request], answers: dict[int, Any]) -> None:
+    def ask(self, requests: Mapping[int, dict[str, Any]], answers: dict[int, Reply]) -> None:
         """Send the requests that have no answer yet, again after each restart."""
         while len(answers) < len(requests):
             if not self.runs:

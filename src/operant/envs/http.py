@@ -17,15 +17,12 @@ A step has the fields of `operant.Step` that are not their defaults. An error is
 
 import json
 import threading
-import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Mapping
-from http.client import HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
+from operant.net.client import Client, NoAnswer
 from operant.rollouts import answers
 from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
 from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
@@ -34,8 +31,8 @@ __all__ = ["Http", "serve"]
 
 MAX_BYTES = 64 << 20
 """Most bytes of an answer or a request."""
-WAITS = (0.1, 0.5, 2.0)
-"""Seconds before each further try; the last of them before all later ones."""
+LONGEST_WAIT = 2.0
+"""Most seconds between two tries: an episode waits for no longer."""
 SESSIONS = 100
 """Runs whose last answer a server keeps."""
 NO_REPLIES = {"replies": (), "references": ()}
@@ -52,19 +49,21 @@ class Http:
     """
 
     def __init__(self, url: str, *, timeout: float = 60.0, tries: int = 3, waves: int = 1):
-        if not url.startswith(("http://", "https://")):
-            raise OperantError(f"env.url={shown(url)}: it must begin with http:// or https://")
-        for name, value, good in (
-            ("timeout", timeout, timeout > 0),
-            ("tries", tries, tries >= 1),
-            ("waves", waves, waves >= 1),
-        ):
-            if not good:
-                raise OperantError(f"env.{name}={value}: it must be {'above 0' if name == 'timeout' else 'at least 1'}")
-        self.url, self.timeout, self.tries, self.waves = url.rstrip("/"), timeout, tries, waves
+        if waves < 1:
+            raise OperantError(f"env.waves={waves}: it must be at least 1")
+        self.client = Client(
+            url,
+            owner="env",
+            timeout=timeout,
+            tries=tries,
+            longest_wait=LONGEST_WAIT,
+            passing=(502, 503, 504),
+            most_bytes=MAX_BYTES,
+            proxied=False,
+        )
+        self.url, self.waves = self.client.url, waves
         self.__name__ = self.url
         self.session, self.number = uuid.uuid4().hex, 0
-        self.send = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # never through a proxy
         self.about: dict[str, Any] = {}
 
     def check(self) -> None:
@@ -126,7 +125,7 @@ class Http:
                 )
             return {slot: self.read(answer[str(slot)]) for slot in given}
         except NoAnswer as error:
-            kind, why = error.kind, str(error)
+            kind, why = "timeout" if error.late else "crashed", str(error)
         except OperantError as error:
             why = str(error)
         return {slot: Step(failed=kind, info={"failure": why}) for slot in given}
@@ -146,60 +145,12 @@ class Http:
         Raises: OperantError with the reason if there is none: a `NoAnswer` if the server may be there later.
         """
         self.number += 1
-        body = json.dumps({"session": self.session, "number": self.number, **content}).encode()
-        kind, why = "crashed", ""
-        for attempt in range(self.tries):
-            time.sleep(0.0 if not attempt else WAITS[min(attempt, len(WAITS)) - 1])
-            request = urllib.request.Request(f"{self.url}/{call}", body, {"Content-Type": "application/json"})
-            try:
-                with self.send(request, timeout=self.timeout) as response:
-                    data = self.received(response)
-                return self.parsed(call, data)
-            except urllib.error.HTTPError as error:
-                with error:
-                    answer = error.read(1000).decode(errors="replace")
-                if error.code not in (502, 503, 504):
-                    raise OperantError(
-                        f"{self.url}/{call} answered with status {error.code}: {shown(answer, 500)}"
-                    ) from error
-                kind, why = "crashed", f"answered with status {error.code}"
-            except TimeoutError:
-                kind, why = "timeout", f"has not answered in {self.timeout:g} s"
-            except OperantError:
-                raise
-            except (OSError, HTTPException, ValueError) as error:  # refused, reset, cut in the middle; an invalid URL
-                late = isinstance(getattr(error, "reason", None), TimeoutError)
-                kind = "timeout" if late else "crashed"
-                why = f"cannot be reached: {getattr(error, 'reason', error)}; is the server running?"
-        raise NoAnswer(f"world {self.url} {why} ({self.tries} tries)", kind)
-
-    def received(self, response: Any) -> bytes:
-        """The content of a response. Raises: TimeoutError also for one that trickles in."""
-        data, end = b"", time.monotonic() + self.timeout
-        while len(data) <= MAX_BYTES and (part := response.read1(1 << 20)):
-            data += part
-            if time.monotonic() > end:
-                raise TimeoutError
-        return data
-
-    def parsed(self, call: str, data: bytes) -> dict[str, Any]:
-        """An answer as a JSON object. Raises: OperantError if it is none."""
-        try:
-            answer = json.loads(data) if len(data) <= MAX_BYTES else None
-        except (ValueError, RecursionError):
-            answer = None
+        address = f"{self.url}/{call}"
+        answer = self.client.ask(address, {"session": self.session, "number": self.number, **content})
         if not isinstance(answer, dict):
-            what = "more than 64 MB" if len(data) > MAX_BYTES else f"{shown(data)}, which is no JSON object"
-            raise OperantError(f"world {self.url}: /{call} answered {what}; does another program listen there?")
+            what = f"{shown(answer)}, which is no JSON object"
+            raise OperantError(f"{address} answered {what}; does another program listen there?")
         return answer
-
-
-class NoAnswer(OperantError):
-    """A server has not answered."""
-
-    def __init__(self, message: str, kind: Any):
-        super().__init__(message)
-        self.kind: Failure = kind
 
 
 class WorldServer(ThreadingHTTPServer):
