@@ -10,7 +10,6 @@ text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-trans
 extending.md  the files of the example package
 recipes.md   the list of recipes, the files of two, and what these learn
 mistakes.md  whole, by making every mistake of tests/mistakes.py
-../src/operant/tools/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo and of the first example, from benchmarks/results
 """
 
@@ -33,7 +32,6 @@ from operant.tools.cli.parser import as_typed, sentences
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
-import known_options  # noqa: E402
 import measured  # noqa: E402
 from benchmarks import kl_table  # noqa: E402
 
@@ -64,7 +62,6 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options()}
-    whole["../src/operant/tools/cli/known_options.json"] = known_options.known_options()
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},

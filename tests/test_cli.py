@@ -199,9 +199,9 @@ def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
         given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}
         given = given if ALGORITHMS[method].source != "data" else given | {"samples": 1}
         of_run = flat(as_mapping(configure(given, recipe)))
-        found = help.settings(recipe, given)
-        assert found is not None and found[0] == method
-        shown = {n: [*x] if isinstance(x, tuple) else pytest.approx(x) for n, x in found[1].items()}
+        found, _, values, _ = help.settings(recipe, given)
+        assert found == method
+        shown = {n: [*x] if isinstance(x, tuple) else pytest.approx(x) for n, x in values.items()}
         assert shown == {n: of_run[n] for n in shown}
 
 

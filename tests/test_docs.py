@@ -76,7 +76,6 @@ def generate() -> ModuleType:
         "rl4lms.md",
         "scale.md",
         "tasks.md",
-        "../src/operant/tools/cli/known_options.json",
         "extending.md",
         "../README.md",
     ],
