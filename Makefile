@@ -23,6 +23,7 @@ slow: $(READY)  ## the tests that take minutes
 check: $(READY)  ## lint, formatting, types, docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python docs/keywords.py
 	$(BIN)/pyright
 	$(BIN)/python docs/reference.py check
 
@@ -39,6 +40,7 @@ bench: $(READY) $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready  ## measu
 
 docs: $(READY)  ## write the pages that are made from the code, and the API reference: build/reference/index.html
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/keywords.py
 	$(BIN)/python docs/reference.py
 
 # In an environment of its own: neither tool belongs to the package. ARGS=--install needs the network, and some minutes.
@@ -57,6 +59,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,trackers,lora,label,ray]"
+	$(BIN)/python docs/keywords.py
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt

@@ -8,23 +8,16 @@ from-trl.md  the tables of metrics, and of other systems' names of options, from
 fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
 text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md, scale.md  the same
 extending.md  the files of the example package
-keywords.py  whole, in src/operant: the options as keyword arguments for editors
 recipes.md   the list of recipes, the files of two, and what these learn
 mistakes.md  whole, by making every mistake of tests/mistakes.py
-../src/operant/tools/cli/known_options.json  whole, from the same dataclasses: the texts of `--help`
 ../README.md the figures of the demo and of the first example, from benchmarks/results
 """
 
-import collections.abc
 import inspect
 import json
 import re
 import sys
 import tempfile
-import textwrap
-import types
-import typing
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,14 +26,12 @@ from typing import Any
 from operant import algorithms, other_names
 from operant.algorithms import ALGORITHMS, METHODS, rl4lms
 from operant.metrics import registry
-from operant.options import defaults, kinds, names
+from operant.options import defaults, names
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
-from operant.training.options import schema
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
-import known_options  # noqa: E402
 import measured  # noqa: E402
 from benchmarks import kl_table  # noqa: E402
 
@@ -70,8 +61,7 @@ def main() -> None:
 @cache
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
-    whole = {"metrics.md": registry.markdown(), "options.md": options(), "../src/operant/keywords.py": keywords()}
-    whole["../src/operant/tools/cli/known_options.json"] = known_options.known_options()
+    whole = {"metrics.md": registry.markdown(), "options.md": options()}
     marked = {
         "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
         "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
@@ -289,86 +279,6 @@ def options() -> str:
                 typed, meaning = str(as_typed(value)).replace("\n", r"\n"), known[g][n].replace("|", BAR)
                 page += f"| `{g}.{n}` | {typed} | {meaning} |\n"
     return page
-
-
-KEYWORDS = '''"""The options of `train`, `steps` and `Learner` as keyword arguments, for editors and type checkers.
-
-This file is generated: edit the dataclass that holds the option, then run `make docs`. Those of a method's own loss,
-advantage and update may also be in any mapping. Where one group alone has a name, the name alone will do.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
-'''
-OBJECTS = {
-    "tokenizer": "The tokenizer of a policy that is a model.",
-    "lr_scheduler": "The scheduler of an optimizer of your own, or a function from the optimizer to one.",
-    "recipe": "A recipe by name, or a YAML file; options given here replace its own.",
-    "resume": "Go on with the run in `out`.",
-    "fresh_optimizer": "With `resume`: load only the weights, and start with a new optimizer.",
-}
-"""Arguments of `train` that are no options."""
-
-
-def keywords() -> str:
-    """A TypedDict per group of options, and those of a learner and of a run."""
-    by_group: dict[str, dict[str, tuple[str, str]]] = {}
-    of_methods = {group for method in ALGORITHMS.values() for group in schema(method)}
-    for algorithm in ALGORITHMS:
-        for group, made in config_schema(algorithm, {}).items():
-            own = by_group.setdefault(group, {})
-            own |= {name: (_hint(kind), sentences(made).get(name, "")) for name, kind in kinds({"": made}).items()}
-    run, of_learner = by_group.pop(""), {g: own for g, own in by_group.items() if g in of_methods}
-    every = [name for own in (run, *by_group.values()) for name in own] + [*by_group]
-    page, groups, bases = KEYWORDS, dict[str, dict[str, tuple[str, str]]](), dict[str, str]()
-    for group, own in by_group.items():
-        keywords_of_group = f"{group.title().replace('_', '')}Keywords"
-        page += _typed_dict(keywords_of_group, f"The options `{group}.*`.", own)
-        opened = " | Mapping[str, Any]" if group in ("loss", "advantage", "update") else ""
-        groups[group] = {group: (f"{keywords_of_group}{opened}", "")}
-        short = {name: kind for name, kind in own.items() if every.count(name) == 1}
-        if short == own:  # all of its names may stand alone: they are inherited
-            bases[group] = keywords_of_group
-        else:
-            groups[group] |= short
-    optimizer = groups["optimizer"].pop("optimizer")
-    learner = {name: kind for group in of_learner for name, kind in groups[group].items()}
-    inherited = [base for group, base in bases.items() if group in of_learner]
-    page += _typed_dict("LearnerArguments", "The options of a `Learner`.", learner, bases=inherited)
-    explicit = ("policy", "tasks", "reward", "algorithm")
-    of_run = {name: ("Any", about) for name, about in OBJECTS.items()}
-    of_run |= {"recipe": ("str", OBJECTS["recipe"])} | {n: ("bool", OBJECTS[n]) for n in ("resume", "fresh_optimizer")}
-    of_run |= {"optimizer": (f"{optimizer[0]} | Any", "Its options; or an optimizer of your own, or what makes one.")}
-    of_run |= {name: kind for name, kind in run.items() if name not in explicit}
-    of_run |= {name: kind for group in by_group if group not in of_learner for name, kind in groups[group].items()}
-    inherited = ["LearnerArguments", *(base for group, base in bases.items() if group not in of_learner)]
-    return page + _typed_dict("TrainArguments", "The options of a run.", of_run, bases=inherited)
-
-
-def _typed_dict(name: str, about: str, entries: dict[str, tuple[str, str]], bases: Sequence[str] = ()) -> str:
-    inside = f"{', '.join(bases) or 'TypedDict'}, total=False"
-    inside = inside if len(f"class {name}({inside}):") <= 120 else f"\n    {inside}\n"
-    text = f'\n\nclass {name}({inside}):\n    """{about}"""\n\n'
-    for entry, (kind, meaning) in entries.items():
-        text += f"    {entry}: {kind}\n"
-        if meaning:
-            wrapped = {"initial_indent": "    ", "subsequent_indent": "    ", "break_on_hyphens": False}
-            docstring = textwrap.fill(f'"""{meaning}', 112, **wrapped)
-            text += f'{docstring}"""\n'
-    return text
-
-
-def _hint(kind: Any) -> str:
-    """A type as it is written in an annotation, where options also take lists for tuples."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return " | ".join(dict.fromkeys(part for inner in inside for part in _hint(inner).split(" | ")))
-    if origin is tuple:
-        return f"Sequence[{_hint(inside[0])}] | str"
-    if origin in (dict, collections.abc.Mapping):
-        return "Mapping[str, Any]"
-    plain = {bool: "bool", int: "int", float: "float", str: "str", type(None): "None"}
-    return plain.get(kind, "Any")
 
 
 def _of_method(algorithm: str, group: str) -> list[tuple[str, Any]]:

@@ -192,6 +192,34 @@ def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, mon
     assert options_of_help(capsys, "letters", "--reward", "mine.py:brevity")["reward.target"] == "20"
 
 
+WIDE = {"COLUMNS": "300"}
+HELP_OF = """
+import sys
+from operant.tools.cli import main
+for words in sys.argv[1].split(","):
+    main(["train", *words.split(), "--help-all"])
+print({"torch", "transformers", "numpy", "pyarrow"} & {*sys.modules})
+"""
+
+
+def test_the_help_of_all_options_needs_no_torch_either(tmp_path):
+    """Of each kind of part and of policy; an option has the text of its method, and the bounds of its function."""
+    recipes = "letters,rooms,code,prompt,translate,reward-model,--algorithm trpo,--algorithm soft_q,--algorithm nlpo"
+    words = [sys.executable, "-c", HELP_OF, recipes]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | WIDE)
+    assert done.stdout.endswith("set()\n")
+    for said in (r"--loss.value-clip VALUE.*\(above 0, or none\)", r"--update.target-kl .*nats per token.*\(above 0\)"):
+        assert re.search(said, done.stdout)
+
+
+def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path):
+    text = "import torch\nHALF = torch.ones(2).mean().item() / 2\ndef brevity(rollouts, *, target=HALF): ...\n"
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    words = [sys.executable, "-c", HELP_OF, "letters --reward mine.py:brevity"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | WIDE)
+    assert re.search(r"--reward.target VALUE +(\(a number\) )?\[0.5\]", done.stdout) and "'torch'" in done.stdout
+
+
 @pytest.mark.parametrize("preset", [None, "trl", "openai", "textworld", "trunk"])
 @pytest.mark.parametrize("recipe", ["letters", "sentiment", "sft"])
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
@@ -199,9 +227,9 @@ def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
         given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}
         given = given if ALGORITHMS[method].source != "data" else given | {"samples": 1}
         of_run = flat(as_mapping(configure(given, recipe)))
-        found = help.settings(recipe, given)
-        assert found is not None and found[0] == method
-        shown = {n: [*x] if isinstance(x, tuple) else pytest.approx(x) for n, x in found[1].items()}
+        found, _, values, _ = help.settings(recipe, given)
+        assert found == method
+        shown = {n: [*x] if isinstance(x, tuple) else pytest.approx(x) for n, x in values.items()}
         assert shown == {n: of_run[n] for n in shown}
 
 

@@ -1,13 +1,16 @@
 """What an editor and a type checker see of the package: pyright in its strict mode, over scripts of a user."""
 
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[1] / "src"
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src"
 FINE = """
 from pathlib import Path
 import operant
@@ -46,11 +49,16 @@ operant.Learner.load(3)
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
-    """The errors of each script, by line."""
+    """The errors of each script, by line, beside a package with the keywords that `make` and a build write."""
     folder = tmp_path_factory.mktemp("scripts")
     for name, text in (("fine.py", FINE), ("wrong.py", WRONG)):
         (folder / name).write_text(text, encoding="utf-8")
-    settings = {"typeCheckingMode": "strict", "extraPaths": [str(SRC)], "pythonVersion": "3.11"}
+    package = folder / "installed/operant"
+    shutil.copytree(SRC / "operant", package, ignore=shutil.ignore_patterns("builtin", "__pycache__", "keywords.pyi"))
+    stub = runpy.run_path(str(ROOT / "docs/keywords.py"))["keywords"]()
+    (package / "keywords.pyi").write_text(stub, encoding="utf-8")
+    settings = {"typeCheckingMode": "strict", "extraPaths": ["installed"], "pythonVersion": "3.11"}
+    settings["exclude"] = ["installed"]
     (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     words = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, encoding="utf-8", check=False)

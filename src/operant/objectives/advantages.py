@@ -164,11 +164,7 @@ def with_gae(
     """
     if level not in ("token", "turn_first", "turn_mean"):
         raise OperantError(f"advantage.level={level!r}: it must be token, turn_first or turn_mean")
-    if whiten_scope not in ("rollout", "minibatch", "none"):
-        raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
-    for name, rate in {"gamma": gamma, "lam": lam, "turn_gamma": turn_gamma, "turn_lam": turn_lam or 0.0}.items():
-        if not 0 <= rate <= 1:
-            raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
+    _check(whiten_scope, gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam or 0.0)
     rewards, price = batch.rewards, batch.price
     if whiten_rewards:
         mean, deviation = moments(rewards, batch.actions, unbiased=unbiased)
@@ -198,11 +194,20 @@ def with_gae(
     return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 
+def _check(whiten_scope: str, **rates: float) -> None:
+    if whiten_scope not in ("rollout", "minibatch", "none"):
+        raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
+    for name, rate in rates.items():
+        if not 0 <= rate <= 1:
+            raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
+
+
 def with_returns(batch: Batch, *, gamma: float = 1.0, turn_gamma: float = 1.0, whiten_scope: str = "none") -> Batch:
     """Give every action the discounted sum of the rewards from it on: GAE with lambda 1 and values of 0.
 
     `gamma`, `turn_gamma` and `whiten_scope`: see `with_gae`.
     """
+    _check(whiten_scope, gamma=gamma, turn_gamma=turn_gamma)
     plain = batch.with_(values=torch.zeros_like(batch.rewards), bootstrap=torch.zeros_like(batch.bootstrap))
     found = with_gae(plain, gamma=gamma, lam=1.0, turn_gamma=turn_gamma, whiten_scope=whiten_scope)
     return batch.with_(advantages=found.advantages, price=found.price)

@@ -114,6 +114,7 @@ def ppo(
     dual_clip: float | None = None,
 ) -> dict[str, Tensor]:
     """Proximal policy optimisation, [B, T]: clipped surrogate + value_coef * value error - entropy_coef * entropy."""
+    _above(0, clip=clip, value_clip=value_clip)
     policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
     value = value_error(out, batch, value_clip=value_clip)
     loss = policy.pop("loss") + value_coef * value.pop("loss")

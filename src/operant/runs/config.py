@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
@@ -199,8 +199,22 @@ def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) ->
     return next((f"{path}, line {lines[n]}" for n in near if n in lines and not {*near} & {*given}), "")
 
 
-def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
-    """As `configure`."""
+class Chosen(NamedTuple):
+    """The options of a run before they are converted and checked together."""
+
+    algorithm: str
+    schema: dict[str, Any]
+    """All options that the run has, by group."""
+    values: dict[str, Any]
+    """Those that are not their defaults, by full name."""
+    left_out: dict[str, list[str]]
+
+
+def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
+    """The values of recipe, presets and user, the later ones above the earlier ones.
+
+    Raises: OperantError for an unknown recipe, part or option.
+    """
     base, given = options.with_short_names(load_recipe(recipe) if recipe else {}, given)
     base, given = named_parts.flattened(base), named_parts.flattened(given)
     above = preset(_text(given.get("preset")))
@@ -214,9 +228,7 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     named_parts.check_owned(named, {**base, **given})
     own = own_options(chosen, known, given)
     base = _recipe_options(base, chosen, named)
-    own_groups = {group: made for group, made in known.items() if group in OWN or group in named_parts.KINDS}
-    of_run = options.names(own_groups)
-    usable_here = [*of_run, *option_names(find(chosen))]
+    usable_here = [*options.names(_of_a_run(known)), *option_names(find(chosen))]
     composed = dict(find(chosen).defaults)
     for source, values in ((base.get("preset"), below), (recipe, base), (given.get("preset"), above)):
         fit, foreign = applicable_options(values, chosen, usable_here)
@@ -232,6 +244,19 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
     if whole.get("tasks") is None and isinstance(whole.get("evaluate"), str) and options.is_none(whole["evaluate"]):
         whole["evaluate"] = False  # the word, above the tests of a world; None is what every run has that names nothing
+    return Chosen(chosen, known, whole, left_out)
+
+
+def _of_a_run(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups of options that a Learner does not have."""
+    return {group: made for group, made in schema.items() if group in OWN or group in named_parts.KINDS}
+
+
+def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
+    """As `configure`."""
+    chosen, schema, whole, left_out = chosen_options(given, recipe)
+    own_groups = _of_a_run(schema)
+    of_run = options.names(own_groups)
     built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
     train, data, evaluation, isolation = (built.pop(group) for group in OWN)
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}

@@ -1,20 +1,15 @@
-"""The options of a run for `--help`, with the values of its recipe, without importing torch.
+"""The options of a run for `--help`, with the values of its recipe, read where they are declared."""
 
-`known_options.json` has the texts, bounds and values of all options of the package; `make docs` writes it from the
-dataclasses. A method or part from elsewhere is imported, and its options are read there.
-"""
-
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import field, make_dataclass
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from operant import options
-from operant.storage.hub import BUILTIN, found
+from operant.import_by_name import find
+from operant.options import compose, defaults, kinds, names
 from operant.tools.cli.parser import About, sentences
+from operant.tools.cli.without_torch import without_torch
 from operant.types import OperantError
 
 COMMON = {
@@ -42,136 +37,119 @@ COMMON = {
 method does not use is left out."""
 
 
-@cache
-def known() -> dict[str, Any]:
-    """The content of `known_options.json`."""
-    return json.loads((Path(__file__).parent / "known_options.json").read_text(encoding="utf-8"))
+WRONG = (-1e9, -1.0, 0.0, 1e9, "?")
+"""Values of which some are outside the bounds of any number, and no choice."""
+SAID_BY_THE_TYPE = r"a whole number of at most 64 bits|a finite number \(up to.*?\)|text"
+SHORT = {"a whole number of at most 64 bits": "a whole number", "text": ""}
 
 
-def declared(spec: str, values: Mapping[str, Any]) -> Iterator[About]:
+def declared(spec: str, values: Mapping[str, Any]) -> list[About]:
     """The options of a dataclass `module:Name` of this package. values: those that are not its defaults."""
-    for name, value in known()["declared"][spec].items():
-        yield About(name, values.get(name, value), *known()["options"][f"{spec}.{name}"])
+
+    def read() -> list[About]:
+        made = find("options", *spec.split(":"))
+        return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
+
+    return without_torch(read)
 
 
 def alone(option: str) -> bool:
-    """Whether an option may stand without a value; true for one that is not known here."""
-    described = known()["options"]
-    names = (
-        [option]
-        if option in described
-        else [name for name in described if name.endswith(f".{option}") and ":" not in name]
-    )
-    return not names or any(described[name][2] for name in names)
+    """Whether an option may stand without a value; true for one that no built-in method has."""
+
+    def read() -> list[Any]:
+        from operant.algorithms import ALGORITHMS
+        from operant.runs.config import config_schema
+
+        of_methods = [kinds(config_schema(method, {})) for method in ALGORITHMS]
+        return [kind for of in of_methods for name, kind in of.items() if f".{name}".endswith(f".{option}")]
+
+    found = without_torch(read)
+    return not found or bool in found
 
 
 def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
     """The method of a run, and its common options by name, each with its value and a line of text."""
-    method, found = settings(recipe, given) or _imported(recipe, given)[:2]
-    traits = known()["methods"].get(method, {}).get("traits", ["play", "kl in the reward", "groups"])
-    shown = {name: text for name, (trait, text) in COMMON.items() if name in found and trait in ("", *traits)}
-    return method, {name: (found[name], text) for name, text in shown.items()}
+
+    def read() -> tuple[str, dict[str, tuple[Any, str]]]:
+        method, _, values, traits = settings(recipe, given)
+        shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
+        return method, {name: (values[name], text) for name, text in shown.items()}
+
+    return without_torch(read)
 
 
-def every(recipe: str | None, given: Mapping[str, Any]) -> Iterator[About]:
+def every(recipe: str | None, given: Mapping[str, Any]) -> list[About]:
     """All options of a run."""
-    cheap = settings(recipe, given)
-    if cheap is None:
-        _, values, schema = _imported(recipe, given)
-        texts = {f"{group}.{name}": text for group, made in schema.items() for name, text in sentences(made).items()}
-        for name, value in values.items():
-            yield About(name, value, *known()["options"].get(name, [texts.get(name, "")]))
-        return
-    for name, value in cheap[1].items():
-        yield About(name, value, *known()["options"].get(name, ()))
+
+    def read() -> list[About]:
+        from operant.algorithms import find, preset_names
+
+        method, schema, values, _ = settings(recipe, given)
+        algorithm = find(method)
+        checks = {"loss": partial(algorithm.loss, None, None), "advantage": partial(algorithm.advantage or dict, None)}
+        described = _described(schema, values, checks)
+        return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
+
+    return without_torch(read)
 
 
-def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The method of a run and the values of its options, composed as `runs.config.configure` composes them.
+def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
+    """The method of a run, the groups of its options, the value of each that it uses, and the method's traits.
 
-    None: the run names a method, preset or part that is not built in, or options that `configure` would refuse.
+    Raises: OperantError as `chosen_options`.
     """
-    path = BUILTIN / f"{recipe}.yaml" if recipe else None
-    path = path if path is None or path.is_file() else found(str(recipe))
-    if recipe and (path is None or not path.is_file()):
-        return None
+    from operant.algorithms import find
+    from operant.runs.config import chosen_options
+    from operant.training.options import option_names, schema
+
+    method, groups, chosen, _ = chosen_options(given, recipe)
+    algorithm = find(method)
+    used = [*option_names(algorithm), *names({g: made for g, made in groups.items() if g not in schema(algorithm)})]
+    values = {full: defaults(groups[group])[name] for full, (group, name) in names(groups).items() if full in used}
+    values |= {full: value for full, value in chosen.items() if full in values} | {"algorithm": method}
+    traits = [algorithm.source, *(["groups"] if algorithm.needs.samples > 1 else [])]
+    traits += [f"kl in the {place}" for place in algorithm.kl[:1]]  # where it is usually charged
+    traits += ["labels"] if algorithm.needs.labels else ["demonstrations"] if algorithm.source == "data" else []
+    traits += [] if algorithm.needs.policy else ["language model"]
+    return method, groups, values, traits
+
+
+def _described(
+    schema: Mapping[str, Any], values: Mapping[str, Any], checks: Mapping[str, Callable[..., Any]] = {}
+) -> list[About]:
+    """What the help says of the options with these values. checks: by group, the function whose arguments they are."""
+    types, places = kinds(schema), names(schema)
+    texts = {group: sentences(made) for group, made in schema.items()}
+    described = []
+    for full, value in values.items():
+        group, name = places[full]
+        rule = _rule({group: schema[group]}, full, types[full], checks.get(group))
+        described.append(About(full, value, texts[group].get(name, ""), rule, types[full] is bool))
+    return described
+
+
+def _rule(schema: dict[str, Any], full: str, kind: Any, check: Callable[..., Any] | None) -> str:
+    """Bounds or choices of an option, as the code itself answers to wrong values: `at least 1`."""
+    said = rf"^(?:\w+\.)?{full.rpartition('.')[2]}=.*?: it must (?:be |lie )(.*)"
+    rules = [rule for wrong in WRONG for rule in re.findall(said, _refusal(schema, full, wrong, check))]
+    only_types = {rule for rule in rules if re.fullmatch(rf"({SAID_BY_THE_TYPE})(, or none)?", rule)}
+    best = next((rule for rule in rules if rule not in only_types), rules[0] if rules else "")
+    best = re.sub(r"^None or|, or none; else no .*", lambda m: "none or" if m[0][0] == "N" else ", or none", best)
+    best = re.sub(SAID_BY_THE_TYPE, lambda m: SHORT.get(m[0], "a number"), best).strip(", ")
+    best = "" if best in ("none", "or none") else best
+    if kind in (int | None, float | None, str | None) and "none" not in best.lower():
+        return f"{best}, or none" if best else "none, or text"
+    return best
+
+
+def _refusal(schema: dict[str, Any], full: str, value: Any, check: Callable[..., Any] | None) -> str:
+    """The error of a wrong value; empty if there is none. A function checks its options before its tensors."""
     try:
-        base, given = options.with_short_names(options.read_mapping(path) if path else {}, given)
-        above, below = _preset(given.get("preset")), _preset(None if "preset" in given else base.get("preset"))
-        sources = (given, above, base, below)
-        method = next((o["algorithm"] for o in sources if o.get("algorithm") is not None), "ppo")
-        schema = _schema(str(method), {**base, **given})
-        own = options.resolve(schema, given)
-        base = _of_recipe(base, str(method), {**base, **given})
-    except (OperantError, KeyError, AttributeError, TypeError):
-        return None
-    plain = {full: options.defaults(schema[group])[name] for full, (group, name) in options.names(schema).items()}
-    values = dict(plain)
-    own_values = {name: about["defaults"] for name, about in known()["methods"].items()}
-    values |= own_values[method]
-    for source in (below, base, above):  # as `algorithms.applicable_options`
-        written_for = source.get("algorithm") or "ppo"
-        apart = () if written_for == method else (*own_values[method], *own_values[written_for])
-        values |= {name: value for name, value in source.items() if name in values and name not in apart}
-    kind = own.get("optimizer.kind", values.get("optimizer.kind"))
-    values |= {name: plain[name] for name in known()["unused"].get(str(kind), ()) if name in plain}
-    values |= own | {"algorithm": method}
-    if options.is_none(values["reference"]):
-        values |= {name: 0.0 for name in ("kl.coef", "kl.loss_coef") if name in values and name not in own}
-    return method, values
-
-
-def _of_recipe(base: dict[str, Any], method: str, named: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
-    if "algorithm" not in base:
-        with suppress(OperantError):
-            return options.resolve(_schema(method, named), {**base, "algorithm": method})
-    written_for = base.get("algorithm") or "ppo"
-    return options.resolve(_schema(written_for, named), {**base, "algorithm": written_for})
-
-
-def _preset(names: Any) -> dict[str, Any]:
-    """The options of presets. Raises: KeyError for an unknown one."""
-    parts = [part.strip() for part in str(names or "").split(",")] if not options.is_none(names) else []
-    return {name: value for part in parts if part for name, value in known()["presets"][part].items()}
-
-
-def _schema(method: str, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The option groups of a method and of the parts of a run. Raises: KeyError for one that is not built in."""
-    groups: dict[str, dict[str, Any]] = {}
-    for full, value in known()["methods"][method]["values"].items():
-        group, _, name = full.rpartition(".")
-        groups.setdefault(group, {})[name] = value
-    if f"tasks:{named.get('tasks')}" in known()["parts"]:
-        groups["tasks"] = known()["parts"][f"tasks:{named['tasks']}"]
-    for kind in ("reward", "env", "engine", "form"):
-        if isinstance(value := named.get(kind), str) and not options.is_none(value):
-            groups[kind] = known()["parts"][f"{kind}:{value.strip().partition(':')[0]}"]
-        elif value is not None and not (kind == "reward" and isinstance(value, Mapping) and "name" not in value):
-            raise KeyError(kind)
-    fields = {
-        g: [(n, Any, field(default=tuple(x) if isinstance(x, list) else x)) for n, x in of_group.items()]
-        for g, of_group in groups.items()
-    }
-    return {group: make_dataclass(group or "Run", of_group) for group, of_group in fields.items()}
-
-
-def _imported(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The method of a run, the values of its options and their groups, by importing everything that it names.
-
-    Raises: OperantError as `configure`, if there is a recipe.
-    """
-    from operant.algorithms import DEFAULT, find
-    from operant.runs.config import as_mapping, config_schema, configure, named_in
-    from operant.tools.diagnosis.history import flat
-
-    if recipe is None:
-        method = str(given.get("algorithm", DEFAULT))
-        schema = config_schema(method, named_in(given))
-        values: Mapping[str, Any] = {"algorithm": method, **find(method).defaults, **options.resolve(schema, given)}
-    else:
-        config = configure(given, recipe)
-        method = config.train.algorithm
-        schema, values = config_schema(method, named_in(vars(config.train))), flat(as_mapping(config))
-    names = {full: options.defaults(schema[group])[name] for full, (group, name) in options.names(schema).items()}
-    return method, {full: values.get(full, default) for full, default in names.items()}, schema
+        (composed,) = compose(schema, {full: value}).values()
+        with suppress(TypeError, AttributeError):
+            check(**composed) if check is not None else None
+    except OperantError as error:
+        return str(error)
+    except TypeError:
+        pass
+    return ""

@@ -1,0 +1,90 @@
+"""Answers that need the declarations of options alone, in a tenth of the time that importing torch takes."""
+
+import sys
+from collections.abc import Callable, Collection
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, TypeVar
+
+SLOW = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "filelock")
+"""Packages that take long to import, and that the modules of options and methods use in their functions only."""
+
+T = TypeVar("T")
+
+
+def without_torch(compute: Callable[[], T], slow: Collection[str] = SLOW) -> T:
+    """What `compute` returns, which imports what it needs. Empty modules stand in for the slow packages meanwhile.
+
+    Where that does not do, as for a user's module that uses torch when it is imported, or where torch is there already,
+    `compute` has the packages themselves. Nothing that was imported beside the empty modules stays.
+    """
+    if "torch" in sys.modules:
+        return compute()
+    before, finder = {*sys.modules}, _Finder(slow)
+    sys.meta_path.insert(0, finder)
+    try:
+        return compute()
+    except Exception:  # a mistake of the user's is raised once more below, in its own words
+        pass
+    finally:
+        sys.meta_path.remove(finder)
+        for name in {*sys.modules} - before:
+            if name.partition(".")[0] in ("operant", *slow):
+                del sys.modules[name]
+                package, _, module = name.rpartition(".")
+                vars(sys.modules.get(package)).pop(module, None) if package in sys.modules else None
+    return compute()
+
+
+class _AnyClass(type):
+    """The metaclass of what an empty module has: a class to inherit from, to annotate with, and to decorate with."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AnyClass(name, (_Any,), {})
+
+    def __call__(cls, *arguments: Any, **options: Any) -> Any:
+        if cls.__module__ != __name__:  # a class of the package, which inherits from one
+            return super().__call__(*arguments, **options)
+        return arguments[0] if arguments and callable(arguments[0]) else cls
+
+
+class _Any(metaclass=_AnyClass):
+    def __class_getitem__(cls, _: Any) -> Any:
+        return cls
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+class _Empty(ModuleType):
+    """A module that has whatever name a module of the package asks for."""
+
+    __path__: list[str] = []  # noqa: RUF012 - as of every package
+    __file__ = __file__
+
+    def __getattr__(self, name: str) -> Any:
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals["__name__"].startswith("importlib"):
+            frame = frame.f_back
+        if name.startswith("__") or frame.f_globals["__name__"].partition(".")[0] != "operant":
+            raise AttributeError(f"module {self.__name__!r} stands in for the real one, which has {name!r}")
+        made = _AnyClass(name, (_Any,), {})
+        setattr(self, name, made)
+        return made
+
+
+class _Finder(MetaPathFinder, Loader):
+    def __init__(self, slow: Collection[str]):
+        self.slow = slow
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.slow else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Empty(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
