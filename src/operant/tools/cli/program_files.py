@@ -325,11 +325,11 @@ def search_on(
     for begin in range(0, len(rest), size):
         some = rest[begin : begin + size]
         found = search(some)
-        pairs = [(task, c) for task, candidates in zip(some, found, strict=True) for c in candidates]
-        of_tests = iter(shared.verdicts([problem_of(task).program(c.text) for task, c in pairs]))
+        asked_of = [(task, c) for task, of_task in zip(some, found, strict=True) if task.id in hidden for c in of_task]
+        of_tests = iter(shared.verdicts([problem_of(task).program(c.text) for task, c in asked_of]))
         for task, candidates in zip(some, found, strict=True):
-            judged = [next(of_tests) if task.id in hidden else None for _ in candidates] if hidden else []
-            rows = rows_of(texts[task.id], task, candidates, judged or [None] * len(candidates))
+            rows = rows_of(texts[task.id], task, candidates,
+                           [next(of_tests) if task.id in hidden else None for _ in candidates])  # fmt: skip
             done[task.id] = rows
             if kept is not None:
                 kept.add(0, task, rows)
