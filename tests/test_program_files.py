@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from operant.apps.code.repair import repair
 from operant.data import load_tasks
+from operant.runs import judged_replies
 from operant.sandbox.jail import Jail
-from operant.tools.cli import main, program_files
+from operant.tools.cli import main
 
 PIECES = ["<pad>", "</s>", "Twice:", "Thrice:", "Same:", "x", "+", "1", "#", "failed", "test", "Q"]
 FACTORS = {"Twice:": 2, "Thrice:": 3, "Same:": 1}
@@ -236,7 +237,7 @@ def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch)
     """After two of three tasks: the unfinished file has their candidates, and the rest gives what one go would."""
     words = ["generate", place / "model", "--tasks", place / "problems.jsonl", "--tests", "--samples", 8, *SAMPLING]
     assert run(*words, "--out", place / "whole.jsonl") == 0
-    monkeypatch.setattr(program_files, "AT_ONCE", 8)
+    monkeypatch.setattr(judged_replies, "AT_ONCE", 8)
     real, calls = Jail.run, []
 
     def stop(self, programs):
