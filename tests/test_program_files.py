@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from operant.apps.code.repair import repair
 from operant.data import load_tasks
+from operant.runs import judged_replies
 from operant.sandbox.jail import Jail
-from operant.tools.cli import main, program_files
+from operant.tools.cli import main
 
 PIECES = ["<pad>", "</s>", "Twice:", "Thrice:", "Same:", "x", "+", "1", "#", "failed", "test", "Q"]
 FACTORS = {"Twice:": 2, "Thrice:": 3, "Same:": 1}
@@ -220,11 +221,23 @@ def test_tasks_with_examples_alone_are_chosen_for_without_hidden_tests(place, ca
     assert "on the example tests" in told.err and "pass@" not in told.err
 
 
+def test_hidden_tests_judge_their_own_task_beside_tasks_without(place, tmp_path):
+    rows = [*read(place / "shown.jsonl"), *read(place / "problems.jsonl")]
+    write(tmp_path / "both.jsonl", rows)
+    words = ["--tasks", tmp_path / "both.jsonl", "--tests", "--samples", 12, "--all", *SAMPLING]
+    assert run("generate", place / "model", *words, "--out", tmp_path / "all.jsonl") == 0
+    found = read(tmp_path / "all.jsonl")
+    assert [row["hidden"] for row in found] == [False] * 12 + [True] * 36
+    for row in found[12:]:
+        assert (row["outcome"] == "passed") == passes(row["completion"], [2, 5], FACTORS[row["prompt"]])
+        assert (row["outcome"] == "compile error") == (row["examples"] == "compile error")
+
+
 def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch):
     """After two of three tasks: the unfinished file has their candidates, and the rest gives what one go would."""
     words = ["generate", place / "model", "--tasks", place / "problems.jsonl", "--tests", "--samples", 8, *SAMPLING]
     assert run(*words, "--out", place / "whole.jsonl") == 0
-    monkeypatch.setattr(program_files, "AT_ONCE", 8)
+    monkeypatch.setattr(judged_replies, "AT_ONCE", 8)
     real, calls = Jail.run, []
 
     def stop(self, programs):

@@ -1,14 +1,15 @@
-"""Replies of a model to many tasks, in batches, with the score of each by any number of rewards.
+"""Replies to many tasks: where they come from, what scores them, and the file that keeps them.
 
-scorers = [scorer("letters:e", {})]
-for task, replies in judged(tasks, policy, engine, sampling, scorers, samples=4):
-    replies[0].text, replies[0].scores["letters:e"]
+make = partial(drawn, policy=policy, engine=engine, sampling=sampling, scorers=[scorer("letters:e", {})], samples=4)
+kept = Kept(Path("replies.jsonl"), {"model": "runs/sft"})
+kept.fill(0, tasks, make, 4)
+kept.of(0)["tasks/0"][0].scores["letters:e"]
 
-`Kept` stores them in a file as they are made, so that an interrupted command goes on where it stopped.
+What makes replies is a function of some tasks: `drawn` here, a search for programs in `tools/cli/program_files.py`.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ from operant.rewards.isolated import under
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.play import Attempts, play
 from operant.runs import named_parts
+from operant.runs.folder import as_parquet
 from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.types import OperantError, RewardFn, Rollout, Task, shown
 
 AT_ONCE = 256
-"""Replies that are generated together, and judged by one call of each reward."""
+"""Replies that are made together, and judged by one call of each reward."""
 
 
 @dataclass(frozen=True)
@@ -108,47 +110,48 @@ def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
-def judged(
+def drawn(
     tasks: Sequence[Task],
+    *,
     policy: Any,
     engine: Any,
     sampling: Sampling,
     scorers: Sequence[Scorer],
-    *,
     samples: int = 1,
     first: int = 0,
     seed: int = 0,
     stream: str = "probe",
-) -> Iterator[tuple[Task, list[JudgedReply]]]:
-    """Yield each task with `samples` replies. Random numbers depend on the seed, the task's id and the sample's number.
+) -> list[list[JudgedReply]]:
+    """`samples` replies to each task. Random numbers depend on the seed, the task's id and the sample's number.
 
     first: the number of the first sample. stream: which random numbers are used (`operant.sampling.STREAMS`).
     Raises: OperantError for a prompt that does not fit, or of a reward.
     """
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
-    sampling = sampling.of(policy)
-    size = max(1, AT_ONCE // samples)
-    for begin in range(0, len(tasks), size):
-        some, attempts = tasks[begin : begin + size], Attempts()
-        attempts.first = first
-        rollouts = play(
-            [task for task in some for _ in range(samples)],
-            env=SingleTurn(),
-            engine=engine,
-            tokenizer=policy.tokenizer,
-            sampling=sampling,
-            seed=seed,
-            stream=stream,
-            attempts=attempts,
-        )
-        scores = {one.name: one(rollouts, sampling, policy.tokenizer) for one in scorers}
-        replies = [
-            JudgedReply(rollout.reply, len(rollout.ids), {name: found[i] for name, found in scores.items()})
-            for i, rollout in enumerate(rollouts)
-        ]
-        for place, task in enumerate(some):
-            yield task, replies[place * samples : (place + 1) * samples]
+    sampling, attempts = sampling.of(policy), Attempts()
+    attempts.first = first
+    rollouts = play(
+        [task for task in tasks for _ in range(samples)],
+        env=SingleTurn(),
+        engine=engine,
+        tokenizer=policy.tokenizer,
+        sampling=sampling,
+        seed=seed,
+        stream=stream,
+        attempts=attempts,
+    )
+    replies = scored(rollouts, scorers, sampling, policy.tokenizer)
+    return [replies[i : i + samples] for i in range(0, len(replies), samples)]
+
+
+def scored(rollouts: list[Rollout], scorers: Sequence[Scorer], sampling: Sampling, tokenizer: Any) -> list[JudgedReply]:
+    """The reply of each rollout with its scores. Raises: OperantError of a reward."""
+    scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
+    return [
+        JudgedReply(rollout.reply, len(rollout.ids), {name: found[i] for name, found in scores.items()})
+        for i, rollout in enumerate(rollouts)
+    ]
 
 
 def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedReply]:
@@ -164,20 +167,28 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
     return [max(replies[i : i + n], key=value) for i in range(0, len(replies), n)]
 
 
-# --- the file of an unfinished command --------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------------------------
 
 
 class Kept:
-    """Replies in a file beside the one that a command will write. Each line is written as a task is done.
+    """The replies of sources to tasks. Until the file that a command writes is complete, they are kept beside it."""
 
-    asked: what the replies depend on. A file that was begun for something else is refused.
-    """
+    def __init__(
+        self,
+        out: Path | None = None,
+        asked: Mapping[str, Any] | None = None,
+        made: Callable[..., Any] = JudgedReply,
+    ):
+        """out: None keeps them in memory alone. asked: what the replies depend on. made: what a reply becomes of its
+        fields.
 
-    def __init__(self, out: Path, asked: Mapping[str, Any], made: Callable[..., Any] = JudgedReply):
-        """made: what a reply becomes of its fields. Raises: OperantError for a file of another command."""
-        self.path = out.with_name(f".{out.name}.unfinished")
+        Raises: OperantError for an unfinished file that was begun for something else.
+        """
+        self.out, self.path = out, None if out is None else out.with_name(f".{out.name}.unfinished")
         self.done: dict[tuple[int, str], list[Any]] = {}
         """By the place of the source, and the task's id."""
+        if self.path is None:
+            return
         asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
         begun, *lines = atomic_io.records(self.path) or [asked]
         if lines and begun != asked:  # without a line, nothing is lost
@@ -191,9 +202,34 @@ class Kept:
         # Written anew, so that a line that was cut off by a kill is not continued.
         atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (asked, *lines)))
 
-    def add(self, source: int, task: Task, replies: Sequence[Any]) -> None:
-        """Append the replies of a source to a task. Raises: OperantError if the disk refuses."""
+    def of(self, source: int) -> dict[str, list[Any]]:
+        """The replies of a source by the task's id, in the order in which they were made."""
+        return {task: replies for (place, task), replies in self.done.items() if place == source}
+
+    def fill(
+        self,
+        source: int,
+        tasks: Sequence[Task],
+        make: Callable[[Sequence[Task]], Sequence[Sequence[Any]]],
+        samples: int,
+        tell: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Make the replies of a source to the tasks that have none.
+
+        make: the replies to some tasks. samples: how many it makes for a task. tell: is told how many are done.
+        Raises: OperantError of `make`, or if the disk refuses.
+        """
+        rest, size = [task for task in tasks if (source, task.id) not in self.done], max(1, AT_ONCE // samples)
+        for begin in range(0, len(rest), size):
+            some = rest[begin : begin + size]
+            for task, replies in zip(some, make(some), strict=True):
+                self._add(source, task, replies)
+                tell(samples)
+
+    def _add(self, source: int, task: Task, replies: Sequence[Any]) -> None:
         self.done[source, task.id] = list(replies)
+        if self.path is None:
+            return
         line = {
             "source": source,
             "task": task.id,
@@ -201,7 +237,20 @@ class Kept:
         }
         atomic_io.append_text(self.path, json.dumps(line) + "\n")
 
-    def remove(self) -> None:
-        """Delete the file. Raises: OperantError if the disk refuses."""
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the rows to the file, as its name ends, and delete the unfinished one.
+
+        Raises: OperantError if the disk refuses, or one column of Parquet cannot hold the prompts.
+        """
+        assert self.out is not None and self.path is not None
+        if self.out.suffix != ".parquet":
+            atomic_io.write(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        elif len({type(row["prompt"]) for row in rows}) > 1:
+            raise OperantError(
+                f"--out {self.out}: some prompts are texts and some messages, which one column of Parquet cannot "
+                "hold: write .jsonl, or give --chat true"
+            )
+        else:
+            atomic_io.write(self.out, as_parquet(rows))
         with atomic_io.explained(self.path):
             atomic_io.remove(self.path)

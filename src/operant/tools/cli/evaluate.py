@@ -2,16 +2,18 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from operant import rewards
 from operant.algorithms import find
+from operant.apps.code.search import Search
 from operant.apps.code.unit_tests import UnitTests
 from operant.data import DataOptions
-from operant.data.forms import Form
 from operant.data.share import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
@@ -20,7 +22,7 @@ from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.games import playable
-from operant.runs.judged_replies import JudgedReply, Scorer, as_spec, judged, part, scorer
+from operant.runs.judged_replies import Kept, Scorer, as_spec, drawn, part, scorer
 from operant.runs.named_models import check, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
@@ -31,12 +33,10 @@ from operant.tools.cli.play import aligned
 from operant.tools.cli.program_files import (
     OF_SEARCH,
     SearchAsked,
-    SearchParts,
-    form_of_problems,
     handed_in,
-    parts_of,
     search_asked,
-    searcher,
+    searches_of,
+    tell_unread,
     with_examples,
 )
 from operant.tools.cli.reply_files import (
@@ -44,10 +44,9 @@ from operant.tools.cli.reply_files import (
     RunShare,
     TaskSet,
     counted,
-    data_options,
+    reading,
     take,
     take_form,
-    with_target,
 )
 from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
@@ -66,14 +65,10 @@ class Plan:
     """What the command line asks for."""
 
     models: list[str]
-    source: Any
+    tasks: Callable[..., TaskSet]
+    """The tasks, as the tokenizer of `policy` cuts them."""
     source_name: str
     """What the tasks are of, in sentences and files."""
-    of_run: RunShare | None
-    """Only the tasks that the first run has held out of its own; None: all of the source."""
-    data: DataOptions
-    form: Form | None
-    chat: bool
     scorers: list[Scorer]
     metrics: list[EvaluationMetric]
     """pass@k and n@k, which are numbers of all replies to a task."""
@@ -81,10 +76,9 @@ class Plan:
     masked: bool
     """Whether the run had a mask policy, which is not exported: each model then truncates its own distribution."""
     search: EvaluationOptions
-    """Its beams and length penalty."""
+    """Its samples, beams and length penalty."""
     programs: SearchAsked | None
     """Each model hands in one program for a task, after this search; None: its replies are judged as they are drawn."""
-    samples: int
     seed: int
     device: str
     files: Mapping[str, Path | None]
@@ -110,10 +104,7 @@ def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
 
 
 def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
-    """Read the options, of which those of sampling are left; what is missing is that of the first run.
-
-    Raises: OperantError for one that is not valid, or missing.
-    """
+    """Read the options, of which those of sampling are left; what is missing is that of the first run."""
     if not words:
         raise OperantError("expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
     if len(set(words)) < len(words):
@@ -142,9 +133,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         limits = {name: getattr(tests[0].verdicts.options, name) for name in LIMITS} if tests else {}
         programs = search_asked(options | {"samples": samples}, limits)
         options = {name: value for name, value in options.items() if name not in OF_SEARCH}
-    if form is None and typed and (searches or metrics or tests):
-        form = form_of_problems(source, given)
-        given = with_target(source, given) if form is None else given
+    data, form = reading(source, given, form, tests=typed and bool(searches or metrics or tests))
     if not scorers and not metrics:
         raise OperantError("--reward false leaves nothing to compare models by: name a reward, or --metrics pass@1")
     names = [one.name for one in scorers]
@@ -159,23 +148,17 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
     for one in scorers:
         rewards.check(one.reward)
-    evaluated = part(own, "sampling")
-    kept = {name: value for name, value in evaluated.items() if name not in options}
+    kept = {name: value for name, value in part(own, "sampling").items() if name not in options}
     return Plan(
         models=list(words),
-        source=source,
+        tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
         source_name=str(source) if of_run is None else of_run.source_name,
-        of_run=of_run,
-        data=data_options(source, given) if form is None else compose({"": DataOptions}, given)[""],
-        form=form,
-        chat=chat,
         scorers=scorers,
         metrics=metrics,
         sampling=from_generation_kwargs(sampling, kept),
         masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
         programs=programs,
-        samples=samples,
         seed=seed,
         device=device,
         files=files,
@@ -183,7 +166,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
 
 
 def asks_for_search(options: dict[str, Any]) -> bool:
-    """Whether `--tests` is given, which is taken. Raises: OperantError for an option that does not go with it."""
+    """Whether `--tests` is given, which is taken."""
     if not options.pop("tests", False):
         if odd := next((name for name in OF_SEARCH if name in options), None):
             raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
@@ -197,7 +180,7 @@ def asks_for_search(options: dict[str, Any]) -> bool:
 
 
 def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
-    """The metrics pass@k and n@k that are asked for. Raises: OperantError for any other one, or a k above `samples`."""
+    """The metrics pass@k and n@k that are asked for."""
     if odd := next((name for name in chosen(given) if numbers_in(name) is None), None):
         raise OperantError(
             f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
@@ -208,7 +191,7 @@ def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
 
 
 def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
-    """The held-out tasks of a run. Raises: OperantError if it has none, or if no file holds them."""
+    """The held-out tasks of a run."""
     source = run.get("evaluate") or None
     if share(source) is not None:
         source = run["tasks"]
@@ -232,44 +215,60 @@ def own_share(run: Mapping[str, Any]) -> RunShare | None:
 
 
 def answered(plan: Plan) -> Compared:
-    """Let each model answer the tasks, by the same random numbers.
-
-    Raises: OperantError for tasks or a model that cannot be loaded, or a prompt that is too long.
-    """
+    """Let each model answer the tasks, by the same random numbers."""
     for name in plan.models[1:]:
         check(name)
-    found, loaded = list[list[list[JudgedReply]]](), [load(plan.models[0])]
-    tasks = TaskSet(
-        plan.source, plan.data, plan.seed, chat=plan.chat, policy=loaded[0][0], form=plan.form, of_run=plan.of_run
-    )
-    shared = None
+    loaded, searches = [load(plan.models[0])], None
+    tasks = plan.tasks(policy=loaded[0][0])
     if plan.programs is not None:
         loaded.clear()
         tasks.tasks, hidden = with_examples(tasks.tasks)
         if alone := len(tasks.tasks) - len(hidden):
             without = f"{alone} of {len(tasks.tasks)} tasks have no hidden tests"
             print(f"{without}: the examples choose the program and score it, so the score is too high", file=sys.stderr)
-        shared = parts_of(plan.programs, plan.device, plan.sampling)
+        searches = searches_of(plan.programs, plan.seed, plan.device, plan.sampling)
     for one in plan.scorers:
         rewards.prepare(one.reward, tasks.tasks)
     prepared(plan.metrics, tasks.tasks)
-    progress = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.samples)
+    progress, kept = ReplyProgress(len(plan.models) * len(tasks.tasks) * plan.search.samples), Kept()
     try:
-        for name in plan.models:
-            found.append([])
-            for replies in answers(plan, tasks, name, loaded, shared):
-                found[-1].append(replies)
-                progress.add(plan.samples, name)
+        for place in range(len(plan.models)):
+            answer(plan, tasks, place, loaded, searches, kept, progress)
     except KeyboardInterrupt:
-        tell_finished(plan, tasks, found)
+        tell_finished(plan, tasks, kept)
         raise
-    return in_table(plan, tasks, plan.models, found)
+    return in_table(plan, tasks, range(len(plan.models)), kept)
 
 
-def in_table(
-    plan: Plan, tasks: TaskSet, models: Sequence[str], found: Sequence[Sequence[list[JudgedReply]]]
-) -> Compared:
-    """The models with their replies to the first tasks, as many of each model."""
+def answer(
+    plan: Plan,
+    tasks: TaskSet,
+    place: int,
+    loaded: list[Any],
+    searches: Callable[[str], tuple[Search, Any]] | None,
+    kept: Kept,
+    progress: ReplyProgress,
+) -> None:
+    """Let a model answer each task. It is in memory until the last one; of `loaded` it is taken."""
+    name = plan.models[place]
+    how: dict[str, Any] = {"scorers": plan.scorers, "sampling": plan.sampling}
+    if searches is not None:
+        search, policy = searches(name)
+        make = partial(handed_in, search=search, **how)
+    else:
+        search, (policy, engine) = None, loaded.pop() if loaded else load(name)
+        policy = policy.to(find_device(plan.device))
+        how |= {"engine": beam_search(policy, plan.search) or engine, "samples": plan.search.samples, "seed": plan.seed}
+        make = partial(drawn, policy=policy, stream="evaluate", **how)
+    mine = tasks.of(policy, plan.sampling.max_tokens)
+    kept.fill(place, mine, make, plan.search.samples, partial(progress.add, name=name))
+    if search is not None:
+        tell_unread(search)
+
+
+def in_table(plan: Plan, tasks: TaskSet, places: Sequence[int], kept: Kept) -> Compared:
+    """The models of these places with their replies to the first tasks, as many of each model."""
+    found = [[*kept.of(place).values()] for place in places]
     answered = tasks.tasks[: len(found[0])]
     listed = [{"id": task.id, "prompt": tasks.text(task)} for task in answered]
     measured = {
@@ -279,37 +278,22 @@ def in_table(
         ]
         for metric in plan.metrics
     }
-    return Compared(models, listed, found, [one.name for one in plan.scorers], plan.seed, measured)
+    return Compared(
+        [plan.models[place] for place in places], listed, found, [one.name for one in plan.scorers], plan.seed, measured
+    )
 
 
-def tell_finished(plan: Plan, tasks: TaskSet, found: Sequence[Sequence[list[JudgedReply]]]) -> None:
+def tell_finished(plan: Plan, tasks: TaskSet, kept: Kept) -> None:
     """Print what an interrupted evaluation has found: a table of the models that have answered all tasks, and one of
     the model that has answered some."""
-    whole = len(tasks.tasks)
-    for count in sorted({len(replies) for replies in found} - {0}, reverse=True):
-        some = [(name, replies) for name, replies in zip(plan.models, found) if len(replies) == count]
+    whole, counts = len(tasks.tasks), Counter(place for place, _ in kept.done)
+    for count in sorted({*counts.values()}, reverse=True):
         print(plain(f"\nof the first {count:,} of {whole:,} tasks:" if count < whole else f"\nof all {whole:,} tasks:"))
-        for line in aligned(in_table(plan, tasks, *zip(*some)).table()):
+        for line in aligned(in_table(plan, tasks, [p for p in counts if counts[p] == count], kept).table()):
             emit(plain(line), sys.stdout)
-    kept = "above is what was finished" if any(found) else "no reply was judged yet"
-    text = f"operant: interrupted; {kept}, and no file is written; the same command begins again"
+    finished = "above is what was finished" if counts else "no reply was judged yet"
+    text = f"operant: interrupted; {finished}, and no file is written; the same command begins again"
     print(f"\n{text}", file=sys.stderr)
-
-
-def answers(
-    plan: Plan, tasks: TaskSet, name: str, loaded: list[Any], shared: SearchParts | None
-) -> Iterator[list[JudgedReply]]:
-    """Yield the replies of a model to each task. It is in memory until the last one; of `loaded` it is taken."""
-    if shared is not None:
-        search, policy = searcher(shared, name, plan.seed, plan.device, plan.sampling)
-        yield from handed_in(search, tasks.of(policy, plan.sampling.max_tokens), plan.scorers, plan.sampling)
-        return
-    policy, engine = loaded.pop() if loaded else load(name)
-    policy = policy.to(find_device(plan.device))
-    engine = beam_search(policy, plan.search) or engine
-    mine, numbers = tasks.of(policy, plan.sampling.max_tokens), {"samples": plan.samples, "seed": plan.seed}
-    for _, replies in judged(mine, policy, engine, plan.sampling, plan.scorers, stream="evaluate", **numbers):
-        yield replies
 
 
 def describe(plan: Plan, count: int) -> str:
@@ -319,16 +303,16 @@ def describe(plan: Plan, count: int) -> str:
     sampling = ", ".join(f"{name} {as_typed(x)}" for name, x in named.items())
     sampling += f", beams {plan.search.beams}" if plan.search.beams > 1 else ""
     sampling += ", masked by each model itself, because an export has no mask policy" if plan.masked else ""
-    each = "one reply each" if plan.samples == 1 else f"{plan.samples} replies each"
+    each = "one reply each" if plan.search.samples == 1 else f"{plan.search.samples} replies each"
     each = each if plan.programs is None else plan.programs.describe()
     return f"{count:,} tasks of {plan.source_name}, {each}, by the same random numbers; seed {plan.seed}, {sampling}"
 
 
 def write(plan: Plan, compared: Compared, about: str) -> None:
-    """Write the files that are asked for. Raises: OperantError if the disk refuses."""
+    """Write the files that are asked for."""
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
-        asked = {"models": plan.models, "tasks_of": plan.source_name, "samples": plan.samples, "seed": plan.seed}
+        asked = {"models": plan.models, "tasks_of": plan.source_name, "samples": plan.search.samples, "seed": plan.seed}
         if plan.programs is not None:
             asked["search"] = asdict(plan.programs)
         whole = asked | {"sampling": asdict(plan.sampling)} | compared.as_plain()

@@ -7,11 +7,11 @@ With --all every candidate is a row: for a critic of outcomes, and with `--form 
 """
 
 import difflib
-import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,34 +21,26 @@ from operant.apps.code.problems import problem_of
 from operant.apps.code.repair import TEMPLATE, check_template
 from operant.apps.code.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen
 from operant.apps.code.verdicts import Verdicts
-from operant.data import DataOptions
-from operant.data.forms import Form
 from operant.import_by_name import Table, names_object
-from operant.metrics.passes import n_at_k, pass_at_k
+from operant.metrics.passes import of_samples
 from operant.options import compose, convert
 from operant.options import read as read_option
-from operant.runs import named_parts
-from operant.runs.judged_replies import AT_ONCE, JudgedReply, Kept, Scorer
+from operant.runs.judged_replies import JudgedReply, Kept, Scorer, scored
 from operant.runs.named_models import load
 from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
-from operant.storage import atomic_io
 from operant.tools.cli.arguments import new_file
 from operant.tools.cli.reply_files import (
     OF_PROMPTS,
     ReplyProgress,
     TaskSet,
     counted,
-    cuts,
-    data_options,
-    first_row,
+    going_on,
+    hand_over,
     stamp,
-    take,
-    take_form,
-    with_target,
+    tasks_asked,
 )
 from operant.tools.diagnosis.intervals import wilson
-from operant.trackers.console import emit
 from operant.training.options import find_device
 from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, shown
 
@@ -58,8 +50,6 @@ OF_TESTS = (*OF_SEARCH, "submit", "all")
 """Options of `operant generate` that only apply to programs with tests."""
 OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 """Options of replies to a file that do not apply to them."""
-OF_PROBLEMS = frozenset({"tests", "test_list", "entry_point", "input_output"})
-"""Fields by which the form `code` knows problems."""
 CRITICS = Table("critic", "operant.critics", {})
 
 
@@ -109,32 +99,19 @@ class ProgramsAsked:
 
 def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
     """Search for programs that solve the tasks, and write the chosen ones to `--out`, or print them."""
-    source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
-    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
-    asked = what_is_asked(words, options)
-    form = form or form_of_problems(source, given)
-    data = data_options(source, with_target(source, given)) if form is None else compose({"": DataOptions}, given)[""]
-    policy = load(asked.model)[0] if cuts(data) or form is not None else None
-    tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
+    tasks_for, asked = tasks_asked(options, tests=True), what_is_asked(words, options)
+    tasks = tasks_for(asked.seed, asked.model)
     tasks.tasks, hidden = with_examples(tasks.tasks)
-    shared = parts_of(asked.search, asked.device, asked.sampling)
-    kept = None if asked.out is None else Kept(asked.out, asked.made_by(tasks), dict)
-    if kept is not None and kept.done:
-        print(f"the programs of {len(kept.done)} tasks were made before, and are kept", file=sys.stderr)
-    done = {} if kept is None else {task: rows for (_, task), rows in kept.done.items()}
-    try:
-        search_on(asked, tasks, hidden, shared, done, kept)
-    except KeyboardInterrupt:
-        if kept is not None:
-            print(f"\noperant: interrupted; {kept.path} has {len(kept.done)} tasks, and the same command goes on from "
-                  "there", file=sys.stderr)  # fmt: skip
-        raise
-    finish(asked, tasks, [done[task.id] for task in tasks.tasks], hidden, kept)
+    searches = searches_of(asked.search, asked.seed, asked.device, asked.sampling)
+    kept = Kept(asked.out, asked.made_by(tasks), dict)
+    with going_on(kept):
+        search_on(asked, tasks, hidden, searches, kept)
+    finish(asked, tasks, [kept.done[0, task.id] for task in tasks.tasks], hidden, kept)
     return 0
 
 
 def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAsked:
-    """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
+    """Read the options, of which those of sampling are left."""
     if odd := next((name for name in (*OF_PROMPTS, *OF_OTHERS) if name in options), None):
         raise OperantError(
             f"--{odd.replace('_', '-')} beside --tests: programs are chosen by their tests; leave one of the two out"
@@ -160,19 +137,8 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
     )
 
 
-def form_of_problems(source: Any, given: Mapping[str, Any]) -> Form | None:
-    """The form of rows that are published problems, or hold tests and no target, if no field is named as the target."""
-    named = given.get("target_field") or given.get("text_field")
-    row = None if named else first_row(source)
-    alone = isinstance(row, Mapping) and "target" not in row and not OF_PROBLEMS.isdisjoint(row)
-    return named_parts.form("code", {}) if alone else None
-
-
 def search_asked(options: dict[str, Any], limits: Mapping[str, Any] | None = None) -> SearchAsked:
-    """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others.
-
-    Raises: OperantError for one that is not valid.
-    """
+    """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others."""
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
     if cut is not None and cut not in CUTS:
@@ -204,32 +170,24 @@ def search_asked(options: dict[str, Any], limits: Mapping[str, Any] | None = Non
     )
 
 
-@dataclass(frozen=True)
-class SearchParts:
-    """What the searches of several models share."""
-
-    asked: SearchAsked
-    critic: Any
-    verdicts: Verdicts
-    repairer: Writer | None
-
-
-def parts_of(asked: SearchAsked, device: str, sampling: Sampling) -> SearchParts:
-    """The critic and the repair model, if they are named, and what runs the programs; says where they run.
-
-    Raises: OperantError for one that cannot be loaded, or a jail that does not work here.
-    """
+def searches_of(asked: SearchAsked, seed: int, device: str, sampling: Sampling) -> Callable[[str], tuple[Search, Any]]:
+    """What makes the search by a model of that name, and its policy. It says where programs run."""
     critic, verdicts = None if asked.critic is None else critic_of(asked.critic), Verdicts(asked.jail)
     print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
     repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
-    return SearchParts(asked, critic, verdicts, repairer)
+    how = {"seed": seed, "critic": critic, "repairer": repairer, "template": asked.template}
+
+    def search_by(model: str) -> tuple[Search, Any]:
+        writer, policy = writer_of(model, device, sampling)
+        return Search(asked.options, writer, verdicts, **how), policy
+
+    return search_by
 
 
 def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     """The tasks, and the names of those that have hidden tests. Where there are examples alone, they are the tests.
 
     It says how many tasks have no example tests; of these, any program that runs is as good as another.
-    Raises: OperantError if that is so of all tasks, or for one without any tests.
     """
     hidden = {task.id for task in tasks if isinstance(task.target, Mapping) and task.target.get("tests")}
     found = [
@@ -251,10 +209,7 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
 
 
 def critic_of(name: str) -> Any:
-    """A critic of beginnings: a run or folder of an outcome critic, or `module:object` of one's own.
-
-    Raises: OperantError if there is none.
-    """
+    """A critic of beginnings: a run or folder of an outcome critic, or `module:object` of one's own."""
     critic = CRITICS.find(name)() if names_object(name, CRITICS) else CriticScore(name)
     if not callable(getattr(critic, "prefixes", None)):
         raise OperantError(f"--critic {name}: {type(critic).__name__} has no method prefixes(problem, ids, tokenizer)")
@@ -264,7 +219,7 @@ def critic_of(name: str) -> Any:
 
 
 def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Any]:
-    """A model that writes programs, and its policy. Raises: OperantError for a model without a tokenizer."""
+    """A model that writes programs, and its policy."""
     policy, engine = load(name)
     if policy.tokenizer is None:
         raise OperantError(f"{name} has no tokenizer, and programs are texts: save its tokenizer into its folder")
@@ -272,32 +227,19 @@ def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Any]:
     return Writer(policy.tokenizer, engine, own, lambda size: policy.misfit(size, own.max_tokens) is None), policy
 
 
-def searcher(shared: SearchParts, model: str, seed: int, device: str, sampling: Sampling) -> tuple[Search, Any]:
-    """The search by a model, and its policy. Raises: OperantError as `writer_of`."""
-    writer, policy = writer_of(model, device, sampling)
-    how = {"seed": seed, "critic": shared.critic, "repairer": shared.repairer, "template": shared.asked.template}
-    return Search(shared.asked.options, writer, shared.verdicts, **how), policy
-
-
 def handed_in(
-    search: Search, tasks: Sequence[Task], scorers: Sequence[Scorer], sampling: Sampling
-) -> Iterator[list[JudgedReply]]:
-    """Yield for each task the program that its search hands in, with its scores, as its only reply."""
-    size, tokenizer = max(1, AT_ONCE // search.options.samples), search.writers[0].tokenizer
-    for begin in range(0, len(tasks), size):
-        some = tasks[begin : begin + size]
-        best = [chosen(candidates, 1)[0] for candidates in search(some)]
-        rollouts = []
-        for task, c in zip(some, best, strict=True):
-            prompt = encode_prompt(tokenizer, task.prompt)
-            # A repair model may have another tokenizer.
-            ids = tokenizer.encode(c.text, add_special_tokens=False) if c.writer else c.ids
-            query = tokenizer.decode(prompt, skip_special_tokens=True)
-            rollouts.append(Rollout(task, 0, [Turn(prompt, list(ids))], [c.text], query=query))
-        scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
-        for i, (c, rollout) in enumerate(zip(best, rollouts, strict=True)):
-            yield [JudgedReply(c.text, rollout.count, {name: found[i] for name, found in scores.items()})]
-    tell_unread(search)
+    tasks: Sequence[Task], *, search: Search, scorers: Sequence[Scorer], sampling: Sampling
+) -> list[list[JudgedReply]]:
+    """For each task the program that its search hands in, with its scores, as its only reply."""
+    tokenizer, rollouts = search.writers[0].tokenizer, []
+    for task, candidates in zip(tasks, search(tasks), strict=True):
+        [best] = chosen(candidates, 1)
+        prompt = encode_prompt(tokenizer, task.prompt)
+        # A repair model may have another tokenizer.
+        ids = tokenizer.encode(best.text, add_special_tokens=False) if best.writer else best.ids
+        query = tokenizer.decode(prompt, skip_special_tokens=True)
+        rollouts.append(Rollout(task, 0, [Turn(prompt, list(ids))], [best.text], query=query))
+    return [[reply] for reply in scored(rollouts, scorers, sampling, tokenizer)]
 
 
 def tell_unread(search: Search) -> None:
@@ -310,30 +252,27 @@ def search_on(
     asked: ProgramsAsked,
     tasks: TaskSet,
     hidden: set[str],
-    shared: SearchParts,
-    done: dict[str, list[dict[str, Any]]],
-    kept: Kept | None,
+    searches: Callable[[str], tuple[Search, Any]],
+    kept: Kept,
 ) -> None:
-    """Add the candidates of each task that is not in `done` as rows."""
-    if all(task.id in done for task in tasks.tasks):
+    """Keep the candidates of each task that has none as rows."""
+    if len(kept.done) == len(tasks.tasks):
         return
-    search, policy = searcher(shared, asked.model, asked.seed, asked.device, asked.sampling)
-    rest = [task for task in tasks.of(policy, asked.sampling.max_tokens) if task.id not in done]
-    texts = {task.id: tasks.text(task) for task in tasks.tasks}
-    samples = asked.search.options.samples
-    progress, size = ReplyProgress(len(rest) * samples), max(1, AT_ONCE // samples)
-    for begin in range(0, len(rest), size):
-        some = rest[begin : begin + size]
-        found = search(some)
-        pairs = [(task, c) for task, candidates in zip(some, found, strict=True) for c in candidates]
-        of_tests = iter(shared.verdicts([problem_of(task).program(c.text) for task, c in pairs]))
-        for task, candidates in zip(some, found, strict=True):
-            judged = [next(of_tests) if task.id in hidden else None for _ in candidates] if hidden else []
-            rows = rows_of(texts[task.id], task, candidates, judged or [None] * len(candidates))
-            done[task.id] = rows
-            if kept is not None:
-                kept.add(0, task, rows)
-        progress.add(len(some) * samples, asked.model)
+    search, policy = searches(asked.model)
+    texts, samples = {task.id: tasks.text(task) for task in tasks.tasks}, asked.search.options.samples
+    progress = ReplyProgress((len(tasks.tasks) - len(kept.done)) * samples)
+
+    def candidates(some: Sequence[Task]) -> list[list[dict[str, Any]]]:
+        found = [*zip(some, search(some), strict=True)]
+        programs = [problem_of(t).program(c.text) for t, of_task in found if t.id in hidden for c in of_task]
+        judged = iter(search.verdicts(programs))
+        return [
+            rows_of(texts[task.id], task, of_task, [next(judged) if task.id in hidden else None for _ in of_task])
+            for task, of_task in found
+        ]
+
+    mine = tasks.of(policy, asked.sampling.max_tokens)
+    kept.fill(0, mine, candidates, samples, partial(progress.add, name=asked.model))
     tell_unread(search)
 
 
@@ -365,7 +304,7 @@ def nearest_to(text: str, others: Sequence[str]) -> str | None:
 
 
 def finish(
-    asked: ProgramsAsked, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept | None
+    asked: ProgramsAsked, tasks: TaskSet, rows: Sequence[list[dict[str, Any]]], hidden: set[str], kept: Kept
 ) -> None:
     """Write the chosen programs, or all candidates, or print them; then say what they are."""
     ranked = [sorted((r for r in some if "rank" in r), key=lambda r: r["rank"])[: asked.submit] for some in rows]
@@ -378,13 +317,8 @@ def finish(
             | {"programs": [{name: row[name] for name in about if name in row} for row in best]}
             for task, best in zip(tasks.tasks, ranked, strict=True)
         ]
-    if asked.out is None:
-        for line in lines:
-            emit(json.dumps(line, ensure_ascii=False), sys.stdout)
-    else:
-        atomic_io.write(asked.out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        if kept is not None:
-            kept.remove()
+    hand_over(lines, kept)
+    if asked.out is not None:
         what = f"{sum(map(len, rows)):,} candidates" if asked.all else "the chosen programs"
         print(f"{what} for {len(rows):,} tasks: {asked.out}")
     for line in summary(asked, rows, ranked, hidden):
@@ -400,14 +334,11 @@ def summary(
     lines = [f"on the example tests: {shares}"]
     judged = [some for some in rows if some[0]["task"] in hidden]
     if judged:
-        drawn = [[row for row in some if row["round"] == 0] for some in judged]
-        right = [[row["outcome"] == "passed" for row in some] for some in drawn]
-        kept = [[row["examples"] == "passed" for row in some] for some in drawn]
-        both = [sum(map(all, zip(*pair, strict=True))) for pair in zip(right, kept, strict=True)]
+        drawn = [[(row["outcome"] == "passed", row["examples"] == "passed") for row in some if row["round"] == 0]
+                 for some in judged]  # fmt: skip
         k, n = asked.search.options.samples, asked.submit
-        passes = {f"pass@{j}": fmean(pass_at_k(k, sum(r), j) for r in right) for j in dict.fromkeys((1, k))}
-        passes[f"{n}@{k}"] = fmean(n_at_k(k, sum(m), c, n, k) for m, c in zip(kept, both, strict=True))
-        numbers = ", ".join(f"{name} {x:.3f}" for name, x in passes.items())
+        names = dict.fromkeys(("pass@1", f"pass@{k}", f"{n}@{k}"))
+        numbers = ", ".join(f"{name} {fmean(of_samples(name, pairs) for pairs in drawn):.3f}" for name in names)
         lines.append(f"on the hidden tests, {k} sample{'s' * (k > 1)} of each of {len(judged)} tasks: {numbers}")
         best = [some for some in ranked if some[0]["task"] in hidden]
         solved = sum(any(row["outcome"] == "passed" for row in some) for some in best)

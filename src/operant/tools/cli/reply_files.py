@@ -7,8 +7,10 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,10 @@ from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
 from operant.options import read as read_option
 from operant.runs import named_parts
-from operant.runs.folder import as_parquet
-from operant.runs.judged_replies import JudgedReply, Kept, Scorer, as_spec, best_of, judged, scorer
+from operant.runs.judged_replies import Kept, Scorer, as_spec, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
-from operant.storage import atomic_io
 from operant.tools.cli.arguments import new_file
 from operant.trackers.console import emit
 from operant.training.options import find_device
@@ -37,6 +37,8 @@ OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
 OF_PROMPTS = ("prompt", "versus", "target")
 """Options that do not apply to them."""
+OF_PROBLEMS = frozenset({"tests", "test_list", "entry_point", "input_output"})
+"""Fields by which the form `code` knows problems."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,6 @@ class TaskSet:
         """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
         and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: only the tasks that
         this share of a run holds out.
-
-        Raises: OperantError as `load_tasks`.
         """
         source, row = named_parts.source(source, {}), first_row(source)
         talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
@@ -106,10 +106,7 @@ class TaskSet:
         return self.tokenizer.decode(task.prompt, skip_special_tokens=True) if ids and self.tokenizer else task.prompt
 
     def of(self, policy: Any, most: int) -> list[Task]:
-        """The tasks for a policy, whose replies have at most so many tokens. Token ids are kept where they are its own.
-
-        Raises: OperantError for a prompt that does not fit.
-        """
+        """The tasks for a policy, whose replies have at most so many tokens. Ids are kept where they are its own."""
         theirs, ours = (getattr(t, "get_vocab", dict)() for t in (policy.tokenizer, self.tokenizer))
         tasks = self.tasks if theirs == ours else [replace(task, prompt=self.text(task)) for task in self.tasks]
         bounds = {"context": policy.context, "vocabulary": policy.vocabulary}
@@ -127,7 +124,7 @@ def as_chat(prompt: Any) -> Any:
 
 
 def counted(options: dict[str, Any], name: str, default: int) -> int:
-    """Take a number of at least 1 out of the options. Raises: OperantError for another value."""
+    """Take a number of at least 1 out of the options."""
     number = convert(options.pop(name, default), int, name)
     if number < 1:
         raise OperantError(f"--{name.replace('_', '-')} {number}: it must be at least 1")
@@ -140,24 +137,28 @@ def bound_of(n: int) -> str:
     return f"best of {n}: KL to the model that the replies are drawn from is {bound}"
 
 
-def data_options(source: Any, given: Mapping[str, Any]) -> DataOptions:
-    """How rows become tasks. Without the option `text_field`, rows that have no `text` have their prompts in `prompt`,
-    or in `messages`.
+def reading(
+    source: Any, given: Mapping[str, Any], form: Form | None, *, tests: bool
+) -> tuple[DataOptions, Form | None]:
+    """How rows become tasks, as the first of them says. Without the option `text_field`, rows that have no `text` have
+    their prompts in `prompt`, or in `messages`.
 
-    Raises: OperantError for an option that is not valid, or a source that cannot be read.
+    tests: tasks have tests, in the `target` of a row unless another field is named; without one, rows that hold them
+    are published problems.
     """
+    if form is not None:
+        return compose({"": DataOptions}, given)[""], form
+    row = first_row(source)
+    row = row if isinstance(row, Mapping) else {}
+    if tests and "target" in row:
+        given = {"target_field": "target", **given}
+    elif tests and not OF_PROBLEMS.isdisjoint(row) and not (given.get("target_field") or given.get("text_field")):
+        return compose({"": DataOptions}, given)[""], named_parts.form("code", {})
     options = compose({"": DataOptions}, given)[""]
-    row = first_row(source)
-    if "text_field" in given or not isinstance(row, Mapping) or "text" in row:
-        return options
+    if "text_field" in given or "text" in row:
+        return options, None
     fields = [name for name in ("prompt", "messages") if name in row and not (name == "messages" and answered(row))]
-    return replace(options, text_field=fields[0]) if fields else options
-
-
-def with_target(source: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of data for rows that hold tests: their `target`, unless another field is named."""
-    row = first_row(source)
-    return ({"target_field": "target"} if isinstance(row, Mapping) and "target" in row else {}) | dict(given)
+    return (replace(options, text_field=fields[0]) if fields else options), None
 
 
 def answered(row: Mapping[str, Any]) -> bool:
@@ -167,8 +168,21 @@ def answered(row: Mapping[str, Any]) -> bool:
 
 
 def first_row(source: Any) -> Any:
-    """The first row of a source, whose form stands for all; None if there is none. Raises: OperantError as `read`."""
+    """The first row of a source, whose form stands for all; None if there is none."""
     return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
+
+
+def tasks_asked(options: dict[str, Any], *, tests: bool = False) -> Callable[[int, str], TaskSet]:
+    """Take the tasks out of the options. What is returned loads them for a seed and the model that cuts prompts."""
+    source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
+    given, named = take(options, DataOptions), named_parts.stored_form(take_form(options))
+
+    def load_them(seed: int, model: str) -> TaskSet:
+        data, form = reading(source, given, named, tests=tests)
+        policy = load(model)[0] if cuts(data) or form is not None else None
+        return TaskSet(source, data, seed, chat=chat, policy=policy, form=form)
+
+    return load_them
 
 
 def take_form(options: dict[str, Any]) -> dict[str, Any]:
@@ -225,39 +239,52 @@ def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
     """Let each model answer each prompt of `--tasks`, and write the replies to `--out`, or print them."""
     if odd := next((name for name in OF_PROMPTS if name in options), None):
         raise OperantError(f"--{odd} is about single prompts, and --tasks gives many: leave one of the two out")
-    source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
-    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
-    data = data_options(source, given) if form is None else compose({"": DataOptions}, given)[""]
-    asked = what_is_asked(words, options)
-    policy = load(words[0])[0] if cuts(data) or form is not None else None
-    tasks = TaskSet(source, data, asked.seed, chat=chat, policy=policy, form=form)
+    tasks_for, asked = tasks_asked(options), what_is_asked(words, options)
+    tasks = tasks_for(asked.seed, words[0])
     if asked.scorer is not None:
         rewards.prepare(asked.scorer.reward, tasks.tasks)
     if asked.best_of > 1:
         print(bound_of(asked.best_of), file=sys.stderr)
-    kept = None
-    if asked.out is not None:
-        prompts = [[task.id, task.prompt] for task in tasks.tasks]
-        kept = Kept(asked.out, {"sources": sources_as_made(asked), "samples": asked.drawn, "seed": asked.seed,
-                                "reward": asked.scorer and asked.scorer.name, "tasks": prompts})  # fmt: skip
-        if kept.done:
-            print(f"{len(kept.done)} of the replies were made before, and are kept", file=sys.stderr)
+    made_by = {"sources": [[one.model, stamp(one.model), asdict(one.sampling)] for one in asked.sources],
+               "samples": asked.drawn, "seed": asked.seed, "reward": asked.scorer and asked.scorer.name,
+               "tasks": [[task.id, task.prompt] for task in tasks.tasks]}  # fmt: skip
+    kept = Kept(asked.out, made_by)
     try:
-        with terminated_as_interrupted():
-            rows = as_rows(tasks, replies_of(asked, tasks, kept), asked)
-    except KeyboardInterrupt:
-        if kept is not None:
-            print(f"\noperant: interrupted; the same command goes on from {len(kept.done)} answers", file=sys.stderr)
-        raise
+        with going_on(kept):
+            answer(asked, tasks, kept)
     finally:
         if asked.scorer is not None:
             asked.scorer.close()
-    finish(rows, asked, kept)
+    finish(as_rows(tasks, kept, asked), asked, kept)
     return 0
 
 
+@contextmanager
+def going_on(kept: Kept) -> Iterator[None]:
+    """Say what was made before, and of an interruption how the command goes on."""
+    if kept.done:
+        print(f"{len(kept.done)} answers were made before, and are kept", file=sys.stderr)
+    try:
+        with terminated_as_interrupted():
+            yield
+    except KeyboardInterrupt:
+        if kept.path is not None:
+            text = f"the same command goes on from {len(kept.done)} answers, which {kept.path} keeps"
+            print(f"\noperant: interrupted; {text}", file=sys.stderr)
+        raise
+
+
+def hand_over(rows: Sequence[Mapping[str, Any]], kept: Kept) -> None:
+    """Write the rows, or print them without a file."""
+    if kept.out is not None:
+        kept.write(rows)
+        return
+    for row in rows:
+        emit(json.dumps(row, ensure_ascii=False), sys.stdout)
+
+
 def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Asked:
-    """Read the options, of which those of sampling are left. Raises: OperantError for one that is not valid."""
+    """Read the options, of which those of sampling are left."""
     samples, best = counted(options, "samples", 1), counted(options, "best_of", 1)
     out = new_file("out", options.pop("out", None), (".jsonl", ".parquet"))
     seed, device = convert(options.pop("seed", 0), int, "seed"), options.pop("device", "auto")
@@ -285,11 +312,6 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Asked:
     return Asked(sources, samples, best, distinct, seed, out, made, device)
 
 
-def sources_as_made(asked: Asked) -> list[Any]:
-    """What the replies of each source depend on: model, its files, sampling."""
-    return [[source.model, stamp(source.model), asdict(source.sampling)] for source in asked.sources]
-
-
 def stamp(model: str) -> int:
     """When the newest weights of a model in a folder were written, in nanoseconds; 0 for any other model."""
     folder, step = divided(model)
@@ -298,45 +320,40 @@ def stamp(model: str) -> int:
     return max((path.stat().st_mtime_ns for path in folder.glob(pattern)), default=0)
 
 
-def replies_of(asked: Asked, tasks: TaskSet, kept: Kept | None) -> list[dict[str, list[JudgedReply]]]:
-    """The replies of each source by the task's id."""
-    progress, found = ReplyProgress(len(asked.sources) * len(tasks.tasks) * asked.drawn), []
+def answer(asked: Asked, tasks: TaskSet, kept: Kept) -> None:
+    """Let each source answer the tasks that it has not answered."""
+    progress = ReplyProgress(len(asked.sources) * len(tasks.tasks) * asked.drawn)
     loaded: tuple[str, Any, Any] = "", None, None
     for place, source in enumerate(asked.sources):
-        done = {} if kept is None else {task: replies for (at, task), replies in kept.done.items() if at == place}
-        progress.done += len(done) * asked.drawn
-        if len(done) < len(tasks.tasks):
-            if loaded[0] != source.model:
-                policy, engine = load(source.model)
-                loaded = source.model, policy.to(find_device(asked.device)), engine
-            for task, replies in missing(asked, place, tasks, done, *loaded[1:]):
-                done[task.id] = replies
-                if kept is not None:
-                    kept.add(place, task, replies)
-                progress.add(asked.drawn, source.name)
-        found.append(done)
-    return found
+        done = len(kept.of(place))
+        progress.done += done * asked.drawn
+        if done == len(tasks.tasks):
+            continue
+        if loaded[0] != source.model:
+            policy, engine = load(source.model)
+            loaded = source.model, policy.to(find_device(asked.device)), engine
+        make = partial(
+            drawn,
+            policy=loaded[1],
+            engine=loaded[2],
+            sampling=source.sampling,
+            scorers=[asked.scorer] if asked.scorer is not None else [],
+            samples=asked.drawn,
+            first=place * asked.drawn,  # so that two temperatures of one model do not say the same words
+            seed=asked.seed,
+        )
+        mine = tasks.of(loaded[1], source.sampling.max_tokens)
+        kept.fill(place, mine, make, asked.drawn, partial(progress.add, name=source.name))
 
 
-def missing(
-    asked: Asked, place: int, tasks: TaskSet, done: Mapping[str, Any], policy: Any, engine: Any
-) -> Iterator[tuple[Task, list[JudgedReply]]]:
-    """Yield the tasks that a source has not answered, with their replies."""
-    source, scorers = asked.sources[place], [asked.scorer] if asked.scorer is not None else []
-    rest = [task for task in tasks.of(policy, source.sampling.max_tokens) if task.id not in done]
-    # Sources have other random numbers, so that two temperatures of one model do not say the same words.
-    first = place * asked.drawn
-    yield from judged(rest, policy, engine, source.sampling, scorers, samples=asked.drawn, first=first, seed=asked.seed)
-
-
-def as_rows(tasks: TaskSet, found: Sequence[Mapping[str, list[JudgedReply]]], asked: Asked) -> list[dict[str, Any]]:
+def as_rows(tasks: TaskSet, kept: Kept, asked: Asked) -> list[dict[str, Any]]:
     """One row for each prompt: its replies, which source each is from, and their scores if there is a reward."""
     rows, name = [], asked.scorer.name if asked.scorer is not None else ""
     for task in tasks.tasks:
         replies = []
-        for source, of_tasks in zip(asked.sources, found, strict=True):
-            drawn = of_tasks[task.id]
-            chosen = best_of(drawn, asked.best_of, name) if asked.best_of > 1 else drawn
+        for place, source in enumerate(asked.sources):
+            made = kept.done[place, task.id]
+            chosen = best_of(made, asked.best_of, name) if asked.best_of > 1 else made
             replies += [(source.name, reply) for reply in chosen]
         if asked.distinct:
             replies = list({reply.text: (source, reply) for source, reply in reversed(replies)}.values())[::-1]
@@ -346,24 +363,11 @@ def as_rows(tasks: TaskSet, found: Sequence[Mapping[str, list[JudgedReply]]], as
     return rows
 
 
-def finish(rows: Sequence[Mapping[str, Any]], asked: Asked, kept: Kept | None) -> None:
-    """Write the rows, or print them; then say what they are. Raises: OperantError if the disk refuses."""
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+def finish(rows: Sequence[Mapping[str, Any]], asked: Asked, kept: Kept) -> None:
+    """Write the rows, or print them; then say what they are."""
+    hand_over(rows, kept)
     if asked.out is None:
-        for line in lines:
-            emit(line, sys.stdout)
         return
-    if asked.out.suffix == ".parquet":
-        if len({type(row["prompt"]) for row in rows}) > 1:
-            raise OperantError(
-                f"--out {asked.out}: some prompts are texts and some messages, which one column of Parquet cannot "
-                "hold: write .jsonl, or give --chat true"
-            )
-        atomic_io.write(asked.out, as_parquet(rows))
-    else:
-        atomic_io.write(asked.out, "".join(line + "\n" for line in lines))
-    if kept is not None:
-        kept.remove()
     count = sum(len(row["replies"]) for row in rows)
     print(f"{count:,} replies to {len(rows):,} prompts: {asked.out}")
     known = [score for row in rows for score in row.get("rewards", ()) if score is not None]

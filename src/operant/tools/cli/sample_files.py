@@ -19,14 +19,13 @@ from operant.apps.code.verdicts import Verdicts
 from operant.data import DataOptions, read
 from operant.metrics.evaluation import chosen
 from operant.metrics.passes import check_samples, numbers_in, of_samples
-from operant.options import compose
 from operant.runs import named_parts
 from operant.runs.judged_replies import AT_ONCE
 from operant.sandbox.jail import Verdict
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import new_file
-from operant.tools.cli.program_files import form_of_problems, search_asked
-from operant.tools.cli.reply_files import ReplyProgress, TaskSet, data_options, take, take_form, with_target
+from operant.tools.cli.program_files import search_asked
+from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take, take_form
 from operant.types import OUTCOMES, OperantError, Task, shown
 
 ENDINGS = (".jsonl", ".jsonl.gz")
@@ -36,13 +35,13 @@ USUAL = ("pass@1", "pass@10", "pass@100")
 
 def score_samples(words: Sequence[str], options: dict[str, Any]) -> int:
     """Judge the samples of a file by the tests of their tasks, print pass@k, and write the verdicts beside it."""
-    (name, *others), source = words, options.pop("tasks", None)
+    (name, *others), source = words, options.get("tasks")
     options.pop("tests", None)  # there is nothing else to score them by
     if others or source is None:
         raise OperantError(f"{name} is a file of samples: score it alone, and name its tasks: --tasks problems.jsonl")
     out = new_file("out", options.pop("out", None), (".jsonl",)) or Path(f"{name}_results.jsonl")
     asked, limits = options.pop("metrics", None), options.pop("jail", {})
-    tasks = tasks_of(source, options)
+    tasks = tasks_of(options)
     if options:
         odd = next(iter(options)).replace("_", "-")
         raise OperantError(f"--{odd} is about models that write, and {name} is a file of samples: leave it out")
@@ -61,11 +60,10 @@ def score_samples(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def tasks_of(source: Any, options: dict[str, Any]) -> list[Task]:
-    """The tasks, whose options are taken out of the others. Raises: OperantError for one without tests."""
-    given, form = take(options, DataOptions), named_parts.stored_form(take_form(options))
-    form = form or form_of_problems(source, given)
-    data = data_options(source, with_target(source, given)) if form is None else compose({"": DataOptions}, given)[""]
+def tasks_of(options: dict[str, Any]) -> list[Task]:
+    """The tasks, whose options are taken out of the others."""
+    source, given, form = options.pop("tasks"), take(options, DataOptions), named_parts.stored_form(take_form(options))
+    data, form = reading(source, given, form, tests=True)
     tasks = TaskSet(source, data, 0, form=form).tasks
     for task in tasks:
         problem_of(task)
@@ -73,10 +71,7 @@ def tasks_of(source: Any, options: dict[str, Any]) -> list[Task]:
 
 
 def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[dict[str, Any], Task]]:
-    """The samples, one a row, each with its task.
-
-    Raises: OperantError for a row that is no sample, one of an unknown task, or a task without samples.
-    """
+    """The samples, one a row, each with its task."""
     known = {key: task for task in tasks for key in (task.id, task.id.partition("/")[2])}
     samples = list[tuple[dict[str, Any], Task]]()
     for number, row in read(name)[1]:
@@ -99,10 +94,7 @@ def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[dict[str, Any], T
 
 
 def metrics_of(asked: Any, least: int) -> list[str]:
-    """The names of the numbers that are asked for, or the usual ones. least: samples of the task that has fewest.
-
-    Raises: OperantError for another metric, or one of more samples.
-    """
+    """The names of the numbers that are asked for, or the usual ones. least: samples of the task that has fewest."""
     if asked is None:
         return [one for one in USUAL if int(one.partition("@")[2]) <= least]
     names = [*chosen(asked)]
