@@ -88,3 +88,11 @@ def models(folder: Path) -> dict[str, str]:
         model.save_pretrained(folder / name)
         letters().save_pretrained(folder / name)
     return {name: str(folder / name) for name in made}
+
+
+def a_model(folder: Path, *, weights: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    return folder

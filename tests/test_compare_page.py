@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 from pages import low_contrast, overflows, overlaps
-from test_compare import probes, run
+from run_folders import probes, run
 
 from operant.tools.report.compare import write_comparison
 

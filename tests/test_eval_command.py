@@ -9,9 +9,9 @@ import signal
 import numpy as np
 import pytest
 from browsing import PHONE, chromium, visit
+from page_commands import commands
 from pages import low_contrast, overflows
 from pyarrow import parquet
-from test_commands_of_the_pages import commands
 from toys import letters, lm
 
 from operant import train

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
-from test_label_store import post, serving, write
+from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
 from operant.tools.labels.server import LabelServer, order

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rigs import gap, on_ranks
-from test_ranks import DEALT, REPLIES, SCORES
+from rigs import DEALT, REPLIES, SCORES, gap, on_ranks
 from toys import lm
 
 from operant import distributed

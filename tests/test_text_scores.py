@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_house import HIDE, run_python
+from processes import HIDE, run_python
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, Policy, rewards, train
@@ -481,8 +481,8 @@ def test_consistency_takes_the_best_sentence_of_the_source(monkeypatch):
 
 def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     """The tokens of the second text have another type: against the model's own pass of one pair."""
-    from test_rewards import WORDS, tokenizer_of
     from tokenizers.processors import TemplateProcessing
+    from tokenizers_of_words import WORDS, tokenizer_of
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)

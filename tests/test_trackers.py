@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import count_a
 from toys import letters, lm
 
 from operant import OperantError, train
@@ -367,10 +368,6 @@ SMALL = {
 }
 
 
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
-
-
 def run(out, **options):
     model = lm("gpt2", vocab=len(letters()), spread=0.02)
     return train(model, ["ab", "cde", "fg"], count_a, out=out, tokenizer=letters(), **{"quiet": True} | SMALL | options)
@@ -404,7 +401,8 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
 
 INTERRUPTED = """
 import os, signal, sys
-from test_trackers import SMALL, count_a, letters, lm
+from small_runs import count_a
+from toys import letters, lm
 from operant import train
 
 def reward(rollouts):
@@ -413,7 +411,7 @@ def reward(rollouts):
     return count_a(rollouts)
 
 model = lm("gpt2", vocab=len(letters()), spread=0.02)
-options = SMALL | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
+options = {small!r} | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
 run = train(model, ["ab", "cde"], reward, out={out!r}, tokenizer=letters(), trackers={names!r}, quiet=True, **options)
 sys.exit(0 if run.interrupted else 9)
 """
@@ -421,7 +419,7 @@ sys.exit(0 if run.interrupted else 9)
 
 def interrupted(out, names):
     """Run training in its own process group, which gets SIGINT in the second step."""
-    code = INTERRUPTED.format(out=str(out), names=names)
+    code = INTERRUPTED.format(out=str(out), names=names, small=SMALL)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", code],
