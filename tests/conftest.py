@@ -46,3 +46,11 @@ def cache(tmp_path, monkeypatch):
         return snapshot
 
     return put
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from browsing import chromium
+
+    with chromium() as running:
+        yield running

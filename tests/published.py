@@ -21,11 +21,7 @@ ROWS = {
         {"text": "A dull plot , and nobody cares in the end at all", "label": 0},
     ],
     "summarize": [
-        {
-            "id": "1",
-            "article": "A dog ran. It fell into a sea. Then it swam home.",
-            "highlights": "A dog swam home .",
-        },
+        {"id": "1", "article": "A dog ran. It fell into a sea. Then it swam home.", "highlights": "A dog swam home ."},
         {"id": "2", "article": "The sun rose. Birds sang. A cat slept on.", "highlights": "A cat slept ."},
     ],
     "translate": [

@@ -5,15 +5,8 @@ import json
 from toys import letters, lm
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
-SMALL = {
-    "steps": 4,
-    "probes": 0,
-    "batch": 4,
-    "max_tokens": 6,
-    "minibatch": 2,
-    "optimizer.lr": 1e-3,
-    "checkpoint_minutes": 0.0,
-}
+SMALL = {"steps": 4, "probes": 0, "batch": 4, "max_tokens": 6}
+SMALL |= {"minibatch": 2, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
 
 
 def count_a(rollouts):

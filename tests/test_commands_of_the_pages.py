@@ -13,37 +13,12 @@ from operant.tools.cli.commands import COMMANDS
 from operant.tools.sweep.grid import divide, grid
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    "README.md",
-    "docs/how-to-train.md",
-    "docs/reading-a-report.md",
-    "docs/trackers.md",
-    "docs/ppo.md",
-    "docs/lora.md",
-    "docs/soft-prompts.md",
-    "docs/isolated-rewards.md",
-    "docs/checkpoints.md",
-    "docs/sharding.md",
-    "docs/critic.md",
-    "docs/code-test-time.md",
-    "docs/engines.md",
-    "docs/evaluation.md",
-    "docs/recipes.md",
-    "docs/rewards.md",
-    "docs/labels.md",
-    "docs/rlhf.md",
-    "docs/translation.md",
-    "docs/tasks.md",
-    "docs/code.md",
-    "docs/rl4lms.md",
-    "docs/style-transfer.md",
-    "docs/ahead.md",
-    "docs/prompts.md",
-    "docs/scale.md",
-    "docs/resuming.md",
-    "docs/text-worlds.md",
-    "docs/textworld.md",
-]
+PAGES = ["README.md", "docs/how-to-train.md", "docs/reading-a-report.md", "docs/trackers.md", "docs/ppo.md"]
+PAGES += ["docs/lora.md", "docs/soft-prompts.md", "docs/isolated-rewards.md", "docs/checkpoints.md"]
+PAGES += ["docs/sharding.md", "docs/critic.md", "docs/code-test-time.md", "docs/engines.md", "docs/evaluation.md"]
+PAGES += ["docs/recipes.md", "docs/rewards.md", "docs/labels.md", "docs/rlhf.md", "docs/translation.md"]
+PAGES += ["docs/tasks.md", "docs/code.md", "docs/rl4lms.md", "docs/style-transfer.md", "docs/ahead.md"]
+PAGES += ["docs/prompts.md", "docs/scale.md", "docs/resuming.md", "docs/text-worlds.md", "docs/textworld.md"]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
 
 

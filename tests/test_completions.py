@@ -110,12 +110,7 @@ def test_two_processes_share_a_cache(serve, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("script", "sent"),
-    [
-        ([429, 500, 503], 4),
-        (["cut", 502], 3),
-        ([(429, {"Retry-After": "0"})], 2),
-    ],
+    ("script", "sent"), [([429, 500, 503], 4), (["cut", 502], 3), ([(429, {"Retry-After": "0"})], 2)]
 )
 def test_what_may_pass_is_tried_again(serve, script, sent):
     server = serve(echo, script)

@@ -76,10 +76,7 @@ def test_no_files_import_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("graph", "found"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
-    ],
+    [({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]])],
 )
 def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) -> None:
     assert architecture.circles(graph) == found

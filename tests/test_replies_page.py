@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 
 from operant.runs.folder import RunFolder
 from operant.tools.report.run_report import write_report
@@ -34,12 +34,6 @@ def reply(i, step, text, reward, logprobs, end="length"):
 
 def step_rows(step, many=30):
     return [reply(i, step, f" step {step} reply {i}", i / 10 - step, [-1.0, -4.0, -9.0]) for i in range(many)]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 def write(path):

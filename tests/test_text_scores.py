@@ -277,16 +277,9 @@ def test_document_frequencies_come_from_a_file_or_the_tasks_and_are_frozen(tmp_p
 
 # --- PARENT -----------------------------------------------------------------------------------------------------------
 
-DRUMMER = {
-    "birth name": "michael dahlquist",
-    "born": "december 22 , 1965",
-    "birth place": "seattle , washington",
-    "died": "july 14 , 2005",
-    "death place": "skokie , illinois",
-    "genres": "male",
-    "occupation(s)": "drummer",
-    "instruments": "drums",
-}
+DRUMMER = {"birth name": "michael dahlquist", "born": "december 22 , 1965"}
+DRUMMER |= {"birth place": "seattle , washington", "died": "july 14 , 2005", "death place": "skokie , illinois"}
+DRUMMER |= {"genres": "male", "occupation(s)": "drummer", "instruments": "drums"}
 BEGINS = "michael dahlquist ( december 22 , 1965 -- july 14 , 2005 ) was a drummer"
 
 
@@ -713,11 +706,7 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
 @pytest.mark.parametrize(
     ("rows", "options", "reason"),
     [
-        (
-            [{"text": "ab"}],
-            {"reward": "rouge"},
-            "reward 'rouge' compares replies with references.* has none",
-        ),
+        ([{"text": "ab"}], {"reward": "rouge"}, "reward 'rouge' compares replies with references.* has none"),
         (
             [Task("t/0", "ab", references=("a",)), Task("t/1", "b", references=(" ",))],
             {"reward": {"rouge": 1.0, "letters:a": 0.1}},

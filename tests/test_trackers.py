@@ -357,15 +357,8 @@ def test_trackio_is_dropped_if_its_disk_fails(tmp_path, recwarn, capfd):
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
-SMALL = {
-    "steps": 3,
-    "batch": 4,
-    "max_tokens": 6,
-    "minibatch": 2,
-    "optimizer.lr": 1e-3,
-    "samples_every": 1,
-    "watch_every": 1,
-}
+SMALL = {"steps": 3, "batch": 4, "max_tokens": 6, "minibatch": 2}
+SMALL |= {"optimizer.lr": 1e-3, "samples_every": 1, "watch_every": 1}
 
 
 def run(out, **options):

@@ -1,9 +1,7 @@
 """Tokenizers whose tokens are words, and pieces of words."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>", "[MASK]", "[UNK]", "<extra_id_0>"]
 CORPUS = "a the film plot is dull and long so good bad it Grade all in terrible great grading"
