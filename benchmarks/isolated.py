@@ -28,9 +28,12 @@ from operant.rewards.isolated import isolated
 from operant.types import Rollout, Task, Turn
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from isolation import MARK, marked_processes, memory_by_process  # noqa: E402
+
 HOSTILE = ROOT / "tests/hostile.py"
 RESULTS = ROOT / "benchmarks/results/isolated.json"
-MARK = "OPERANT_REWARD_MARK"
 LEVELS = ("pid namespace", "sub-reaper")
 BATCH, GRACE = 64, 2.0
 
@@ -58,25 +61,6 @@ class Row:
         """Whether everything is as promised."""
         in_time = self.seconds < self.deadline + GRACE
         return self.outcome == self.wanted and self.kept == BATCH - 1 and in_time and self.left == 0
-
-
-def memory_by_process(mark: str) -> dict[int, int]:
-    """Resident memory in bytes of each process with the mark in its environment, which no child can remove."""
-    found = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if int(name) != os.getpid() and mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                pages = int(Path(f"/proc/{name}/statm").read_text(encoding="ascii").split()[1])
-                found[int(name)] = pages * os.sysconf("SC_PAGE_SIZE")
-    return found
-
-
-def marked_processes(mark: str, patience: float = 0.0) -> list[int]:
-    """Pids of the processes with the mark; waits up to `patience` seconds for there to be none."""
-    end = time.monotonic() + patience
-    while (found := memory_by_process(mark)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return list(found)
 
 
 @contextlib.contextmanager
@@ -126,7 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds for a batch")
     args = parser.parse_args(argv)
-    sys.path.insert(0, str(HOSTILE.parent))
     import hostile
 
     cases = [(reward.__name__, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]

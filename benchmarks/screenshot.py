@@ -23,8 +23,9 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         photograph(browser, write_report(options.run), options.out)
 
 

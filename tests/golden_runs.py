@@ -25,19 +25,9 @@ ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
-OPTIONS = {
-    "optimizer.lr": 3e-4,
-    "optimizer.warmup": 0.2,
-    "optimizer.schedule": "linear",
-    "optimizer.weight_decay": 0.01,
-    "optimizer.max_grad_norm": 0.5,
-    "update.epochs": 2,
-    "update.minibatch": 4,
-    "update.micro_tokens": 40,
-    "sampling.max_tokens": 8,
-    "sampling.temperature": 0.9,
-    "seed": 3,
-}
+OPTIONS = {"optimizer.lr": 3e-4, "optimizer.warmup": 0.2, "optimizer.schedule": "linear"}
+OPTIONS |= {"optimizer.weight_decay": 0.01, "optimizer.max_grad_norm": 0.5, "update.epochs": 2, "update.minibatch": 4}
+OPTIONS |= {"update.micro_tokens": 40, "sampling.max_tokens": 8, "sampling.temperature": 0.9, "seed": 3}
 ABSENT = "absent"
 """An option that the method does not have."""
 MORE = {

@@ -42,14 +42,8 @@ class House:
         place = command if valid else before["place"]
         won = place == "vault"
         turn = {"place": before["place"], "state": before["state"], "thought": "", "command": command, "by": "policy"}
-        turn |= {
-            "valid": valid,
-            "copied": False,
-            "reward": float(won),
-            "key": before["place"],
-            "fit": 1,
-            "forgotten": 2,
-        }
+        turn |= {"valid": valid, "copied": False, "reward": float(won)}
+        turn |= {"key": before["place"], "fit": 1, "forgotten": 2}
         state = f"You are in the {place}." if valid else "You cannot."
         final = {"place": place, "state": state + (" You have won!" if won else "")}
         turns = [*game["turns"], turn]

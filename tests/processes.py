@@ -95,3 +95,20 @@ def until(true: Callable[[], object], within: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < end, f"still false after {within:.0f} s"
         time.sleep(0.005)
+
+
+# Hides packages from `find_spec` as well as from `import`: a package that asks whether another is there hears no.
+HIDE = """
+import importlib.machinery, sys
+hidden, finder = set({names!r}.split()), importlib.machinery.PathFinder
+original = finder.find_spec
+def find_spec(fullname, path=None, target=None):
+    return None if fullname.split(".")[0] in hidden else original(fullname, path, target)
+finder.find_spec = find_spec
+"""
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()

@@ -21,11 +21,7 @@ ROWS = {
         {"text": "A dull plot , and nobody cares in the end at all", "label": 0},
     ],
     "summarize": [
-        {
-            "id": "1",
-            "article": "A dog ran. It fell into a sea. Then it swam home.",
-            "highlights": "A dog swam home .",
-        },
+        {"id": "1", "article": "A dog ran. It fell into a sea. Then it swam home.", "highlights": "A dog swam home ."},
         {"id": "2", "article": "The sun rose. Birds sang. A cat slept on.", "highlights": "A cat slept ."},
     ],
     "translate": [
@@ -88,3 +84,11 @@ def models(folder: Path) -> dict[str, str]:
         model.save_pretrained(folder / name)
         letters().save_pretrained(folder / name)
     return {name: str(folder / name) for name in made}
+
+
+def a_model(folder: Path, *, weights: bool = True) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    if weights:
+        (folder / "model.safetensors").write_bytes(b"")
+    return folder

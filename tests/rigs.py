@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -85,3 +86,24 @@ def _rank(work, rank: int, world: int, folder: str, args: tuple) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def partitions(count: int):
+    """Every way to cut a row of `count` things into pieces."""
+    for marks in range(2 ** (count - 1)):
+        edges = [0, *(i + 1 for i in range(count - 1) if marks >> i & 1), count]
+        yield list(pairwise(edges))
+
+
+SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
+REPLIES = [
+    ([5, 6], [7] * 9),
+    ([4], [8, 2]),
+    ([9, 9, 9], [10, 11, 12]),
+    ([5], [6]),
+    ([7, 3], [3] * 5),
+    ([6], [4, 4]),
+    ([5], [9] * 4),
+]
+DEALT = [[0, 2, 4, 6], [1, 3, 5]]
+"""Who holds which of the replies: 21 tokens on rank 0, 5 on rank 1."""

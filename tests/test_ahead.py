@@ -3,24 +3,18 @@
 import json
 import threading
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from benchmarks.ahead import table
-from test_learning import CHANCE, NOISE, PROMPTS, learner, score, shuffled
-from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
+from small_runs import KEPT, SMALL, TASKS, count_a, model, options, told, weights
 from toys import letters
 
 from operant import OperantError, Step, Task, steps, train
 from operant.api import runs
 from operant.engines.native.engine import NativeEngine
 from operant.runs.config import configure
-
-
-def options(**more):
-    return {"tokenizer": letters(), **SMALL, **more}
 
 
 class Seen(NativeEngine):
@@ -164,9 +158,6 @@ def ends(tmp_path, reward, seeds, count, **more):
     return found
 
 
-KEPT = ("optimizer.lr", "sampling.max_tokens", "sampling.fixed_length", "kl.coef", "update.minibatch", "learner.seed")
-
-
 def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
     (end,) = ends(tmp_path, lambda rollouts: [score(r) for r in rollouts], [0], 32, steps=20)
     assert end > 0.9
@@ -262,12 +253,3 @@ def test_ahead_cannot_change_on_resume(tmp_path):
         train(
             model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters(), rollouts_ahead=0, steps=2
         )
-
-
-def test_the_figures_of_the_page_are_those_of_the_file():
-    root = Path(__file__).parents[1]
-    result = json.loads((root / "benchmarks/results/ahead.json").read_text(encoding="utf-8"))
-    page = (root / "docs/ahead.md").read_text(encoding="utf-8")
-    rows = table(result["rows"])
-    assert len(rows) == 5 and [row for row in rows if row not in page.splitlines()] == []
-    assert result["command"] in page and all(row["replies"] == result["rows"][0]["replies"] for row in result["rows"])

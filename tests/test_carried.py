@@ -2,17 +2,13 @@
 lost, and the log-probs are those of the weights that drew each token."""
 
 import copy
-import json
 from contextlib import nullcontext
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from benchmarks.carried import table
-from test_ahead import KEPT, options
-from test_learning import CHANCE, NOISE, PROMPTS, learner, score, shuffled
-from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
+from small_runs import KEPT, SMALL, TASKS, count_a, model, options, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Sampling, Task, steps, train
@@ -23,7 +19,6 @@ from operant.runs.config import configure
 from operant.runs.scored_rollouts import demonstration_rollouts
 from operant.types import Completion
 
-ROOT = Path(__file__).parents[1]
 GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
 
 
@@ -395,9 +390,3 @@ def test_what_cannot_be_carried_over_is_refused_and_no_folder_is_left(given, mes
 def test_carry_is_no_option_of_a_run_without_it():
     assert configure({"tasks": TASKS, "reward": count_a}).learner["learner"].importance == "none"
     assert SMALL["max_tokens"] > GIVEN["partial_rollout_tokens"]
-
-
-def test_the_table_of_the_page_is_what_was_measured():
-    results = json.loads((ROOT / "benchmarks/results/carried.json").read_text(encoding="utf-8"))
-    assert "\n".join(table(results["rows"])) in (ROOT / "docs/ahead.md").read_text(encoding="utf-8")
-    assert results["command"] in (ROOT / "docs/ahead.md").read_text(encoding="utf-8")

@@ -308,7 +308,4 @@ def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
     held = branches(learner.last_step.batch, END)
     assert among(
         torch.zeros(sum(len(b.ids) for b in held)), held, learner.last_step.batch.choices, Sampling()
-    ).shape == (
-        6,
-        3,
-    )
+    ).shape == (6, 3)

@@ -109,11 +109,7 @@ def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize(
     ("content", "more", "sentence"),
-    [
-        ("", [], "it has no rows"),
-        ("a" * 500, [], "context"),
-        ("ab", ["--reference", "other"], "vocabulary"),
-    ],
+    [("", [], "it has no rows"), ("a" * 500, [], "context"), ("ab", ["--reference", "other"], "vocabulary")],
 )
 def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
     (folder / "tasks.txt").write_text(content, encoding="utf-8")

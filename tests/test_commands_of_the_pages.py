@@ -1,10 +1,10 @@
 """The commands on the pages are valid; those of how-to-train are also run, with fewer steps."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
+from page_commands import commands
 
 from operant.runs.config import configure
 from operant.tools.cli import main
@@ -13,49 +13,13 @@ from operant.tools.cli.commands import COMMANDS
 from operant.tools.sweep.grid import divide, grid
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    "README.md",
-    "docs/how-to-train.md",
-    "docs/reading-a-report.md",
-    "docs/trackers.md",
-    "docs/ppo.md",
-    "docs/lora.md",
-    "docs/soft-prompts.md",
-    "docs/isolated-rewards.md",
-    "docs/checkpoints.md",
-    "docs/sharding.md",
-    "docs/critic.md",
-    "docs/code-test-time.md",
-    "docs/engines.md",
-    "docs/evaluation.md",
-    "docs/recipes.md",
-    "docs/rewards.md",
-    "docs/labels.md",
-    "docs/rlhf.md",
-    "docs/translation.md",
-    "docs/tasks.md",
-    "docs/code.md",
-    "docs/rl4lms.md",
-    "docs/style-transfer.md",
-    "docs/ahead.md",
-    "docs/prompts.md",
-    "docs/scale.md",
-    "docs/resuming.md",
-    "docs/text-worlds.md",
-    "docs/textworld.md",
-]
+PAGES = ["README.md", "docs/how-to-train.md", "docs/reading-a-report.md", "docs/trackers.md", "docs/ppo.md"]
+PAGES += ["docs/lora.md", "docs/soft-prompts.md", "docs/isolated-rewards.md", "docs/checkpoints.md"]
+PAGES += ["docs/sharding.md", "docs/critic.md", "docs/code-test-time.md", "docs/engines.md", "docs/evaluation.md"]
+PAGES += ["docs/recipes.md", "docs/rewards.md", "docs/labels.md", "docs/rlhf.md", "docs/translation.md"]
+PAGES += ["docs/tasks.md", "docs/code.md", "docs/rl4lms.md", "docs/style-transfer.md", "docs/ahead.md"]
+PAGES += ["docs/prompts.md", "docs/scale.md", "docs/resuming.md", "docs/text-worlds.md", "docs/textworld.md"]
 SHORT = {"steps": "2", "batch": "8", "probes": "2", "sampling.max_tokens": "12", "evaluate": "none"}
-
-
-def commands(page):
-    """Every `operant ...` line in the code blocks of a page, split into words, without its comment."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    fenced = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.S | re.M)
-    blocks = [block for language, block in fenced if not language] + re.findall(r"^    (\S.*)$", text, re.M)
-    lines = [line.strip() for block in blocks for line in re.sub(r"\\\n *", "", block).splitlines()]
-    lines = [line.removeprefix("WANDB_MODE=offline ") for line in lines]
-    lines = [re.sub(r"^torchrun --nproc-per-node \d+ -m ", "", line) for line in lines]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("operant ")]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -6,19 +6,13 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 from pages import low_contrast, overflows, overlaps
-from test_compare import probes, run
+from run_folders import probes, run
 
 from operant.tools.report.compare import write_comparison
 
 WIDTHS = {"laptop": LAPTOP, "phone": PHONE}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 def sweep_page(folder):

@@ -40,38 +40,13 @@ from operant.types import OperantError
 
 TASKS = ["ab", "cde", "the end", "h"]
 BASE = {"steps": 1, "batch": 4, "probes": 2, "sampling.max_tokens": 4, "update.epochs": 1, "update.minibatch": 2}
-MOST = {
-    "steps": 2,
-    "batch": 8,
-    "samples": 4,
-    "update.epochs": 2,
-    "evaluation.samples": 2,
-    "sampling.max_tokens": 6,
-    "lora.rank": 8,
-    "isolation.workers": 2,
-}
+MOST = {"steps": 2, "batch": 8, "samples": 4, "update.epochs": 2, "evaluation.samples": 2}
+MOST |= {"sampling.max_tokens": 6, "lora.rank": 8, "isolation.workers": 2}
 """Options whose size costs time and nothing else, and the largest that is tried; what does not fit at all is tried."""
 TOO_LARGE = {"sampling.max_tokens": 64, "lora.rank": 100_000}
 """From here on the model cannot have it, so it has to be refused."""
-NONSENSE = [
-    "",
-    " ",
-    "nonsense",
-    "-",
-    "--",
-    "{",
-    "}",
-    "[",
-    "0x",
-    "1e",
-    "1,2,3",
-    "ab:",
-    ":",
-    "../..",
-    "/",
-    "\x1b[31m",
-    "ä",
-]
+NONSENSE = ["", " ", "nonsense", "-", "--", "{", "}", "[", "0x", "1e"]
+NONSENSE += ["1,2,3", "ab:", ":", "../..", "/", "\x1b[31m", "ä"]
 NONSENSE += [
     "~nobody-of-this-name/x",
     "a" * 5000,
@@ -88,21 +63,8 @@ NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-320, 1e-300, 1e-45, 1e-8, 1e38, 1e39, 1
 NUMBERS += [math.nan, math.inf, -math.inf, "nan", "inf", 1 - 1e-16, 2]
 WRONG = [None, True, False, [], {}, [1, "a"], {"a": 1}, b"12", 1j, datetime.date(2001, 1, 1), Path("x"), {1}, object]
 WRONG += [[[]], {"a": {"b": []}}, torch.zeros(2), ()]
-RAW = [
-    "2001-99-99",
-    "!!int x",
-    "[",
-    "{",
-    "*a",
-    "&a [*a]",
-    "0b_",
-    "~",
-    "1:30",
-    "!!binary x",
-    "? ",
-    "'",
-    "!!python/name:os.system ''",
-]
+RAW = ["2001-99-99", "!!int x", "[", "{", "*a", "&a [*a]", "0b_", "~"]
+RAW += ["1:30", "!!binary x", "? ", "'", "!!python/name:os.system ''"]
 """Written into YAML as they stand."""
 SAMPLINGS = [
     {"temperature": 0.7},

@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
 from operant import OperantError, train

@@ -37,8 +37,7 @@ def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("weights", "rate", "said"),
-    [(124e6, 3e-4, True), (124e6, 1e-5, False), (124e6, 5e-5, False), (5e6, 3e-4, False)],
+    ("weights", "rate", "said"), [(124e6, 3e-4, True), (124e6, 1e-5, False), (124e6, 5e-5, False), (5e6, 3e-4, False)]
 )
 def test_the_start_says_that_the_rate_of_a_small_model_is_high_for_a_large_one(weights, rate, said):
     model = torch.nn.ParameterList([torch.empty(int(weights), device="meta")])

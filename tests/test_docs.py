@@ -46,6 +46,11 @@ def page(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+GENERATED = """metrics.md options.md ppo.md algorithms.md kl.md from-trl.md fast.md isolated-rewards.md sandbox.md
+checkpoints.md how-to-train.md recipes.md textworld.md text-worlds.md translation.md rl4lms.md scale.md tasks.md
+extending.md ../README.md""".split()
+
+
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
@@ -55,31 +60,7 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "metrics.md",
-        "options.md",
-        "ppo.md",
-        "algorithms.md",
-        "kl.md",
-        "from-trl.md",
-        "fast.md",
-        "isolated-rewards.md",
-        "sandbox.md",
-        "checkpoints.md",
-        "how-to-train.md",
-        "recipes.md",
-        "textworld.md",
-        "text-worlds.md",
-        "translation.md",
-        "rl4lms.md",
-        "scale.md",
-        "tasks.md",
-        "extending.md",
-        "../README.md",
-    ],
-)
+@pytest.mark.parametrize("name", GENERATED)
 def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:
     assert page(ROOT / "docs" / name) == generate.pages()[name], "run `make docs`"
 
@@ -94,14 +75,7 @@ def test_the_findings_that_readme_quotes_were_told() -> None:
 
 def test_every_option_has_its_sentence(generate: ModuleType) -> None:
     """Options that explain themselves by their name alone are few, and named here."""
-    plain = {
-        "algorithm",
-        "steps",
-        "epochs",
-        "lr",
-        "max_grad_norm",
-        "checkpoint_minutes",
-    }
+    plain = {"algorithm", "steps", "epochs", "lr", "max_grad_norm", "checkpoint_minutes"}
     for group, made in config_schema("ppo").items():
         said = generate.sentences(made)
         missing = {name for name in generate.defaults(made) if not said.get(name)} - plain

@@ -9,9 +9,9 @@ import signal
 import numpy as np
 import pytest
 from browsing import PHONE, chromium, visit
+from page_commands import commands
 from pages import low_contrast, overflows
 from pyarrow import parquet
-from test_commands_of_the_pages import commands
 from toys import letters, lm
 
 from operant import train
@@ -66,8 +66,7 @@ def every_draw(values):
 
 def test_tasks_are_paired_samples_averaged_and_abstentions_left_out():
     first, second = compared(
-        [[1.0, 3.0], [0.0, 0.0], [5.0, None], [None, None]],
-        [[3.0, 3.0], [0.0, 1.0], [5.0, 5.0], [9.0, 9.0]],
+        [[1.0, 3.0], [0.0, 0.0], [5.0, None], [None, None]], [[3.0, 3.0], [0.0, 1.0], [5.0, 5.0], [9.0, 9.0]]
     ).rows()
     assert (first.tasks, first.mean, first.difference, first.won) == (3, pytest.approx(7 / 3), None, None)
     assert first.error == pytest.approx(np.std([2, 0, 5], ddof=1) / math.sqrt(3))

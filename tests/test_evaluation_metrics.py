@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import yaml
+from processes import HIDE, run_python
 from rigs import said
-from test_house import HIDE, run_python
 from toys import letters, lm
 
 from operant import Learner, Policy, Task, train

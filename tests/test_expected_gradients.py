@@ -5,85 +5,33 @@ of its own, and its gradient is caught; weighted by the probability of the group
 claims are written out here, on bare float64 models, and differentiated by autograd.
 """
 
-from collections import Counter
-from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
-from math import factorial, prod
-
 import pytest
 import torch
+from expected_gradients import (
+    BETA,
+    EXACT,
+    PLAIN,
+    PROMPT,
+    STOPS,
+    Reply,
+    Said,
+    T,
+    best_return,
+    critic,
+    flat,
+    groups_of,
+    likely,
+    of,
+    replies,
+    rewards,
+    small,
+)
 from rigs import Caught, gap
 from torch import Tensor
-from toys import lm
 
 from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
-from operant.models.value_head import ValueOptions
 from operant.training import update
-
-V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3
-STOPS = (0, 1, 2, 5)
-"""What ends a reply; behind the other two stands one token more."""
-EXACT = 1e-9
-Reply = tuple[int, ...]
-
-
-def replies(shape: str) -> list[Reply]:
-    """All that can be said: of one token, of two, or ragged."""
-    match shape:
-        case "one":
-            return [(v,) for v in range(V)]
-        case "two":
-            return list(product(range(V), repeat=2))
-    return [(v,) for v in STOPS] + [(v, w) for v in range(V) if v not in STOPS for w in range(V)]
-
-
-def rewards(count: int) -> Tensor:
-    """One a reply; two are equal, so that there are constant groups of different replies."""
-    r = torch.randn(count, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    r[1] = r[0]
-    return r
-
-
-def small(seed: int):
-    return lm(vocab=V, seed=seed, spread=0.35).double()
-
-
-@dataclass
-class Said:
-    """A bare model's log-probs of every reply, [A] each, and what follows from them."""
-
-    logprobs: list[Tensor]
-
-    @staticmethod
-    def by(model, said: list[Reply], temperature: float = T) -> "Said":
-        longest = max(map(len, said))
-        rows = torch.tensor([[*PROMPT, *reply, *[0] * (longest - len(reply))] for reply in said])
-        scores = (model(rows).logits[:, len(PROMPT) - 1 :] / temperature).log_softmax(-1)
-        return Said([scores[i, range(len(reply)), list(reply)] for i, reply in enumerate(said)])
-
-    @property
-    def whole(self) -> Tensor:
-        """[Y] the log-prob of each reply."""
-        return torch.stack([x.sum() for x in self.logprobs])
-
-
-def groups_of(said: list[Reply], size: int) -> list[tuple[int, ...]]:
-    """Every group of replies, whatever their order; by number."""
-    return list(combinations_with_replacement(range(len(said)), size))
-
-
-def likely(group: tuple[int, ...], probabilities: Tensor) -> float:
-    """How often independent draws make the group, in any order."""
-    orders = factorial(len(group)) / prod(factorial(n) for n in Counter(group).values())
-    return orders * float(probabilities[list(group)].prod())
-
-
-def critic(init: str) -> Policy:
-    """The policy, with a critic that always begins with the same numbers."""
-    torch.manual_seed(3)
-    return Policy(small(0), value=ValueOptions(init=init))
-
 
 # --- the library's ----------------------------------------------------------------------------------------------------
 
@@ -115,27 +63,7 @@ def expected(name: str, shape: str, size: int, monkeypatch, probabilities: Tenso
     return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))
 
 
-def flat(*modules) -> Tensor:
-    held = [p for module in modules for p in module.parameters()]
-    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in held])
-
-
 # --- the claims -------------------------------------------------------------------------------------------------------
-
-
-def of(loss, shape: str, temperature: float = T) -> Tensor:
-    """The gradient of a claim, `loss(policy, reference, rewards)`."""
-    model, said = small(0), replies(shape)
-    with torch.no_grad():
-        reference = Said.by(small(1), said, temperature)
-    loss(Said.by(model, said, temperature), reference, rewards(len(said))).backward()
-    return flat(model)
-
-
-def best_return(policy: Said, reference: Said, r: Tensor) -> Tensor:
-    """-(E[reward] - BETA KL(policy || reference)), over whole replies."""
-    p = policy.whole
-    return -(p.exp() * (r - BETA * (p - reference.whole))).sum()
 
 
 def divergence(policy: Said, reference: Said) -> Tensor:
@@ -232,8 +160,6 @@ def test_grpo_pays_the_kl_and_without_a_scale_a_share_of_the_reward(size, monkey
 
 
 # --- PPO --------------------------------------------------------------------------------------------------------------
-
-PLAIN = {"kl.coef": BETA, "advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0}
 
 
 @pytest.mark.parametrize(

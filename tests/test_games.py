@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 from houses import ROOMS, House, record
 from pages import low_contrast, overflows
 from toys import letters, lm
@@ -168,12 +168,6 @@ def test_the_verdict_counts_wins_once_there_is_one():
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 def write(path):

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_sampling import replies
-from toys import bare_logprobs, lm
-from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
+from sampled import model_of, replies
+from toys import bare_logprobs
 
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
@@ -24,30 +23,6 @@ KEYS = [task_key(0, "train", 3, f"task/{i}") for i in range(len(GROUPS))]
 RAGGED = Sampling(max_tokens=12, stop_tokens=(2, 7, 11))
 KINDS = ("gpt2", "llama", "gpt_neox", "opt", "bloom", "t5", "bart", "mistral")
 POOLED = ("gpt2", "llama", "gpt_neox", "opt", "bloom")
-
-
-def model_of(kind: str, window: int = 5, **more):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
-    ids = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    match kind:
-        case "opt":
-            config = OPTConfig(ffn_dim=48, word_embed_proj_dim=32, init_std=0.3, **shape, **ids)
-            return OPTForCausalLM(config).eval()
-        case "bloom":  # ALiBi
-            config = BloomConfig(hidden_size=32, n_layer=2, n_head=2, initializer_range=0.3, **ids)
-            return BloomForCausalLM(config).eval()
-        case "mistral":  # a sliding window, shorter than the rows
-            config = MistralConfig(
-                intermediate_size=48,
-                num_key_value_heads=1,
-                sliding_window=window,
-                initializer_range=0.3,
-                **shape,
-                **ids,
-            )
-            return MistralForCausalLM(config).eval()
-    return lm(kind, **more)
 
 
 def any_model(x: Any) -> Any:

@@ -5,17 +5,18 @@ A rule is a function from source to complaints. Each is held to a sample that br
 
 import ast
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
+import architecture
 import pytest
-from benchmarks import architecture
+from processes import HIDE, run_python
 
 PACKAGE = Path(__file__).parents[1] / "src" / "operant"
 FILES = sorted(PACKAGE.rglob("*.py"))
-DESIGN = (PACKAGE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+ROOT = PACKAGE.parents[1]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 LEVELS = DESIGN.split("<!-- packages -->")[1].split("<!-- /packages -->")[0].strip().strip("`").strip().splitlines()
 APPS, TOOLS = ({name for name in " ".join(LEVELS).split() if name.startswith(group)} for group in ("apps.", "tools."))
 TOOLS |= {"api", "__main__"}
@@ -75,10 +76,7 @@ def test_no_files_import_each_other() -> None:
 
 @pytest.mark.parametrize(
     ("graph", "found"),
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
-        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
-    ],
+    [({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]])],
 )
 def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) -> None:
     assert architecture.circles(graph) == found
@@ -98,8 +96,8 @@ def test_the_house_keeps_its_budget() -> None:
 
 def test_the_reading_list_is_of_the_step() -> None:
     listed = set(architecture.reading_list())
-    assert listed >= {"cli/commands.py", "runs/run.py", "training/learner.py", "objectives/losses.py"}
-    assert "sandbox/jail.py" not in listed and "report/run_report.py" not in listed
+    assert listed >= {"tools/cli/commands.py", "runs/run.py", "training/learner.py", "objectives/losses.py"}
+    assert "sandbox/jail.py" not in listed and "tools/report/run_report.py" not in listed
 
 
 def test_imports_in_texts_are_seen() -> None:
@@ -213,6 +211,11 @@ def renders_chat(source: str) -> list[str]:
     return [ast.unparse(call) for call in calls(source) if called(call).endswith(".apply_chat_template")]
 
 
+def stands_on_a_test(source: str) -> list[str]:
+    """What several tests share stands in a module without tests: nobody reads one test to understand another."""
+    return re.findall(r"^\s*(?:from|import) (?:test_\w+|benchmarks)\b.*", source, re.M)
+
+
 RULES = {
     masks_from_ids: (FILES, "mask = ids != tokenizer.pad_token_id"),
     averages: ([PACKAGE / "objectives/losses.py"], "loss = (ratio * advantages).mean()"),
@@ -220,6 +223,7 @@ RULES = {
     unpickles: (FILES, "torch.load('weights.pt')"),
     salted_hashes: (FILES, "seed = hash((seed, task.id))"),
     imports_torch_distributed: ([f for f in FILES if f.name != "distributed.py"], "import torch.distributed as dist"),
+    stands_on_a_test: (TESTS, "from test_trainer import SMALL\nimport benchmarks.kept"),
     renders_chat: ([f for f in FILES if f.name != "sampling.py"], "tokenizer.apply_chat_template(messages)"),
 }
 
@@ -227,7 +231,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_habit(rule) -> None:
     files, _ = RULES[rule]
-    complaints = {str(f.relative_to(PACKAGE)): rule(f.read_text(encoding="utf-8")) for f in files if f.exists()}
+    complaints = {str(f.relative_to(ROOT)): rule(f.read_text(encoding="utf-8")) for f in files if f.exists()}
     assert {name: found for name, found in complaints.items() if found} == {}, rule.__doc__
 
 
@@ -243,22 +247,6 @@ def test_binary_files_and_named_encodings_are_fine() -> None:
 
 
 # --- the package from outside -----------------------------------------------------------------------------------
-
-# Hides packages from `find_spec` as well as from `import`: a package that asks whether another is there hears no.
-HIDE = """
-import importlib.machinery, sys
-hidden, finder = set({names!r}.split()), importlib.machinery.PathFinder
-original = finder.find_spec
-def find_spec(fullname, path=None, target=None):
-    return None if fullname.split(".")[0] in hidden else original(fullname, path, target)
-finder.find_spec = find_spec
-"""
-
-
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.strip()
 
 
 def test_import_without_any_extra() -> None:

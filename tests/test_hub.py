@@ -3,46 +3,18 @@
 import json
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from published import a_model
 
 from operant.storage import hub
 from operant.types import OperantError
-
-
-def a_model(folder: Path, *, weights: bool = True) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}", encoding="utf-8")
-    if weights:
-        (folder / "model.safetensors").write_bytes(b"")
-    return folder
 
 
 @pytest.fixture
 def builtin(tmp_path, monkeypatch):
     monkeypatch.setattr(hub, "BUILTIN", tmp_path / "builtin")
     return a_model(tmp_path / "builtin" / "reviews-lm")
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty Hub cache; returns a function that puts a snapshot of `name` into it."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-
-    def put(name: str, commit: str = "abc", **files: str) -> Path:
-        root = tmp_path / "cache" / ("models--" + name.replace("/", "--"))
-        (root / "refs").mkdir(parents=True, exist_ok=True)
-        (root / "refs" / "main").write_text(commit, encoding="utf-8")
-        snapshot = root / "snapshots" / commit
-        snapshot.mkdir(parents=True)
-        for file, text in files.items():
-            (snapshot / file.replace("__", ".")).write_text(text, encoding="utf-8")
-        return snapshot
-
-    return put
 
 
 def test_a_folder_is_itself(tmp_path):

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from disks import FULL, Watched
-from test_hub import a_model, cache  # noqa: F401
 from toys import letters, lm
 
 from operant.api import train
@@ -104,7 +103,7 @@ def test_a_copy_of_the_policy_and_a_model_of_the_package_are_not_kept(run):
     assert with_copies(config, run, heard.append) == config and heard == []
 
 
-def test_a_name_of_the_hub_is_pinned_and_not_kept(cache, run, monkeypatch):  # noqa: F811
+def test_a_name_of_the_hub_is_pinned_and_not_kept(cache, run, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     cache("a/model", "1111", config__json="{}", model__safetensors="")
     cache("a/critic", "2222", config__json="{}", model__safetensors="")
@@ -160,7 +159,7 @@ def test_an_adapter_for_the_policy_is_kept_alone(model, run, tmp_path):
     assert with_copies(config, run, quiet).learner["lora"].adapter == str(run / "start/adapter")
 
 
-def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tmp_path, monkeypatch):  # noqa: F811
+def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     snapshot = cache("a/base", "1111")
     shutil.copytree(model, snapshot, dirs_exist_ok=True)

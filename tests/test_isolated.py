@@ -12,12 +12,12 @@ import sys
 import textwrap
 import threading
 import time
-import uuid
 from itertools import pairwise
 from pathlib import Path
 
 import hostile
 import pytest
+from isolation import STRONG, WEAK, marked_processes
 from rigs import on_ranks
 from toys import letters, lm
 
@@ -31,25 +31,10 @@ from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess
 from operant.tally import Tally
 from operant.training.learner import Learner
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.isolated import MARK, marked_processes
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
 
 
-def strongest() -> str:
-    """The strongest level that this machine allows."""
-    process = SupervisedProcess([sys.executable, "-c", "pass"], Limits())
-    while not process.level and process.ended is None:
-        process.receive()
-        time.sleep(0.005)
-    process.end()
-    return process.level
-
-
-WEAK = "sub-reaper"
-STRONG = strongest() if sys.platform == "linux" else WEAK
 SLOW_TO_FAIL = {hostile.closes_everything_and_hangs, hostile.huge_answer, hostile.floods_every_pipe}
 CASES = [(reward, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]
 QUICK = [case for case in CASES if case[1] != "timeout" and case[0] not in SLOW_TO_FAIL]
@@ -61,14 +46,6 @@ def rollouts(count: int = 64, **more) -> list[Rollout]:
     return [
         Rollout(Task(f"t/{i}", "The film", target=i), i, [turn], [f" was {i}"], query="The film") for i in range(count)
     ]
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """A mark in the environment of every process that is started from here on."""
-    value = f"reward-{uuid.uuid4()}"
-    monkeypatch.setenv(MARK, value)
-    return value
 
 
 def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options):

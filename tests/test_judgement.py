@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from test_rewards import fixed, rollout_of
+from scored import fixed, rollout_of
 from toys import letters, lm
 
 from operant import Judgement, Learner, OperantError, Rollout, Step, Task, isolated, train

@@ -248,12 +248,7 @@ def test_a_learner_with_truncated_sampling_warns_of_its_kl():
         Learner(lm(), top_k=4, truncation="stored")
 
 
-KL_OF = {
-    "k1": lambda d: d,
-    "k2": lambda d: d**2 / 2,
-    "k3": lambda d: (-d).exp() - 1 + d,
-    "absolute": lambda d: d.abs(),
-}
+KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp() - 1 + d, "absolute": lambda d: d.abs()}
 
 
 @pytest.mark.parametrize("kind", [*KL_OF, "reverse", "forward"])

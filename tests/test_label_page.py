@@ -5,8 +5,8 @@ import json
 from contextlib import contextmanager
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
-from test_label_store import post, serving, write
+from browsing import LAPTOP, PHONE, visit
+from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
 from operant.tools.labels.server import LabelServer, order
@@ -20,12 +20,6 @@ HOSTILE = [
 ITEMS = [
     Item(f"secret-id-{i}", f"Question {i}", (f"{i} red", f"{i} green", f"{i} blue"), ("model-a",) * 3) for i in range(4)
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,16 +7,15 @@ import random
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from labelling import post, serving, write
+from page_commands import commands
 from processes import Child
-from test_commands_of_the_pages import commands
 
 from operant.data.preferences import labelled_task
 from operant.tools.cli import main
@@ -33,11 +32,6 @@ TALK = [{"role": "user", "content": "hi"}]
 
 def items(count, replies=("a", "b", "c")):
     return [Item(f"i{i}", f"prompt {i}", replies) for i in range(count)]
-
-
-def write(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 @pytest.fixture
@@ -244,34 +238,6 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
 
 
 # --- a server that is killed ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def serving(*words):
-    """A real `operant label` in a process of its own, and the address that it prints."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "operant", "label", *map(str, words), "--no-open"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def post(url, path, **body):
-    """Send what the page sends; returns (status, answer)."""
-    base, _, token = url.partition("#")
-    host = base.removeprefix("http://").rstrip("/")
-    connection = http.client.HTTPConnection(host, timeout=20)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Origin": f"http://{host}"}
-    try:
-        connection.request("POST", path, json.dumps(body), headers)
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 def label_until_killed(url, name, stored):

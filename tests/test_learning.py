@@ -8,16 +8,11 @@ seed ends above that bound with every method but trpo (0.19) and decision (0.04)
 
 import pytest
 import torch
-from toys import lm
+from canaries import ABSENT, CHANCE, NOISE, PROMPTS, VOCABULARY, WANTED, learner, score, shuffled
 
 from operant.algorithms import ALGORITHMS
 from operant.sampling import counter
-from operant.training.learner import Learner
 
-WANTED, PROMPTS, VOCABULARY = 7, [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]], 12
-OPTIONS = {"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "minibatch": 16}
-ABSENT = "absent"
-"""An option that the method does not have."""
 ROWS = {"ppo": {}, "grpo": {"kl.loss_coef": 0.0, "epochs": 2}, "rloo": {"epochs": 2}, "sft": {}}
 ROWS |= {"decision": {"condition.template": lambda value: [round(5 * value)], "epochs": 4}}
 ELSEWHERE = {"distill", "ilql", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic"}
@@ -36,27 +31,11 @@ LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first"
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
 CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}
 """Of methods whose steps have another size: RMSProp's first one is ten times its rate."""
-CHANCE, NOISE = 1 / VOCABULARY, 0.06
-
-
-def score(rollout):
-    return rollout.ids.count(WANTED) / len(rollout.ids)
-
-
-def learner(kind="gpt2", **more):
-    options = {name: value for name, value in (OPTIONS | more).items() if value is not ABSENT}
-    return Learner(lm(kind, VOCABULARY, spread=0.05), **options)
 
 
 def own(step, scores):
     """Each reply gets its score."""
     return scores
-
-
-def shuffled(step, scores):
-    """The same scores, each given to another reply."""
-    shift = 1 + counter(5, step) % (len(scores) - 1)
-    return scores[shift:] + scores[:shift]
 
 
 def leaking(step, scores):

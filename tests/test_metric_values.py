@@ -847,15 +847,8 @@ def named(folder, patch):
         calls.append(rollouts)
         return [Judgement(1.0, outcome=kind_of(r)) for r in rollouts]
 
-    options = {
-        "steps": 1,
-        "batch": 16,
-        "max_tokens": 3,
-        "probes": 0,
-        "epochs": 1,
-        "evaluate": WORDS,
-        "evaluate_every": 1,
-    }
+    options = {"steps": 1, "batch": 16, "max_tokens": 3, "probes": 0}
+    options |= {"epochs": 1, "evaluate": WORDS, "evaluate_every": 1}
     model = lm(vocab=V, spread=0.1)
     (*_, run) = runs(folder / "run", policy=model, tokenizer=letters(), tasks=WORDS, reward=reward, **options)
     return [SimpleNamespace(logged=run.metrics[0], judged=calls[1], held=calls[-1])]
@@ -1103,23 +1096,12 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
-RUNS |= {
-    "truncated": (truncated, TRUNCATED),
-    "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED}),
-    "chosen": (chosen, CHOSEN),
-    "outcomes": (outcomes, OUTCOMES),
-    "named": (named, NAMED),
-    "stale": (stale, STALE),
-    "two_sources": (two_sources, TWO_SOURCES),
-    "measured": (measured, MEASURED),
-    "failures": (failures, FAILURES),
-    "clock": (clock, CLOCK),
-    "games": (games, GAMES),
-    "rejected": (rejected, REJECTED),
-    "hinted": (hinted, HINTED),
-    "valued": (valued, VALUED),
-    "soft": (soft, SOFT),
-}
+RUNS |= {"truncated": (truncated, TRUNCATED), "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED})}
+RUNS |= {"chosen": (chosen, CHOSEN), "outcomes": (outcomes, OUTCOMES), "named": (named, NAMED)}
+RUNS |= {"stale": (stale, STALE), "two_sources": (two_sources, TWO_SOURCES)}
+RUNS |= {"measured": (measured, MEASURED), "failures": (failures, FAILURES)}
+RUNS |= {"clock": (clock, CLOCK), "games": (games, GAMES), "rejected": (rejected, REJECTED)}
+RUNS |= {"hinted": (hinted, HINTED), "valued": (valued, VALUED), "soft": (soft, SOFT)}
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Memory that runs out: the optimizer step is made anew with smaller micro-batches, and its gradient is the same."""
 
-from itertools import pairwise
-
 import pytest
 import torch
-from test_gradient import batch_of, caught, gap, made_policy
+from gradients import batch_of, caught, made_policy
+from rigs import gap, partitions
 
 from operant.rollouts.collate import cut, units
 from operant.training.update import UpdateOptions
@@ -55,13 +54,6 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
     monkeypatch.setattr(type(policy), "forward", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         caught(policy, batch_of(list(range(9)), policy))
-
-
-def partitions(count: int):
-    """Every way to cut a row of `count` things into pieces."""
-    for marks in range(2 ** (count - 1)):
-        edges = [0, *(i + 1 for i in range(count - 1) if marks >> i & 1), count]
-        yield list(pairwise(edges))
 
 
 @pytest.mark.parametrize("setup", [0, 7, 64, 10_000])

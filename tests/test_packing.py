@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers as t
-from test_gradient import batch_of, caught, gap, truth
-from test_micro import partitions
+from gradients import batch_of, caught, truth
+from rigs import gap, partitions
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 

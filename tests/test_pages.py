@@ -1,7 +1,6 @@
 """The checks of `pages.py` find what is wrong with a page, and nothing in a page that is well."""
 
 import pytest
-from browsing import chromium
 from pages import low_contrast, overflows, overlaps
 
 CASES = [
@@ -19,12 +18,6 @@ CASES = [
     ("<svg><text y=20 fill='#777'>4.48 to 1</text></svg>", low_contrast, 1),
     ("<p style='color:#fff;display:none'>unseen</p>", low_contrast, 0),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 @pytest.mark.parametrize(("body", "check", "faults"), CASES)

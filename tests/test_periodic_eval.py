@@ -9,7 +9,8 @@ import re
 import pyarrow.parquet as pq
 import pytest
 import torch
-from toys import letters, lm
+from small_runs import TASKS, count_a, model
+from toys import letters
 
 from operant import Learner, OperantError, load_policy, steps, train
 from operant.metrics.collect import query_share
@@ -18,16 +19,7 @@ from operant.sampling import token_pieces
 from operant.tally import Histogram
 from operant.types import Task
 
-TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-2, "checkpoint_minutes": 0.0}
-
-
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
-
-
-def model():
-    return lm("gpt2", vocab=len(letters()), spread=0.02)
 
 
 def run(path, **more):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from plans import SMALL, four_layers
 from toys import letters, lm
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant import OperantError, machine
 from operant.runs.config import configure
@@ -18,13 +18,6 @@ from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.training.learner import Learner
 from operant.training.master_weights import MasterWeights
-
-SMALL = {"tasks": [[3, 4, 5, 6]] * 8, "reward": len, "batch": 8, "max_tokens": 6, "minibatch": 4, "watch_every": 0}
-
-
-def four_layers() -> GPT2LMHeadModel:
-    shape = {"vocab_size": len(letters()), "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=2)).eval()
 
 
 @pytest.fixture

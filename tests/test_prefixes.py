@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from test_generation import model_of
+from sampled import model_of
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
-from test_commands_of_the_pages import commands
+from page_commands import commands
 from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast

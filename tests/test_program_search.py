@@ -186,8 +186,7 @@ def test_programs_that_pass_are_cut_where_the_critic_likes_them_best():
 
 
 @pytest.mark.parametrize(
-    ("cut", "allowed"),
-    [("line", {"a ;\n", "a ;\n b ;\n"}), ("random", {"a", "a ;\n", "a ;\n b", "a ;\n b ;\n"})],
+    ("cut", "allowed"), [("line", {"a ;\n", "a ;\n b ;\n"}), ("random", {"a", "a ;\n", "a ;\n b", "a ;\n b ;\n"})]
 )
 def test_a_program_is_cut_at_the_end_of_a_line_or_anywhere(cut, allowed):
     lines = ["a ;\n b ;\n d </s>"] + ["x </s>"] * 31 + ["d </s>"] * 32

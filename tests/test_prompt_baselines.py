@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_task_models import byte_tokenizer, word_tokenizer
+from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm
 
 from operant.apps.prompts import measures

@@ -4,7 +4,7 @@ import json
 import threading
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 from pages import low_contrast, overflows
 
 from operant.runs.folder import RunFolder
@@ -42,10 +42,7 @@ FOUND = {
     "calibrate": "none",
     "length": 2,
     "calls": 1234,
-    "prompts": [
-        prompt(" it was", 5 / 6),
-        prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2))),
-    ],
+    "prompts": [prompt(" it was", 5 / 6), prompt(EVIL, 0.5, "greedy", 5, ((0, 3), (1, 2)))],
     "baselines": [
         baseline("none", ""),
         baseline("manual", "It was", calibrate="mean"),
@@ -123,12 +120,6 @@ def test_other_replies_are_no_prompts(tmp_path):
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

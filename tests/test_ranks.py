@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rigs import on_ranks, said
+from rigs import DEALT, REPLIES, SCORES, on_ranks, said
 from toys import lm
 
 from operant import distributed
@@ -20,18 +20,6 @@ from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.types import Batch, OperantError, Task
 
-SCORES = [0.5, -1.0, 2.0, 0.25, 3.0, -0.5, 1.5]
-REPLIES = [
-    ([5, 6], [7] * 9),
-    ([4], [8, 2]),
-    ([9, 9, 9], [10, 11, 12]),
-    ([5], [6]),
-    ([7, 3], [3] * 5),
-    ([6], [4, 4]),
-    ([5], [9] * 4),
-]
-DEALT = [[0, 2, 4, 6], [1, 3, 5]]
-"""Who holds which of the replies: 21 tokens on rank 0, 5 on rank 1."""
 UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 """Three clipped tokens of 3, and none of 5: 3 / 8 of all, where a mean of two means would say a half."""
 OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}

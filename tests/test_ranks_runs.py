@@ -18,14 +18,8 @@ IDS = ["a", "b", "c", "d", "e"]
 TASKS = [Task(name, [5 + i, 6]) for i, name in enumerate(IDS)]
 ORDER = [0, 1, 2, 3, 4, 0, 2]
 """More prompts than tasks: two come twice, and would be dealt to another rank the second time."""
-BASE = {
-    "max_tokens": 6,
-    "stop_tokens": (2, 7, 9),
-    "micro_tokens": 60,
-    "optimizer.lr": 1e-3,
-    "seed": 4,
-    "watch_every": 0,
-}
+BASE = {"max_tokens": 6, "stop_tokens": (2, 7, 9), "micro_tokens": 60}
+BASE |= {"optimizer.lr": 1e-3, "seed": 4, "watch_every": 0}
 
 
 def score(rollout) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, steps, train

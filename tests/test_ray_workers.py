@@ -14,9 +14,9 @@ import hostile_worlds
 import psutil
 import pytest
 from hostile_worlds import Letters
-from test_trainer import SMALL, TASKS, model
-from test_worlds import HOSTILE, content, kept, logged  # noqa: F401  a fixture
+from small_runs import SMALL, TASKS, model
 from toys import letters
+from worlds import HOSTILE, content, logged
 
 from operant import OperantError, Task, train
 from operant.apps.code.unit_tests import UnitTests
@@ -98,7 +98,7 @@ def test_rooms_are_those_of_worker_processes(ray):
 
 
 @pytest.mark.parametrize(("end", "fault"), [("crashed", "exits"), ("timeout", "hangs"), ("raised", "raises")])
-def test_a_world_that_fails_costs_what_it_costs_in_a_worker_process(ray, end, fault, kept):  # noqa: F811
+def test_a_world_that_fails_costs_what_it_costs_in_a_worker_process(ray, end, fault, kept):
     right = play(SIX, env=Letters(), **kept)
     env = RayEnv(HOSTILE, {"fault": fault}, workers=2, isolation={"timeout": 1.5 if end == "timeout" else 20.0})
     for _ in range(1 + (end == "crashed")):  # the second time in a worker that was started again

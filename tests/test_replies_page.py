@@ -1,11 +1,13 @@
 """The replies in a browser: search, sorting, sliders, colours and keyboard, on a laptop and on a phone."""
 
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from benchmarks.screenshot import photograph
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 
 from operant.runs.folder import RunFolder
 from operant.tools.report.run_report import write_report
@@ -32,12 +34,6 @@ def reply(i, step, text, reward, logprobs, end="length"):
 
 def step_rows(step, many=30):
     return [reply(i, step, f" step {step} reply {i}", i / 10 - step, [-1.0, -4.0, -9.0]) for i in range(many)]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 def write(path):
@@ -373,7 +369,8 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
 
 
 def test_the_page_is_photographed_for_the_readme(browser, run, tmp_path):
-    photograph(browser, write_report(run.path), tmp_path)
+    command = [sys.executable, "-m", "benchmarks.screenshot", str(run.path), "--out", str(tmp_path)]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True)
     for name in ("report.png", "tokens.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from browsing import LAPTOP, PHONE, chromium, visit
+from browsing import LAPTOP, PHONE, visit
 from pages import low_contrast, overflows, overlaps
 
 from operant.metrics.registry import METRICS
@@ -433,12 +433,6 @@ def test_the_page_of_a_long_run_with_long_replies_is_small(tmp_path):
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as running:
-        yield running
 
 
 COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].map((figure) => {

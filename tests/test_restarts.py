@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from rigs import on_ranks
-from test_torchrun import told
+from torchruns import told
 from toys import letters, lm
 
 from operant import distributed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from test_trainer import SMALL, TASKS, count_a, model, told, weights
+from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Task, steps, train

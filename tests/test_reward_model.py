@@ -142,15 +142,8 @@ def test_a_run_is_resumed_to_the_bit_and_its_reward_never_changes(tmp_path, caps
         {"name": "unnamed", "of": len(pairs), "right": judged["right"]}
     ]
     assert brief(tmp_path / "whole").startswith("share of pairs in the right order 0.")
-    given = {
-        "evaluate": rows,
-        "recipe": "reward-model",
-        "tasks": rows,
-        "trunk": trunk,
-        "batch": 8,
-        "kind": "ranking",
-        "steps": 4,
-    }
+    given = {"evaluate": rows, "recipe": "reward-model", "tasks": rows}
+    given |= {"trunk": trunk, "batch": 8, "kind": "ranking", "steps": 4}
     for run in operant.api.runs(**given, quiet=True, out=tmp_path / "parts"):
         if len(run.metrics) == 2:
             break

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scored import fixed, rollout_of
+from tokenizers_of_words import WORDS, tokenizer_of
 
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, minus_query, resolve, weighted
@@ -28,21 +30,6 @@ from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.text_scores.classifier import Classifier
 from operant.types import OperantError, Rollout, Task, Turn
-
-
-def rollout_of(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str = "t/0", end="stop") -> Rollout:
-    turn = Turn(prompt=[1, 2], action=list(ids), end=end)
-    return Rollout(Task(task, [1, 2]), group=0, turns=[turn], texts=[reply], end=end, query=query)
-
-
-def fixed(scores, name="fixed"):
-    """A reward that always returns `scores`."""
-
-    def reward(rollouts):
-        return scores
-
-    reward.__name__ = name
-    return reward
 
 
 def needs_two(rollouts, more):
@@ -354,20 +341,6 @@ def test_minus_query_subtracts_the_score_of_the_query_and_scores_each_query_once
 
 
 # --- a classifier with its own tokenizer ------------------------------------------------------------------------------
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"]
-
-
-def tokenizer_of(words, **special):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    if "cls_token" in special:
-        ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
-        inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **special)
 
 
 @pytest.fixture(scope="module")

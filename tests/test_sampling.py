@@ -5,20 +5,12 @@ import sys
 
 import pytest
 import torch
+from sampled import KEYS, PROMPTS, replies
 from toys import CAUSAL, lm
 
-from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.sampling import Sampling, task_key, uniforms
-
-PROMPTS = [[5, 6, 7, 8, 9], [4], [12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8], [15, 16]] * 4
-KEYS = [task_key(0, "train", 3, f"task/{i}") for i in range(len(PROMPTS))]
-
-
-def replies(policy, sampling, prompts=PROMPTS, keys=KEYS, **options):
-    return NativeEngine(policy, **options).generate(prompts, sampling, keys)
-
 
 # --- distribution and counters ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from rigs import said
-from test_sampling import KEYS, PROMPTS, replies
+from sampled import KEYS, PROMPTS, replies
 from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
 
 from operant.engines.native.engine import NativeEngine

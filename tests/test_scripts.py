@@ -21,12 +21,12 @@ ELSEWHERE = {
     "recipes/minimal_grpo.py": "tests/test_twins.py",
     "recipes/minimal_rloo.py": "tests/test_twins.py",
     "recipes/minimal_sft.py": "tests/test_twins.py",
-    "benchmarks/__main__.py": "tests/test_bench.py",
-    "benchmarks/driver.py": "tests/test_bench.py",
-    "benchmarks/work.py": "tests/test_bench.py",
-    "benchmarks/report.py": "tests/test_bench.py",
-    "benchmarks/learning.py": "tests/test_bench.py",
-    "benchmarks/scale.py": "tests/test_bench.py",
+    "benchmarks/__main__.py": "benchmarks/tests/test_bench.py",
+    "benchmarks/driver.py": "benchmarks/tests/test_bench.py",
+    "benchmarks/work.py": "benchmarks/tests/test_bench.py",
+    "benchmarks/report.py": "benchmarks/tests/test_bench.py",
+    "benchmarks/learning.py": "benchmarks/tests/test_bench.py",
+    "benchmarks/scale.py": "benchmarks/tests/test_bench.py",
     "benchmarks/memory_plan.py": "tests/test_plan.py",
     "benchmarks/first_example.py": "tests/test_readme.py",  # runs the README's snippet, as that test does
     "benchmarks/textworld.py": "tests/test_textworld.py",  # it needs the extra, and makes hundreds of games
@@ -38,8 +38,8 @@ ELSEWHERE = {
     "benchmarks/sandbox.py": "docs/sandbox.md",  # a thousand programs
     "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/screenshot.py": "tests/test_replies_page.py",
-    "benchmarks/chaos.py": "tests/test_chaos.py",
-    "benchmarks/soak.py": "tests/test_soak.py",
+    "benchmarks/chaos.py": "benchmarks/tests/test_chaos.py",
+    "benchmarks/soak.py": "benchmarks/tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
     "benchmarks/code_test_time.py": "docs/code-test-time.md",  # it needs a critic that was trained for minutes
     "benchmarks/rank_memory.py": "tests/test_plan_ranks.py",

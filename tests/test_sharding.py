@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rigs import gap, on_ranks
-from test_ranks import DEALT, REPLIES, SCORES
+from rigs import DEALT, REPLIES, SCORES, gap, on_ranks
 from toys import lm
 
 from operant import distributed
@@ -13,16 +12,8 @@ from operant.apps.rlhf.reward_model import RewardModel
 from operant.storage.checkpoint import RunState
 from operant.training.learner import Learner
 
-BASE = {
-    "max_tokens": 12,
-    "stop_tokens": (2,),
-    "micro_tokens": 20,
-    "optimizer.eps": 1.0,
-    "optimizer.lr": 1e-3,
-    "watch_every": 1,
-    "minibatch": 4,
-    "epochs": 2,
-}
+BASE = {"max_tokens": 12, "stop_tokens": (2,), "micro_tokens": 20, "optimizer.eps": 1.0}
+BASE |= {"optimizer.lr": 1e-3, "watch_every": 1, "minibatch": 4, "epochs": 2}
 """With so large an eps, weights move as the gradients say; some minibatches have several micro-batches."""
 CASES = {
     "value head, tied": ("gpt2", {}),

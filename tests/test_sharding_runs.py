@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from test_torchrun import OPTIONS, TASKS, started, told
-from toys import letters, lm
+from torchruns import started, told, write_job
 
 pytestmark = pytest.mark.slow
 FSDP = ("--parallel", "fsdp")
@@ -14,12 +13,7 @@ FSDP = ("--parallel", "fsdp")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A model, tasks and a recipe; the run of one process, and that of two ranks."""
-    path = tmp_path_factory.mktemp("sharded")
-    lm("gpt2", vocab=len(letters()), spread=0.3).save_pretrained(path / "model")
-    letters().save_pretrained(path / "model")
-    (path / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
-    text = f"policy: {path / 'model'}\ntasks: {path / 'tasks.txt'}\nevaluate: {path / 'tasks.txt'}\n{OPTIONS}"
-    (path / "recipe.yaml").write_text(text + "checkpoint: both\nbest: reward/mean\n", encoding="utf-8")
+    path = write_job(tmp_path_factory.mktemp("sharded"), "checkpoint: both\nbest: reward/mean\n")
     for name, ranks in (("one", 1), ("two", 2)):
         train(path, name, ranks)
     return path

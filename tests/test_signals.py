@@ -10,6 +10,7 @@ from itertools import repeat
 
 import pytest
 from processes import Child, until
+from small_runs import count_a
 from toys import letters, lm
 
 from operant import train
@@ -20,10 +21,6 @@ from operant.storage.checkpoint_store import newest_whole
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "minibatch": 2, "steps": 3000}
-
-
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
 
 
 def training(out, reward=count_a, **more):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_runs import count_a
 from toys import letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -316,10 +317,6 @@ METHODS = {
     "nlpo": {},  # its mask is made behind the soft prompt of an earlier policy
     "sft": {},
 }
-
-
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,8 +5,7 @@ from math import exp, log
 
 import pytest
 import torch
-from rigs import Caught, gap, said
-from test_expected_gradients import (
+from expected_gradients import (
     BETA,
     EXACT,
     PLAIN,
@@ -23,6 +22,7 @@ from test_expected_gradients import (
     rewards,
     small,
 )
+from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
 from operant import Learner, Policy, diagnose

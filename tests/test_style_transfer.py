@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_completions import Server
+from completion_server import Server
 from toys import PIECES, SPECIAL, letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 

@@ -64,10 +64,7 @@ def test_rows_of_every_form_by_hand():
     assert turns({"w": "x", "y": "z"}, template="in {w}:", reply_field="y") == [(ids("in x:"), [*ids("z"), STOP])]
     # A template ends an answer itself. The second turn goes on from the ids of the first.
     first = ids("qhi.a"), ids("ab!")
-    assert turns({"messages": TALK}, tokenizer=chatty()) == [
-        first,
-        (first[0] + first[1] + ids("qgo.a"), ids("cd!")),
-    ]
+    assert turns({"messages": TALK}, tokenizer=chatty()) == [first, (first[0] + first[1] + ids("qgo.a"), ids("cd!"))]
     assert turns({"prompt": TALK[:1], "completion": TALK[1:2]}, tokenizer=chatty()) == [first]
     # A greeting before the first question belongs to the prompt.
     assert turns({"messages": TALK[1:]}, tokenizer=chatty()) == [(ids("aab!qgo.a"), ids("cd!"))]

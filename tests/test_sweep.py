@@ -13,7 +13,7 @@ import time
 import pytest
 import yaml
 from processes import Forked
-from test_compare import run as write_run
+from run_folders import run as write_run
 from toys import letters, lm
 
 from operant import OperantError

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models
+from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm
 from transformers import (
     BertConfig,
@@ -26,36 +27,6 @@ from operant.types import OperantError, Task
 WORDS = ("bad", "good")
 TEXTS = ["a film", "the plot is dull and long", "so good", "a film"]
 PROMPTS = ["it is", "Grade so", ""]
-SPECIAL = ["<pad>", "<s>", "</s>", "[MASK]", "[UNK]", "<extra_id_0>"]
-CORPUS = "a the film plot is dull and long so good bad it Grade all in terrible great grading"
-
-
-def word_tokenizer(mask: str | None = "[MASK]", around: bool = True) -> PreTrainedTokenizerFast:
-    """One token for each word; `around`: as BERT's, with a token before the text and one behind."""
-    vocabulary = {piece: i for i, piece in enumerate([*SPECIAL, *CORPUS.split(), "."])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    if around:
-        core.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
-    extra = {"mask_token": mask} if mask else {}
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="[UNK]", bos_token="<s>", eos_token="</s>", **extra
-    )
-    made.add_special_tokens({"additional_special_tokens": ["<extra_id_0>"]})
-    return made
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE as GPT-2's: a word has another token with a space before it, and words can merge."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<pad>", "<s>", "</s>"], initial_alphabet=alphabet)
-    core.train_from_iterator([CORPUS, CORPUS.title()] * 20, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
 def masked(kind: str, vocab: int):

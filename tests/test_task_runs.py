@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from page_commands import commands
 from processes import Forked
 from published import ROWS, models, write
-from test_commands_of_the_pages import commands
 from toys import letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification
 

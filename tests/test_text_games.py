@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_commands_of_the_pages import commands
+from page_commands import commands
 from toys import letters, lm
 
 import operant

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from test_house import HIDE, run_python
+from processes import HIDE, run_python
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, Policy, rewards, train
@@ -277,16 +277,9 @@ def test_document_frequencies_come_from_a_file_or_the_tasks_and_are_frozen(tmp_p
 
 # --- PARENT -----------------------------------------------------------------------------------------------------------
 
-DRUMMER = {
-    "birth name": "michael dahlquist",
-    "born": "december 22 , 1965",
-    "birth place": "seattle , washington",
-    "died": "july 14 , 2005",
-    "death place": "skokie , illinois",
-    "genres": "male",
-    "occupation(s)": "drummer",
-    "instruments": "drums",
-}
+DRUMMER = {"birth name": "michael dahlquist", "born": "december 22 , 1965"}
+DRUMMER |= {"birth place": "seattle , washington", "died": "july 14 , 2005", "death place": "skokie , illinois"}
+DRUMMER |= {"genres": "male", "occupation(s)": "drummer", "instruments": "drums"}
 BEGINS = "michael dahlquist ( december 22 , 1965 -- july 14 , 2005 ) was a drummer"
 
 
@@ -481,8 +474,8 @@ def test_consistency_takes_the_best_sentence_of_the_source(monkeypatch):
 
 def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     """The tokens of the second text have another type: against the model's own pass of one pair."""
-    from test_rewards import WORDS, tokenizer_of
     from tokenizers.processors import TemplateProcessing
+    from tokenizers_of_words import WORDS, tokenizer_of
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
@@ -713,11 +706,7 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
 @pytest.mark.parametrize(
     ("rows", "options", "reason"),
     [
-        (
-            [{"text": "ab"}],
-            {"reward": "rouge"},
-            "reward 'rouge' compares replies with references.* has none",
-        ),
+        ([{"text": "ab"}], {"reward": "rouge"}, "reward 'rouge' compares replies with references.* has none"),
         (
             [Task("t/0", "ab", references=("a",)), Task("t/1", "b", references=(" ",))],
             {"reward": {"rouge": 1.0, "letters:a": 0.1}},

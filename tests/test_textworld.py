@@ -11,7 +11,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from test_house import HIDE
+from processes import HIDE
 
 from operant import OperantError, Task, check_env
 from operant.apps.games import textworld as worlds

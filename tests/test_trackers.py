@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import count_a
 from toys import letters, lm
 
 from operant import OperantError, train
@@ -356,19 +357,8 @@ def test_trackio_is_dropped_if_its_disk_fails(tmp_path, recwarn, capfd):
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 
-SMALL = {
-    "steps": 3,
-    "batch": 4,
-    "max_tokens": 6,
-    "minibatch": 2,
-    "optimizer.lr": 1e-3,
-    "samples_every": 1,
-    "watch_every": 1,
-}
-
-
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
+SMALL = {"steps": 3, "batch": 4, "max_tokens": 6, "minibatch": 2}
+SMALL |= {"optimizer.lr": 1e-3, "samples_every": 1, "watch_every": 1}
 
 
 def run(out, **options):
@@ -404,7 +394,8 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
 
 INTERRUPTED = """
 import os, signal, sys
-from test_trackers import SMALL, count_a, letters, lm
+from small_runs import count_a
+from toys import letters, lm
 from operant import train
 
 def reward(rollouts):
@@ -413,7 +404,7 @@ def reward(rollouts):
     return count_a(rollouts)
 
 model = lm("gpt2", vocab=len(letters()), spread=0.02)
-options = SMALL | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
+options = {small!r} | {{"steps": 50, "evaluate": None, "probe_every": 1000}}
 run = train(model, ["ab", "cde"], reward, out={out!r}, tokenizer=letters(), trackers={names!r}, quiet=True, **options)
 sys.exit(0 if run.interrupted else 9)
 """
@@ -421,7 +412,7 @@ sys.exit(0 if run.interrupted else 9)
 
 def interrupted(out, names):
     """Run training in its own process group, which gets SIGINT in the second step."""
-    code = INTERRUPTED.format(out=str(out), names=names)
+    code = INTERRUPTED.format(out=str(out), names=names, small=SMALL)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-c", code],

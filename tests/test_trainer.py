@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
 from operant import Observer, OperantError, steps, train
@@ -12,38 +13,6 @@ from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
 from operant.runs.idle_options import idle
-
-TASKS = ["ab", "cde", "fg", "h", "ijk"]
-SMALL = {
-    "steps": 4,
-    "probes": 0,
-    "batch": 4,
-    "max_tokens": 6,
-    "minibatch": 2,
-    "optimizer.lr": 1e-3,
-    "checkpoint_minutes": 0.0,
-}
-
-
-def count_a(rollouts):
-    return [float(r.reply.count("a")) for r in rollouts]
-
-
-def model():
-    return lm("gpt2", vocab=len(letters()), spread=0.02)
-
-
-def told(run):
-    """What was logged, without times."""
-    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [
-        {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/", "checkpoint/"))}
-        for x in lines
-    ]
-
-
-def weights(run):
-    return {k: v.clone() for k, v in run.policy.state_dict().items()}
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):

@@ -293,11 +293,7 @@ def test_games_of_one_task_are_a_group_and_a_game_has_one_advantage_in_all_its_r
             assert found == pytest.approx([advantage] * len(found))
     # The four games have 1, 4, 1 and 2 tokens. GRPO: a game counts the same whatever its length; RLOO: each of its
     # tokens does; GiGPO and PPO: each token of the step does.
-    for per, weights in (
-        ("episode", [1 / 4, 1 / 16, 1 / 4, 1 / 8]),
-        ("sequence", [1 / 4] * 4),
-        ("token", [1 / 8] * 4),
-    ):
+    for per, weights in (("episode", [1 / 4, 1 / 16, 1 / 4, 1 / 8]), ("sequence", [1 / 4] * 4), ("token", [1 / 8] * 4)):
         found = token_weights(batch, per)
         for episode, weight in enumerate(weights):
             of_game = [v for turn in by_turn(batch, found, episode) for v in turn]

@@ -170,14 +170,8 @@ def compared_weights(policy: nn.Module) -> list[Tensor]:
     return found
 
 
-SAME = {
-    "loss/total": "loss",
-    "kl/per_reply": "kl",
-    "reward/mean": "reward",
-    "reward/return": "return",
-    "policy/advantage_zero": "silent",
-    "value/explained_variance": "explained",
-}
+SAME = {"loss/total": "loss", "kl/per_reply": "kl", "reward/mean": "reward", "reward/return": "return"}
+SAME |= {"policy/advantage_zero": "silent", "value/explained_variance": "explained"}
 """Metrics that both return: our name and the name of the twin."""
 
 
@@ -212,14 +206,8 @@ def farthest(name: str, coef: float, clipped: bool, monkeypatch, steps: int = ST
 
 CASES = [(name, 0.3 * paid) for name in ("ppo", "grpo", "rloo") for paid in (False, True)]
 CASES += [("gigpo", 0.3), ("rejection", 0.0), ("sft", 0.0)]
-COMPARED = {
-    "ppo": "explained kl loss reward",
-    "grpo": "kl loss reward silent",
-    "rloo": "kl loss return reward",
-    "gigpo": "kl loss reward silent",
-    "rejection": "loss",
-    "sft": "loss",
-}
+COMPARED = {"ppo": "explained kl loss reward", "grpo": "kl loss reward silent", "rloo": "kl loss return reward"}
+COMPARED |= {"gigpo": "kl loss reward silent", "rejection": "loss", "sft": "loss"}
 
 
 ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql", "dpo", "soft_q")}

@@ -99,12 +99,7 @@ def test_schedules(schedule, warmup, step, total, expected):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"optimizer.warmup": 0.1},
-        {"optimizer.schedule": "cosine"},
-        {"preset": "openai"},
-        {"kl.control": "linear"},
-    ],
+    [{"optimizer.warmup": 0.1}, {"optimizer.schedule": "cosine"}, {"preset": "openai"}, {"kl.control": "linear"}],
 )
 def test_what_follows_the_length_of_the_run_asks_for_it(options):
     with pytest.raises(OperantError, match=r"total_steps"):

@@ -2,20 +2,18 @@
 
 import json
 import re
-import sys
 import threading
 import time
-import uuid
 import zlib
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import hostile_worlds
 import pytest
 from hostile_worlds import FAULTS, Draws, Letters, ask
-from test_worlds import HOSTILE, LAKE, SMALL, TASKS, content, kept, linux, logged  # noqa: F401  a fixture
+from isolation import marked_processes
 from toys import letters, lm
+from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
 
 from operant import OperantError, Step, Task, check_env, train
 from operant.envs.functions import FunctionEnv, maker
@@ -26,26 +24,15 @@ from operant.runs import named_parts
 from operant.runs.config import configure
 from operant.types import Completion
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.isolated import MARK, marked_processes
-
 HERE = hostile_worlds.__file__
 SIX = [Task(f"t/{i}", "x", target="a") for i in range(6)]
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """A mark in the environment of every process that is started from here on."""
-    value = f"world-{uuid.uuid4()}"
-    monkeypatch.setenv(MARK, value)
-    return value
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("workers", "waves"), [(1, 1), (3, 1), (2, 2), (2, 3), (3, 9)])
-def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):  # noqa: F811
+def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     right = play(SIX, env=Letters(), **kept)
     env = WorkerEnv(f"{HERE}:Letters", workers=workers, waves=waves)
     found = play(SIX, env=env, **kept)
@@ -60,7 +47,7 @@ def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):  # noqa
 
 @linux
 @pytest.mark.parametrize(("end", "fault"), [(end, fault) for end, faults in FAULTS.items() for fault in faults])
-def test_a_world_that_raises_costs_its_episode_and_a_worker_that_fails_its_episodes(end, fault, kept, mark):  # noqa: F811
+def test_a_world_that_raises_costs_its_episode_and_a_worker_that_fails_its_episodes(end, fault, kept, mark):
     right = play(SIX, env=Letters(), **kept)
     limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0}
     env = WorkerEnv(HOSTILE, {"fault": fault}, workers=2, waves=1, isolation=limits)
@@ -179,7 +166,7 @@ class Counting:
         return [(0, Completion(among[0], [-1.0], None, "stop", 0)) for among in options]
 
 
-def test_the_world_steps_one_wave_while_the_replies_of_the_other_are_generated(kept):  # noqa: F811
+def test_the_world_steps_one_wave_while_the_replies_of_the_other_are_generated(kept):
     env = Meets()
     engine = Counting(env)
     right = play(TASKS, env=Letters(), **kept | {"engine": Counting(Meets(fail=True))})
@@ -204,7 +191,7 @@ def test_a_function_of_a_task_without_yield_is_named():
         maker(pays)
 
 
-def test_a_generator_function_plays_an_episode(kept, tmp_path):  # noqa: F811
+def test_a_generator_function_plays_an_episode(kept, tmp_path):
     env = FunctionEnv(ask, price=2.0)
     assert env.reset({0: SIX[0], 7: SIX[1]}) == {0: Step("x which?"), 7: Step("x which?")}
     assert env.step({7: "b"}) == {7: Step(" no.", reward=-0.5)}
@@ -236,7 +223,7 @@ def yields(task):
     return float(len(reply))
 
 
-def test_a_world_gets_the_text_of_a_prompt_that_a_file_holds(kept, tmp_path):  # noqa: F811
+def test_a_world_gets_the_text_of_a_prompt_that_a_file_holds(kept, tmp_path):
     (tmp_path / "tasks.csv").write_text("text\nab\n", encoding="utf-8")
     given = {"tokenizer": letters(), **SMALL, "tasks": tmp_path / "tasks.csv", "data": {"text_field": "text"}}
     run = train(lm(vocab=40, spread=0.1), **given, env=greet, out=tmp_path / "run")
@@ -262,7 +249,7 @@ def wrong(yielded):
         (Step(text=3), "with text=3; it must be a str"),
     ],
 )
-def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):  # noqa: F811
+def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):
     with pytest.raises(OperantError, match=error):
         play(SIX, env=FunctionEnv(wrong(yielded)), **kept)
 
@@ -270,7 +257,7 @@ def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_world_behind_http_plays_the_same_episodes(kept, tmp_path):  # noqa: F811
+def test_a_world_behind_http_plays_the_same_episodes(kept, tmp_path):
     right = [content(r) for r in play(SIX, env=Letters(), **kept)]
     server = serve(Letters())
     one, two = Http(server.url), Http(server.url, waves=2)

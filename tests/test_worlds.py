@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import sys
-import uuid
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +10,12 @@ import hostile_worlds
 import pytest
 import torch
 from hostile_worlds import FAULTS, Hostile, Letters
-from test_isolated import STRONG, WEAK
+from isolation import STRONG, WEAK, marked_processes
 from toys import letters, lm
+from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
 
 import operant
-from operant import OperantError, Policy, Rollout, Sampling, Step, Task, Turn, ValueOptions, check_env, train
-from operant.engines.native.engine import NativeEngine
+from operant import OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
 from operant.envs import ENVS
 from operant.envs.extract import Extract
 from operant.envs.functions import FunctionEnv
@@ -30,35 +28,6 @@ from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.isolated import MARK, marked_processes
-
-HOSTILE = f"{hostile_worlds.__file__}:Hostile"
-TASKS = [Task(f"t/{i}", "x") for i in range(5)]
-SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 0}
-linux = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
-
-
-@pytest.fixture(scope="module")
-def kept():
-    policy = Policy(lm("llama", 40, spread=0.1), letters(), value=ValueOptions(init="normal"))
-    return {"engine": NativeEngine(policy), "tokenizer": letters(), "sampling": Sampling(max_tokens=3)}
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """A mark in the environment of every process that is started from here on."""
-    value = f"world-{uuid.uuid4()}"
-    monkeypatch.setenv(MARK, value)
-    return value
-
-
-def content(rollout):
-    """A rollout without its log-probs and values, whose last bits depend on the size of the batch."""
-    turns = [(t.prompt, t.action, t.reward, t.options, t.chosen, t.end) for t in rollout.turns]
-    return rollout.task, rollout.place, turns, rollout.texts, rollout.end, rollout.info
-
 
 # --- failures ---------------------------------------------------------------------------------------------------------
 
@@ -130,13 +99,6 @@ class Breaks(Letters):
 
 class Mended(Breaks):
     broken = False
-
-
-def logged(run):
-    return [
-        {k: v for k, v in m.items() if not k.startswith(("time/", "memory/", "tokens/", "checkpoint/"))}
-        for m in run.metrics
-    ]
 
 
 def test_a_world_that_raises_ends_the_run_with_a_sentence_and_a_checkpoint(tmp_path):
@@ -346,7 +308,6 @@ def page_world():
     return space["Guess"]()
 
 
-LAKE = {"id": "FrozenLake-v1", "kwargs": {"render_mode": "ansi"}, "actions": ("left", "down", "right", "up")}
 NEEDS = {"feedback": {"reward": "letters:e"}, "gymnasium": LAKE}
 ELSEWHERE = ("jericho", "textworld")
 """They need an extra, and files: tests/test_textworld.py checks them."""

@@ -40,14 +40,8 @@ def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**GATED, **more))
         case "t5":
-            shape = {
-                "d_model": 32,
-                "d_kv": 16,
-                "d_ff": 48,
-                "num_layers": 2,
-                "num_heads": 2,
-                "tie_word_embeddings": False,
-            }
+            shape = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2}
+            shape |= {"num_heads": 2, "tie_word_embeddings": False}
             more["initializer_factor"] = more.pop("initializer_range")
             model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **shape, **more))
         case "bart":

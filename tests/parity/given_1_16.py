@@ -43,48 +43,16 @@ SHAPES = {
     ),
 }
 # Whatever moves a number has its value here or in the comparison; none is left to a default.
-SETTINGS = {
-    "use_cpu": True,
-    "bf16": False,
-    "fp16": False,
-    "gradient_checkpointing": False,
-    "use_liger_kernel": False,
-    "disable_dropout": True,
-    "use_vllm": False,
-    "use_transformers_continuous_batching": False,
-    "pad_to_multiple_of": None,
-    "shuffle_dataset": False,
-    "num_generations": SAMPLES,
-    "per_device_train_batch_size": ROWS,
-    "gradient_accumulation_steps": 1,
-    "num_iterations": 2,
-    "max_completion_length": MAX_REPLY,
-    "mask_truncated_completions": False,
-    "temperature": TEMPERATURE,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": None,
-    "repetition_penalty": 1.0,
-    "reward_weights": None,
-    "sync_ref_model": False,
-    "beta": BETA,
-    "epsilon": LOW,
-    "epsilon_high": HIGH,
-    "optim": "adamw_torch",
-    "learning_rate": LR,
-    "lr_scheduler_type": "constant",
-    "warmup_steps": 0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": EPS,
-    "weight_decay": 0.0,
-    "max_grad_norm": NORM,
-    "report_to": [],
-    "save_strategy": "no",
-    "logging_strategy": "no",
-    "disable_tqdm": True,
-    "seed": 0,
-}
+SETTINGS = {"use_cpu": True, "bf16": False, "fp16": False, "gradient_checkpointing": False}
+SETTINGS |= {"use_liger_kernel": False, "disable_dropout": True, "use_vllm": False}
+SETTINGS |= {"use_transformers_continuous_batching": False, "pad_to_multiple_of": None, "shuffle_dataset": False}
+SETTINGS |= {"num_generations": SAMPLES, "per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1}
+SETTINGS |= {"num_iterations": 2, "max_completion_length": MAX_REPLY, "mask_truncated_completions": False}
+SETTINGS |= {"temperature": TEMPERATURE, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+SETTINGS |= {"reward_weights": None, "sync_ref_model": False, "beta": BETA, "epsilon": LOW, "epsilon_high": HIGH}
+SETTINGS |= {"optim": "adamw_torch", "learning_rate": LR, "lr_scheduler_type": "constant", "warmup_steps": 0}
+SETTINGS |= {"adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": EPS, "weight_decay": 0.0, "max_grad_norm": NORM}
+SETTINGS |= {"report_to": [], "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True, "seed": 0}
 OWN = {
     "grpo": {
         "loss_type": "grpo",
@@ -103,24 +71,10 @@ OWN = {
 }
 HALVES = {"per_device_train_batch_size": ROWS // 2, "gradient_accumulation_steps": 2}
 # The same of ours. Micro-batches are small, so that every gradient is a sum of several.
-OPTIONS = {
-    "device": "cpu",
-    "watch_every": 0,
-    "sampling.temperature": TEMPERATURE,
-    "sampling.max_tokens": MAX_REPLY,
-    "loss.clip": LOW,
-    "loss.clip_high": HIGH,
-    "kl.coef": 0.0,
-    "kl.loss_coef": 0.0,
-    "update.epochs": 2,
-    "update.minibatch": None,
-    "update.micro_tokens": 64,
-    "optimizer.lr": LR,
-    "optimizer.betas": (0.9, 0.999),
-    "optimizer.eps": EPS,
-    "optimizer.weight_decay": 0.0,
-    "optimizer.max_grad_norm": NORM,
-}
+OPTIONS = {"device": "cpu", "watch_every": 0, "sampling.temperature": TEMPERATURE, "sampling.max_tokens": MAX_REPLY}
+OPTIONS |= {"loss.clip": LOW, "loss.clip_high": HIGH, "kl.coef": 0.0, "kl.loss_coef": 0.0, "update.epochs": 2}
+OPTIONS |= {"update.minibatch": None, "update.micro_tokens": 64, "optimizer.lr": LR, "optimizer.betas": (0.9, 0.999)}
+OPTIONS |= {"optimizer.eps": EPS, "optimizer.weight_decay": 0.0, "optimizer.max_grad_norm": NORM}
 IN_LOSS = {"kl.loss_coef": BETA, "kl.loss_kind": "k3", "advantage.scale": True, "advantage.deviation": "sample"}
 IN_REWARD = {"kl.coef": BETA, "kl.kind": "k1"}
 

@@ -78,11 +78,7 @@ FORMS = {
         {"use_bias_correction_kl": False}, "grpo", {"kl.loss_kind": "plain_k3"}, "with the ratio", ("grpo", {})
     ),
     "grpo, delta": Form(
-        {"delta": DELTA},
-        "bounded",
-        {"loss.dual_clip": DELTA},
-        "no second bound",
-        ("bounded", {"loss.dual_clip": None}),
+        {"delta": DELTA}, "bounded", {"loss.dual_clip": DELTA}, "no second bound", ("bounded", {"loss.dual_clip": None})
     ),
     "bnpo, entropy bonus": Form(
         {"loss_type": "bnpo", "entropy_coef": 0.1},

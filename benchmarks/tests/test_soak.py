@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.soak import LEAKS, Sample, sample, summary, verdict
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.soak import LEAKS, Sample, sample, summary, verdict  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 STEADY = [
     Sample(500_000 + (40_000 if i > 20 else 1000 * i) + 100 * (i % 7), 20, 4, 0.1 + 0.01 * (i % 3)) for i in range(400)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/peers")]
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks/peers"))
 
 import products  # noqa: E402
 from benchmarks import driver, report  # noqa: E402

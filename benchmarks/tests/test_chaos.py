@@ -10,19 +10,17 @@ from pathlib import Path
 
 import pytest
 import toys  # noqa: F401  one thread
+from benchmarks.harm.breakage import Unsynced
+from benchmarks.harm.damage import damages, recognised
+from benchmarks.harm.equal import differences
+from benchmarks.harm.ground import Ground
+from benchmarks.harm.order import available, disorder, traced
+from benchmarks.harm.trials import job_of, play, playing, prepare
 
 from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.harm.breakage import Unsynced  # noqa: E402
-from benchmarks.harm.damage import damages, recognised  # noqa: E402
-from benchmarks.harm.equal import differences  # noqa: E402
-from benchmarks.harm.ground import Ground  # noqa: E402
-from benchmarks.harm.order import available, disorder, traced  # noqa: E402
-from benchmarks.harm.trials import job_of, play, playing, prepare  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 STEPS, HALF = 4, 2
 

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.gpu import parts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HANGS = "import time; time.sleep(60)"
 
 
@@ -40,10 +41,7 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
 def test_the_error_of_a_part_is_reported_with_its_results(tmp_path, monkeypatch, ending, message):
     """Its results so far stay, beside the exception or the time limit."""
     (tmp_path / "odd.py").write_text(f"def main(place, report):\n    report(found=1)\n    {ending}\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(ROOT)
     monkeypatch.syspath_prepend(tmp_path)
-    from benchmarks.gpu import parts
-
     monkeypatch.setattr(parts, "PRELOADED", [])
     monkeypatch.setitem(parts.PARTS, "odd", parts.Part("odd", 9))
     results = parts.run("odd", True, 20.0)

@@ -1,0 +1,56 @@
+"""Fixtures of several test files. They import what they need when they are asked for."""
+
+import uuid
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """A mark in the environment of every process that is started from here on."""
+    from isolation import MARK
+
+    value = f"test-{uuid.uuid4()}"
+    monkeypatch.setenv(MARK, value)
+    return value
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """What plays worlds: an engine, its tokenizer and how it samples."""
+    from toys import letters, lm
+
+    from operant import Policy, Sampling, ValueOptions
+    from operant.engines.native.engine import NativeEngine
+
+    policy = Policy(lm("llama", 40, spread=0.1), letters(), value=ValueOptions(init="normal"))
+    return {"engine": NativeEngine(policy), "tokenizer": letters(), "sampling": Sampling(max_tokens=3)}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty Hub cache; returns a function that puts a snapshot of `name` into it."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def put(name: str, commit: str = "abc", **files: str) -> Path:
+        root = tmp_path / "cache" / ("models--" + name.replace("/", "--"))
+        (root / "refs").mkdir(parents=True, exist_ok=True)
+        (root / "refs" / "main").write_text(commit, encoding="utf-8")
+        snapshot = root / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file, text in files.items():
+            (snapshot / file.replace("__", ".")).write_text(text, encoding="utf-8")
+        return snapshot
+
+    return put
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from browsing import chromium
+
+    with chromium() as running:
+        yield running

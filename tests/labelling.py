@@ -1,0 +1,40 @@
+"""The page of labels, in a process of its own."""
+
+import http.client
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def serving(*words):
+    """A real `operant label` in a process of its own, and the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "operant", "label", *map(str, words), "--no-open"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def post(url, path, **body):
+    """Send what the page sends; returns (status, answer)."""
+    base, _, token = url.partition("#")
+    host = base.removeprefix("http://").rstrip("/")
+    connection = http.client.HTTPConnection(host, timeout=20)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Origin": f"http://{host}"}
+    try:
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()

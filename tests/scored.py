@@ -1,0 +1,18 @@
+"""Rollouts to be judged, and a reward that is known."""
+
+from operant.types import Rollout, Task, Turn
+
+
+def rollout_of(reply: str, *, query: str = "The film", ids=(5, 6, 7), task: str = "t/0", end="stop") -> Rollout:
+    turn = Turn(prompt=[1, 2], action=list(ids), end=end)
+    return Rollout(Task(task, [1, 2]), group=0, turns=[turn], texts=[reply], end=end, query=query)
+
+
+def fixed(scores, name="fixed"):
+    """A reward that always returns `scores`."""
+
+    def reward(rollouts):
+        return scores
+
+    reward.__name__ = name
+    return reward

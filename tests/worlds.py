@@ -1,0 +1,29 @@
+"""Tasks and options of runs in worlds, and what is compared of them."""
+
+import sys
+
+import hostile_worlds
+import pytest
+
+from operant import Task
+
+HOSTILE = f"{hostile_worlds.__file__}:Hostile"
+TASKS = [Task(f"t/{i}", "x") for i in range(5)]
+SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 0}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
+
+
+def content(rollout):
+    """A rollout without its log-probs and values, whose last bits depend on the size of the batch."""
+    turns = [(t.prompt, t.action, t.reward, t.options, t.chosen, t.end) for t in rollout.turns]
+    return rollout.task, rollout.place, turns, rollout.texts, rollout.end, rollout.info
+
+
+def logged(run):
+    return [
+        {k: v for k, v in m.items() if not k.startswith(("time/", "memory/", "tokens/", "checkpoint/"))}
+        for m in run.metrics
+    ]
+
+
+LAKE = {"id": "FrozenLake-v1", "kwargs": {"render_mode": "ansi"}, "actions": ("left", "down", "right", "up")}
