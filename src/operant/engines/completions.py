@@ -90,17 +90,9 @@ class Completions(Client):
         budget_requests: int | None = None,
         budget_tokens: int | None = None,
     ):
-        super().__init__(
-            url,
-            owner="completions",
-            timeout=timeout,
-            tries=tries,
-            longest_wait=longest_wait,
-            wait_option="completions.longest_wait",
-            at_once=at_once,
-            key_variable=key_variable,
-            serves=f"a model {model!r}",
-        )
+        limits: dict[str, Any] = {"timeout": timeout, "longest_wait": longest_wait, "tries": tries, "at_once": at_once}
+        said = {"owner": "completions", "wait_option": "completions.longest_wait", "serves": f"a model {model!r}"}
+        super().__init__(url, key_variable=key_variable, **limits, **said)
         scoring = scoring or ("top" if chat else "echo")
         listed = top_logprobs if top_logprobs is not None else (20 if chat else 5)
         for name, value, good, rule in (

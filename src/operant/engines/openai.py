@@ -79,25 +79,12 @@ class OpenAIEngine:
         tries: int = 6,
         key_variable: str = "OPENAI_API_KEY",
     ):
-        self.client = Client(
-            url,
-            owner="engine",
-            timeout=timeout,
-            tries=tries,
-            longest_wait=timeout,
-            wait_option="engine.timeout",
-            at_once=at_once,
-            key_variable=key_variable,
-            serves=f"a model {model!r}",
-        )
+        limits: dict[str, Any] = {"timeout": timeout, "longest_wait": timeout, "tries": tries, "at_once": at_once}
+        said = {"owner": "engine", "wait_option": "engine.timeout", "serves": f"a model {model!r}"}
+        self.client = Client(url, key_variable=key_variable, **limits, **said)
         for name, value, good, rule in (
             ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
-            (
-                "reload",
-                reload,
-                all(path.startswith("/") for path in reload),
-                "maps paths, which begin with /, to bodies",
-            ),
+            ("reload", reload, all(path[:1] == "/" for path in reload), "maps paths, which begin with /, to bodies"),
         ):
             if not good:
                 raise OperantError(f"engine.{name}={shown(value)}: it {rule}")

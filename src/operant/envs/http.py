@@ -33,6 +33,8 @@ MAX_BYTES = 64 << 20
 """Most bytes of an answer or a request."""
 LONGEST_WAIT = 2.0
 """Most seconds between two tries: an episode waits for no longer."""
+PASSING = (502, 503, 504)
+"""Statuses after which a request is sent again: a world's own error has 500."""
 SESSIONS = 100
 """Runs whose last answer a server keeps."""
 NO_REPLIES = {"replies": (), "references": ()}
@@ -51,16 +53,8 @@ class Http:
     def __init__(self, url: str, *, timeout: float = 60.0, tries: int = 3, waves: int = 1):
         if waves < 1:
             raise OperantError(f"env.waves={waves}: it must be at least 1")
-        self.client = Client(
-            url,
-            owner="env",
-            timeout=timeout,
-            tries=tries,
-            longest_wait=LONGEST_WAIT,
-            passing=(502, 503, 504),
-            most_bytes=MAX_BYTES,
-            proxied=False,
-        )
+        limits: dict[str, Any] = {"timeout": timeout, "longest_wait": LONGEST_WAIT, "tries": tries}
+        self.client = Client(url, owner="env", passing=PASSING, most_bytes=MAX_BYTES, proxied=False, **limits)
         self.url, self.waves = self.client.url, waves
         self.__name__ = self.url
         self.session, self.number = uuid.uuid4().hex, 0

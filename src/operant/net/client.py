@@ -124,7 +124,7 @@ class Client:
     def ask(self, address: str, content: Any, stop: threading.Event | None = None) -> Any:
         """The answer to a request, sent up to `tries` times, as plain data.
 
-        Raises: NoAnswer if none comes; OperantError if the server refuses the request, or answers with no JSON.
+        Raises: OperantError if the server refuses the request, or answers with no JSON; a `NoAnswer` if none comes.
         """
         stop, failure = stop or threading.Event(), NoAnswer("")
         for attempt in range(self.tries):
@@ -178,15 +178,17 @@ class Client:
             raise NoAnswer(f"{address} {why}", late=late) from error
 
     def received(self, address: str, response: HTTPResponse) -> bytes:
-        """The content of a response. Raises: TimeoutError for one that trickles in, OSError for one that is cut."""
-        data, end = b"", time.monotonic() + self.timeout
+        """The content of a response.
+
+        Raises: OperantError for one that is too long, TimeoutError for one that drips, OSError for one that is cut.
+        """
+        data, end, most = b"", time.monotonic() + self.timeout, self.most_bytes
         while part := response.read1(1 << 20):
             data += part
             if time.monotonic() > end:
                 raise TimeoutError
-            if len(data) > self.most_bytes:
-                size = self.most_bytes >> 20
-                raise OperantError(f"{address} answered more than {size} MB; does another program listen there?")
+            if len(data) > most:
+                raise OperantError(f"{address} answered more than {most >> 20} MB; does another program listen there?")
         if response.length:  # `read1` does not complain of a connection that ended early
             raise OSError("its answer ended in the middle")
         return data
