@@ -59,7 +59,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,trackers,lora,label,ray]"
-	$(BIN)/python docs/keywords.py
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt

@@ -29,9 +29,15 @@ MOST = 20e6
 """Bytes of the larger of the two files."""
 TORCH = "torch==2.13.0"
 STEP = "train letters --steps 1 --batch 8 --probes 0"
-NEEDED = {"builtin/*.yaml", "builtin/openings.txt", "builtin/*/model.safetensors", "builtin/*/tokenizer.json"}
-NEEDED |= {"report/page/page.html", "report/page/*.js", "report/page/*.css", "report/page/vendor/LICENSE"}
-NEEDED |= {"labels/page/page.html", "labels/page/*.js", "labels/page/*.css", "labels/page/vendor/LICENSE"}
+PAGE = ("page.html", "*.js", "*.css", "vendor/LICENSE")
+NEEDED = {
+    "keywords.pyi",
+    "builtin/*.yaml",
+    "builtin/openings.txt",
+    "builtin/*/model.safetensors",
+    "builtin/*/tokenizer.json",
+}
+NEEDED |= {f"tools/{page}/page/{name}" for page in ("report", "labels") for name in PAGE}
 """Files under src/operant/ that are no Python, some of each. The wheel must have every file of that folder."""
 USES = {
     "": STEP,

@@ -1,9 +1,9 @@
 """Write `src/operant/keywords.pyi`: the options of `train`, `steps` and `Learner` as keyword arguments, for editors.
 
 A type checker takes the names of keyword arguments from a TypedDict alone, and the options are the fields of some
-twenty dataclasses and the arguments of the methods' functions. So the file is made of these by `make` and when a wheel
-is built, and is in no commit; the package itself never imports it. Without it, editors complete no options, and a wrong
-one is told when it is used.
+twenty dataclasses and the arguments of the methods' functions. So the file is made of these whenever the package is
+built or installed (`build_hook.py`), and by `make docs` and `make check`; it is in no commit, and the package itself
+never imports it. Without it, editors complete no options, and a wrong one is told when it is used.
 """
 
 import collections.abc

@@ -11,11 +11,13 @@ import importlib
 import inspect
 import os
 import re
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pdoc.render
 from pdoc.doc import Class, Doc, Function, Module, Variable
@@ -25,6 +27,9 @@ from pygments.formatters import HtmlFormatter
 from operant.algorithms import METHODS
 
 DOCS = Path(__file__).parent
+# pdoc reads annotations, whose keywords are in no module of the package.
+sys.modules["operant.keywords"] = ModuleType("operant.keywords")
+exec(runpy.run_path(str(DOCS / "keywords.py"))["keywords"](), vars(sys.modules["operant.keywords"]))
 MODULES = (
     "operant",
     "operant.types",

@@ -205,7 +205,7 @@ def _check(whiten_scope: str, **rates: float) -> None:
 def with_returns(batch: Batch, *, gamma: float = 1.0, turn_gamma: float = 1.0, whiten_scope: str = "none") -> Batch:
     """Give every action the discounted sum of the rewards from it on: GAE with lambda 1 and values of 0.
 
-    `gamma`, `turn_gamma` and `whiten_scope`: see `with_gae`.
+    `gamma`, `turn_gamma` and `whiten_scope`: see `with_gae`. Raises: OperantError as `with_gae`.
     """
     _check(whiten_scope, gamma=gamma, turn_gamma=turn_gamma)
     plain = batch.with_(values=torch.zeros_like(batch.rewards), bootstrap=torch.zeros_like(batch.bootstrap))

@@ -113,7 +113,10 @@ def ppo(
     entropy_coef: float = 0.0,
     dual_clip: float | None = None,
 ) -> dict[str, Tensor]:
-    """Proximal policy optimisation, [B, T]: clipped surrogate + value_coef * value error - entropy_coef * entropy."""
+    """Proximal policy optimisation, [B, T]: clipped surrogate + value_coef * value error - entropy_coef * entropy.
+
+    Raises: OperantError for a bound that is not above 0.
+    """
     _above(0, clip=clip, value_clip=value_clip)
     policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
     value = value_error(out, batch, value_clip=value_clip)
