@@ -262,7 +262,6 @@ def measure() -> dict[str, int | float]:
     packages = package_graph(graph)
     lengths = sorted(lines_of(function) for tree in trees.values() for function in functions(tree))
     once, step = used_once(sources), reading_list()
-    tests = [path for folder in ("tests", "benchmarks/tests") for path in ROOT.glob(f"{folder}/**/*.py")]
     return {
         "modules in the root": sum(path.parent == PACKAGE and not path.stem.startswith("__") for path in sources),
         "packages": len(packages),
@@ -282,7 +281,7 @@ def measure() -> dict[str, int | float]:
         "lines that Learner imports": lines(closure("training.learner")),
         "files of one PPO step": len(step),
         "lines of one PPO step": sum(sources[PACKAGE / name].count("\n") for name in step),
-        "lines of tests": sum(path.read_text(encoding="utf-8").count("\n") for path in tests),
+        "lines of tests": sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.glob("tests/**/*.py")),
     }
 
 

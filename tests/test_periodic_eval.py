@@ -35,16 +35,9 @@ def distributions(path):
     return [json.loads(x) for x in (path / "distributions.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-WATCHING = {
-    "evaluate": TASKS,
-    "evaluate_every": 1,
-    "evaluation.samples": 2,
-    "evaluation.seeds": (5, 6),
-    "evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens": 3},
-    "probe_every": 1,
-    "best": "reward/mean",
-    "watch_every": 1,
-}
+WATCHING = {"evaluate": TASKS, "evaluate_every": 1, "evaluation.samples": 2, "evaluation.seeds": (5, 6)}
+WATCHING |= {"evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens": 3}, "probe_every": 1}
+WATCHING |= {"best": "reward/mean", "watch_every": 1}
 
 
 def test_no_look_changes_a_number_of_the_training(tmp_path):

@@ -49,14 +49,9 @@ def rollout(reply, target=DOUBLE, name="t/0", references=()):
 
 # --- published rows ---------------------------------------------------------------------------------------------------
 
-MBPP = {
-    "text": "Write a function to double.",
-    "code": "def f(x):\r\n  return 2 * x",
-    "task_id": 1,
-    "test_setup_code": "N = 2",
-    "test_list": ["assert f(1) == N", "assert f(2) == 4", "assert f(0) == 0"],
-    "challenge_test_list": ["assert f(9) == 18"],
-}
+MBPP = {"text": "Write a function to double.", "code": "def f(x):\r\n  return 2 * x", "task_id": 1}
+MBPP |= {"test_setup_code": "N = 2", "test_list": ["assert f(1) == N", "assert f(2) == 4", "assert f(0) == 0"]}
+MBPP |= {"challenge_test_list": ["assert f(9) == 18"]}
 SANITISED = {"prompt": "Double.", "code": "c", "test_imports": ["import math"], "test_list": ["assert f(1) == 2"]}
 HUMANEVAL = {
     "task_id": "HumanEval/0",

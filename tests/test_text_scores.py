@@ -595,15 +595,10 @@ def test_dates(reply, expected):
 
 # --- what they all have in common -------------------------------------------------------------------------------------
 
-OPTIONS = {
-    "meteor": {"synonyms": False},
-    "bertscore": {"model": "builtin:sentiment"},
-    "consistency": {"model": "builtin:sentiment", "label": "positive"},
-    "intent": {"model": "builtin:sentiment"},
-    "parent": {"field": "table"},
-    "coverage": {"field": "words"},
-    "repeat_penalty": {"field": "words"},
-}
+OPTIONS = {"meteor": {"synonyms": False}, "bertscore": {"model": "builtin:sentiment"}}
+OPTIONS |= {"consistency": {"model": "builtin:sentiment", "label": "positive"}}
+OPTIONS |= {"intent": {"model": "builtin:sentiment"}, "parent": {"field": "table"}}
+OPTIONS |= {"coverage": {"field": "words"}, "repeat_penalty": {"field": "words"}}
 LABEL = {"table": {"a": "cat"}, "words": ["cat", "mat"]}
 
 
