@@ -18,8 +18,7 @@ from toys import letters, lm
 import operant
 from operant import OperantError, Policy, Rollout, Sampling, Step, Task, Turn, ValueOptions, check_env, train
 from operant.engines.native.engine import NativeEngine
-from operant.envs import ENVS
-from operant.envs.extract import Extract
+from operant.envs import ENVS, Extract
 from operant.envs.functions import FunctionEnv
 from operant.envs.http import Http, serve
 from operant.envs.isolated import IsolatedEnv, WorkerEnv, isolated

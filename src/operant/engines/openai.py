@@ -18,11 +18,10 @@ import torch
 
 from operant import distributed
 from operant.engines.completions import Completions, Request, content_of, host_of, plain, reason_in
-from operant.engines.replies import check_expressed, check_prompts, end_of
 from operant.models import output_mlp
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
-from operant.sampling import Sampling
+from operant.sampling import Sampling, check_expressed, check_prompts, end_of
 from operant.types import Batch, Completion, OperantError, shown
 from operant.watchdog import beat
 
