@@ -12,7 +12,7 @@ from toys import letters, lm
 
 from operant import train
 from operant.data import DataOptions, Order, load_tasks
-from operant.data.share import share, split_off
+from operant.data.sources import share, split_off
 from operant.data.tasks import left_out
 from operant.storage.hub import BUILTIN
 from operant.types import OperantError, Task

@@ -134,7 +134,7 @@ def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeyp
     (info / "entry_points.txt").write_text(entries, encoding="utf-8")
     (tmp_path / "broken_worlds.py").write_text("raise RuntimeError('no licence')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    table = Table("environment", "operant.envs", {"single_turn": "operant.envs.single_turn:SingleTurn"})
+    table = Table("environment", "operant.envs", {"single_turn": "operant.envs:SingleTurn"})
     why = r"'broken' of package broken-worlds 2.1 \(broken_worlds:World\) cannot be imported: RuntimeError: no licence"
     with pytest.raises(OperantError, match=why) as raised:
         table.find("broken")

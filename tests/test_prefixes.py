@@ -13,7 +13,7 @@ from operant.engines.native.cuda_graphs import static
 from operant.engines.native.engine import NativeEngine
 from operant.engines.native.kv_cache import Window
 from operant.engines.native.prefixes import Prefixes
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn
 from operant.models.options import ModelOptions
 from operant.rollouts.play import play
 from operant.types import Batch

@@ -12,7 +12,7 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, newest_whole
 from operant.tools.cli import main

@@ -12,7 +12,7 @@ from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn
 from operant.models.logprobs import Sweep, SweepInput, _spread, _statistics, compiled, score
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions

@@ -12,7 +12,7 @@ from toys import letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from operant import train
-from operant.envs.extract import Extract
+from operant.envs import Extract
 from operant.import_by_name import Table
 from operant.rewards import INSTALLED, NAMES
 from operant.runs.config import configure

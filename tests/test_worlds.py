@@ -16,8 +16,7 @@ from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
 
 import operant
 from operant import OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
-from operant.envs import ENVS
-from operant.envs.extract import Extract
+from operant.envs import ENVS, Extract
 from operant.envs.functions import FunctionEnv
 from operant.envs.http import Http, serve
 from operant.envs.isolated import IsolatedEnv, WorkerEnv, isolated

@@ -7,7 +7,7 @@ drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -441,3 +441,53 @@ def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
 def encode_more(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text that continues a conversation, without special tokens."""
     return _ids(tokenizer, text, add_special_tokens=False) if text else []
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Counts the tokens that a text adds to a prompt."""
+
+    tokenizer: Any
+
+    def __call__(self, text: str) -> int:
+        return len(encode_more(self.tokenizer, text))
+
+    def plain(self) -> str | None:
+        """The tokenizer as JSON, which `count_with` reads in another process; None for one in Python."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        return fast.to_str() if fast is not None else None
+
+
+def check_prompts(policy: Any, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+    """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not."""
+    sampling.check_ids(policy.vocabulary)
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
+        check_ids(prompt, policy.vocabulary, f"prompt {i}")
+        if (why := policy.misfit(len(prompt), sampling.max_tokens)) is not None:
+            raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
+
+
+def check_expressed(sampling: Sampling, names: Sequence[str], engine: str) -> None:
+    """Raises: OperantError for the first of `names` that is not at its default: the engine cannot sample so."""
+    for field in fields(Sampling):
+        value = getattr(sampling, field.name)
+        idle = field.name == "truncation" and not sampling.truncates
+        if field.name in names and value != field.default and not idle:
+            raise OperantError(
+                f"sampling.{field.name}={shown(value)}: engine {engine} cannot sample so; leave it out, or use "
+                "engine=native"
+            )
+
+
+def end_of(ids: Sequence[int], sampling: Sampling, tokenizer: Any) -> int | None:
+    """Number of tokens after which a stop token or string has ended a reply; None if neither has."""
+    strings = () if sampling.fixed_length else sampling.stop_strings
+    table = stop_table(tokenizer, strings) if strings else None
+    for count, token in enumerate(ids, 1):
+        if token in sampling.stops:
+            return count
+        if table is not None and count >= sampling.min_tokens and table.ends(ids[:count], sampling.min_tokens):
+            return count
+    return None

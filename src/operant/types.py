@@ -465,6 +465,14 @@ A reward may also have these attributes, all of them optional:
 - `state_dict()` and `load_state_dict(state)`: a state that training changes. It is saved with each checkpoint, restored
   on resume, and taken back if a step fails. A `torch.nn.Module` counts as constant.
 """
+Total = float | list[float] | None
+"""A score as a reward returns it: a number, one number per action token, or None if the reward abstained."""
+
+
+def totals(scores: Sequence[Total], rollouts: Sequence[Rollout]) -> list[float | None]:
+    """One number per rollout: its score (summed over tokens) plus the environment's pay; None if it abstained."""
+    summed = [sum(score) if isinstance(score, list) else score for score in scores]
+    return [None if score is None else score + r.paid for score, r in zip(summed, rollouts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,33 @@ reward that pays the last token alone, such as `tests`, needs `--advantage.gamma
   cross-entropy of the policy at the temperature that it samples with, `sampling.temperature`, which is 1 by default.
 """
 
+import torch
+from torch import Tensor
+
 from operant.algorithms.base import Algorithm, Needs
-from operant.objectives import advantages
-from operant.objectives.coderl import returns_and_programs
+from operant.objectives import advantages, losses
+from operant.types import Batch, OperantError, Outputs
 
 DEFAULTS: dict[str, object] = {"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0}
+
+
+def returns_and_programs(
+    out: Outputs, batch: Batch, *, given_coef: float = 1.0, entropy_coef: float = 0.0
+) -> dict[str, Tensor]:
+    """[B, T] minus advantage times log-prob where the policy has acted, and `given_coef` times minus log-prob of given
+    programs; the weights of a batch take the mean of each.
+
+    Raises: OperantError if `given_coef` is below 0.
+    """
+    if given_coef < 0:
+        raise OperantError(f"loss.given_coef={given_coef:g}: it must be at least 0")
+    terms = losses.score_function(out, batch, entropy_coef=entropy_coef)
+    if batch.demonstrated is None:
+        return terms
+    given = batch.demonstrated[:, None]
+    loss = torch.where(given, given_coef * -out.logprobs, terms["loss"])
+    return terms | {"loss": loss, "given/loss": -out.logprobs}
+
 
 ALGORITHM = Algorithm(
     returns_and_programs,

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from operant.engines.native.engine import NativeEngine
-from operant.engines.replies import check_prompts
 from operant.models.policy import Policy
-from operant.sampling import Sampling
+from operant.sampling import Sampling, check_prompts
 from operant.types import Completion, OperantError
 from operant.watchdog import beat
 

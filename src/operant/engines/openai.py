@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 import torch
 
 from operant import distributed
-from operant.engines.replies import check_expressed, check_prompts, end_of
 from operant.models import output_mlp
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.net.client import Client, NoAnswer
-from operant.sampling import Sampling
+from operant.sampling import Sampling, check_expressed, check_prompts, end_of
 from operant.types import Batch, Completion, OperantError, shown
 from operant.watchdog import beat
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.engines.native.record import Record
-from operant.engines.replies import check_expressed, check_prompts, end_of
 from operant.models.policy import Policy
-from operant.sampling import Sampling, counter, uniforms
+from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
 from operant.types import Completion, OperantError
 from operant.watchdog import beat
 

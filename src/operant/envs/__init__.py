@@ -1,22 +1,23 @@
 """Worlds by name. Each is a file of this package; other packages add theirs as entry points of `operant.envs`."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from operant.import_by_name import Table
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Step, Task, shown
 
 ENVS = Table(
     "environment",
     "operant.envs",
     {
-        "extract": "operant.envs.extract:Extract",
+        "extract": "operant.envs:Extract",
         "feedback": "operant.rewards.feedback:Feedback",
         "gymnasium": "operant.apps.games.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
         "jericho": "operant.apps.games.textworld:Jericho",
         "programs": "operant.apps.code.programs_world:Programs",
         "rooms": "operant.apps.games.rooms:Rooms",
-        "single_turn": "operant.envs.single_turn:SingleTurn",
+        "single_turn": "operant.envs:SingleTurn",
         "textworld": "operant.apps.games.textworld:TextWorld",
     },
 )
@@ -40,3 +41,40 @@ def own_games(env: Any, split: Literal["train", "test"]) -> list[Task]:
     if not own and split == "train":
         raise OperantError(f"world {name!r}: games('train') returned no task; let it have more games, or pass --tasks")
     return own
+
+
+class SingleTurn:
+    """An `Env` whose episodes are one turn long. It pays no rewards of its own: a reward function judges the reply."""
+
+    pays = False
+    """Whether the environment pays rewards."""
+    turns = 1
+    """Most turns of an episode: an engine need not keep anything for a next one."""
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        return {slot: Step(fresh=True) for slot in tasks}
+
+    def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        return {slot: Step(terminated=True) for slot in replies}
+
+
+class Extract(SingleTurn):
+    """An `Env` of one turn whose reply is one of the sentences in `Task.target`, such as the row form `extract` makes.
+
+    It pays nothing: a reward such as `rouge` judges the sentence. Options: --env extract
+    """
+
+    def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Raises: OperantError for a task whose target is no list of sentences."""
+        return {slot: Step(fresh=True, options=sentences_of(task)) for slot, task in tasks.items()}
+
+
+def sentences_of(task: Task) -> list[str]:
+    """The sentences to choose among. Raises: OperantError for a target that is no list of texts."""
+    given = task.target
+    if isinstance(given, (list, tuple)) and given and all(isinstance(one, str) and one.strip() for one in given):
+        return list(given)
+    raise OperantError(
+        f"world 'extract': the target of task {task.id!r} is {shown(given)}; it must be a list of sentences, as "
+        "form=extract makes of a row, or data.target_field=sentences of a row that has them"
+    )

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 from operant.envs.functions import maker
 from operant.rollouts.answers import fault
-from operant.rollouts.token_count import TokenCount
+from operant.sampling import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
-from operant.sandbox.spec import spec_of
+from operant.sandbox.worker import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
 
 __all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]

@@ -1,14 +1,24 @@
 """The handler of a worker that plays a world, for `isolated.py` and `workers.py`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from operant.envs import for_evaluation
 from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
-from operant.rollouts.token_count import count_with
 from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
 from operant.types import Task, describe_error
+
+
+def count_with(plain: str) -> Callable[[str], int]:
+    """What counts tokens as the `TokenCount` whose `plain` this is, without transformers."""
+    from tokenizers import Tokenizer
+
+    tokenizer: Any = Tokenizer.from_str(plain)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class WorldHandler:

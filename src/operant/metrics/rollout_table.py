@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from operant.metrics.games import transcript
-from operant.rollouts.totals import Total, totals
-from operant.types import Batch, Rollout
+from operant.types import Batch, Rollout, Total, totals
 
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
 

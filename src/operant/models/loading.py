@@ -15,7 +15,6 @@ import torch
 from operant.import_by_name import nearest
 from operant.models import lora as adapters
 from operant.models import output_mlp as output_mlps
-from operant.models import quantisation
 from operant.models import soft_prompt as soft_prompts
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
@@ -107,7 +106,7 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, quantisation.arguments(lora.quantise, options.dtype, device))
+    model = load_model(base, options.dtype, adapters.quantisation(lora.quantise, options.dtype, device))
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)

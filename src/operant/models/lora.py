@@ -9,6 +9,7 @@ Adapters need the extra `lora` (peft), quantised weights the extra `quantise` (b
 never merged in place and subtracted back later: that drifts in bfloat16, and is not bit-identical in float32.
 """
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from copy import deepcopy
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.models import quantisation
 from operant.models.safe_loading import load_tensors
 from operant.storage import atomic_io, hub
 from operant.types import OperantError
@@ -82,7 +82,30 @@ def check(options: LoraOptions, device: torch.device) -> None:
     """Raises: OperantError if the options need a package that is missing, or a GPU. Nothing is loaded."""
     if options.on:
         _peft()
-    quantisation.check(options.quantise, device)
+    kind = options.quantise
+    if kind == "none":
+        return
+    if device.type != "cuda":
+        raise OperantError(f"lora.quantise={kind} needs a GPU, this is {device.type}: use lora.quantise=none")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise OperantError(f"lora.quantise={kind} needs a package: pip install 'operant[quantise]'")
+
+
+def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantise the weights. `kind`: none, 8bit or 4bit.
+
+    `dtype`: the type that the model computes in, and that weights which are not quantised have.
+    """
+    if kind == "none":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    if kind == "8bit":
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    else:
+        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
+        config = BitsAndBytesConfig(load_in_4bit=True, **four)
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:

@@ -31,9 +31,8 @@ from operant.options import Factory, arguments, defaults
 from operant.rewards.combine import PrefixGain, minus_query, weighted
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
 from operant.rewards.wrapper import every_part, held_out, parts_of, read_with
-from operant.rollouts.totals import totals
 from operant.sandbox.reward_call import as_in_trl
-from operant.types import OperantError, RewardFn, Task, describe_error, shown
+from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals
 
 __all__ = [
     "NAMES",

@@ -14,10 +14,9 @@ from typing import Any
 
 from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
-from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import OperantError, RewardFn, Rollout, Total
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")
 

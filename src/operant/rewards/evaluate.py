@@ -18,12 +18,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
 from operant import distributed
-from operant.rollouts.silent_ends import heard
-from operant.rollouts.totals import Total
+from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, describe_error, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, shown
 
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
 """The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,

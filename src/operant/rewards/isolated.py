@@ -17,12 +17,11 @@ from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
 from operant.rewards.failure_policy import IsolationOptions, Tolerant, apply_policy
 from operant.rewards.wrapper import Wrapper, parts_of
-from operant.rollouts.totals import Total
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
-from operant.sandbox.spec import spec_of
-from operant.types import OperantError, RewardFn, Rollout
+from operant.sandbox.worker import spec_of
+from operant.types import OperantError, RewardFn, Rollout, Total
 
 
 def isolated(
@@ -106,7 +105,7 @@ class IsolatedReward:
         self.__name__ = self.spec.rpartition(":")[2]
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * (1 << 30))
         limits = Limits(memory, self.options.processes, self.options.level)
-        self._pool = Pool(Job("operant.sandbox.reward_job:reward", self.spec), limits, self.options.workers)
+        self._pool = Pool(Job("operant.sandbox.reward_call:judge_plain", self.spec), limits, self.options.workers)
 
     def under(self, options: IsolationOptions) -> "IsolatedReward":
         """The reward with the run's options, unless it has options of its own."""

@@ -24,10 +24,9 @@ from typing import Any
 
 from operant import distributed
 from operant.rollouts.collate import action_rewards
-from operant.rollouts.totals import Total
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
-from operant.types import OperantError, Rollout
+from operant.types import OperantError, Rollout, Total
 
 EPS = 1.1920928955078125e-07
 """Machine epsilon of float32, which TRL adds to the standard deviation."""

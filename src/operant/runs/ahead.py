@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from operant.data import Order
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn
 from operant.machine import Clock
 from operant.models.reference import PolicyCopy
 from operant.rollouts.carried import PartialGroup, new_groups

@@ -11,7 +11,7 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
-from operant.data.share import rows_that_decide, share, split_off
+from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import prepared, resolve

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.data import DataOptions
-from operant.data.share import share
-from operant.data.sources import held_out_of
+from operant.data.sources import held_out_of, share
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from operant import rewards
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn
 from operant.options import compose, convert, read
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under

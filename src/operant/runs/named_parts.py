@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from operant import rewards
 from operant.data.forms import ROW_FORMS
-from operant.data.share import share
-from operant.data.sources import SOURCES
+from operant.data.sources import SOURCES, share
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
 from operant.envs.functions import maker

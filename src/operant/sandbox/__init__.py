@@ -6,8 +6,8 @@ Three layers, each usable without the next:
    descendants; `process.py` is the run's side of it. The program may be anything.
 2. `pool.py`: worker programs that answer requests as JSON lines, with deadlines; `worker.py` is their side of it.
    Nothing is unpickled.
-3. `serialise.py` and `reward_job.py`: rollouts as plain data, and the rewards that judge them in a worker. Worlds in
-   workers stand in `envs/isolated.py`. `spec.py`: the name by which a worker finds the user's function or class.
+3. `serialise.py` and `reward_call.py`: rollouts as plain data, and the rewards that judge them in a worker. Worlds in
+   workers stand in `envs/isolated.py`.
 
 Beside them, for programs that attack: `jail.py` judges untrusted programs, at one of the `levels.py`; `harness.py` runs
 inside, and `seccomp.py` is the filter of system calls.

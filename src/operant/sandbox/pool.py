@@ -1,6 +1,6 @@
 """Workers that answer requests as JSON lines before a deadline, and are replaced if they fail.
 
-pool = Pool(Job("operant.sandbox.reward_job:reward", "my_rewards:politeness"), Limits(), size=2)
+pool = Pool(Job("operant.sandbox.reward_call:judge_plain", "my_rewards:politeness"), Limits(), size=2)
 pool.start(60.0)
 responses = pool.run([[...], [...]], until=time.monotonic() + 30, allowance=lambda: 5.0)
 responses[0].outcome      # "ok", "error" or "timeout"

@@ -1,8 +1,10 @@
-"""How a reward function is called: with rollouts, or with the keywords of TRL's. torch is not imported.
+"""How a reward function is called, here and in a worker: with rollouts, or with the keywords of TRL's.
 
 def reward(rollouts): ...                       # operant's
 def reward(prompts, completions, **kwargs): ...  # TRL's: a function with an argument `completions`
 async def reward(...): ...                       # either of them
+
+torch is not imported.
 """
 
 import functools
@@ -12,6 +14,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from operant.import_by_name import find_function
+from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
 from operant.types import OperantError, Rollout
 
 GIVEN = ("prompts", "completions", "completion_ids")
@@ -100,3 +104,18 @@ def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[st
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}
     return known
+
+
+def judge_plain(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    """The reward `module:function` or `file.py:function` as a function from plain rollouts to plain answers."""
+    place, _, name = spec.rpartition(":")
+    function = find_function("reward", place, name)
+
+    def judge(rollouts: list[dict[str, Any]]) -> dict[str, Any]:
+        returned = call(function, [rollout_from_plain(rollout) for rollout in rollouts])
+        answers = as_list(returned)
+        if answers is None:
+            return {"odd": "None" if returned is None else f"one {type(returned).__name__}"}
+        return {"answers": [answer_to_plain(answer) for answer in answers]}
+
+    return judge

@@ -26,8 +26,7 @@ from operant.algorithms import DEFAULT, find, left_out_message
 from operant.algorithms import preset as find_preset
 from operant.engines.native.engine import NativeEngine
 from operant.engines.own import OwnEngine
-from operant.envs import for_evaluation
-from operant.envs.single_turn import SingleTurn
+from operant.envs import SingleTurn, for_evaluation
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState

@@ -13,12 +13,11 @@ import torch
 
 from operant import distributed
 from operant.objectives.kl import EXACT
-from operant.rollouts.totals import Total
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
 from operant.training.select import TrainingBatch
 from operant.training.staleness import age
-from operant.types import OperantError, Rollout, Task, Turn
+from operant.types import OperantError, Rollout, Task, Total, Turn
 
 
 @dataclass(frozen=True)

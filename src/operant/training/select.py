@@ -9,10 +9,9 @@ import torch
 from operant import distributed
 from operant.metrics import collect, games
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
-from operant.rollouts.totals import Total, totals
 from operant.tally import Tally
 from operant.training.staleness import age
-from operant.types import OperantError, Rollout, shown
+from operant.types import OperantError, Rollout, Total, shown, totals
 
 
 @dataclass(frozen=True)

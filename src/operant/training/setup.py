@@ -13,8 +13,7 @@ from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
 from operant.models.reference import MaskOptions, PolicyCopy
 from operant.rollouts.generation_kwargs import warned
-from operant.rollouts.token_count import TokenCount
-from operant.sampling import Sampling
+from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
 from operant.types import Env, OperantError
 

@@ -32,8 +32,7 @@ from operant.apps.code.critic_score import PASSED, CriticScore, Reading
 from operant.rewards import resolve
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
-from operant.rollouts.totals import Total
-from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout
+from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout, Total
 
 __all__ = ["CriticReward"]
 

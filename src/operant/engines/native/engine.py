@@ -19,10 +19,9 @@ from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.prefixes import Prefixes
 from operant.engines.native.reading_on import ReadOn
 from operant.engines.native.record import Record
-from operant.engines.replies import check_prompts
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
-from operant.sampling import Sampling, uniforms
+from operant.sampling import Sampling, check_prompts, uniforms
 from operant.types import Batch, Completion, OperantError
 from operant.watchdog import beat
 

@@ -14,7 +14,7 @@ from operant.algorithms import find
 from operant.apps.code.search import Search
 from operant.apps.code.unit_tests import UnitTests
 from operant.data import DataOptions
-from operant.data.share import share
+from operant.data.sources import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
 from operant.options import compose, convert

@@ -18,7 +18,7 @@ from typing import Any
 from operant import rewards
 from operant.data import DataOptions, load_tasks, read
 from operant.data.forms import Form
-from operant.data.share import split_off
+from operant.data.sources import split_off
 from operant.data.tasks import left_out
 from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
