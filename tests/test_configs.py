@@ -400,6 +400,7 @@ def test_two_hundred_configurations_run_or_are_refused(case):
         ({}, "the probe prompts"),
         ({"evaluate": "held.jsonl"}, "held-out tasks and the probe prompts"),
         ({"evaluate": "10%", "probes": 0}, "held-out tasks"),
+        ({"probes": 0}, ""),
         ({"reward": None}, None),
     ],
 )
@@ -407,5 +408,6 @@ def test_two_hundred_configurations_run_or_are_refused(case):
 def test_a_reward_beside_given_replies_is_said_to_judge_no_training(given, judged, algorithm):
     options = {"policy": "m", "tasks": "pairs.jsonl", "reward": "letters:e", "algorithm": algorithm, "batch": 4}
     said = [note for note in idle(configure(options | given)) if "reward" in note]
-    wanted = f"the reward judges the policy's replies to {judged} alone: {algorithm} learns from given replies"
+    what = f"the policy's replies to {judged} alone" if judged else "nothing"
+    wanted = f"the reward judges {what}: {algorithm} learns from given replies"
     assert said == ([] if judged is None else [wanted])

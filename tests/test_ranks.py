@@ -15,7 +15,7 @@ from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
 from operant.rewards import judge, weighted
 from operant.rewards.shaping import RunningMoments
-from operant.runs.probe_prompts import Probes
+from operant.runs.evaluate import Probes
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.types import Batch, OperantError, Task

@@ -191,7 +191,7 @@ def test_answers_that_are_allowed():
         ("1.0", "'1.0', of type str"),
         ([1.0], "1 numbers where the rollout has 3 action tokens"),
         ([1.0, 2.0, math.nan], "nan"),
-        (object(), "a object"),
+        (object(), "of type object"),
     ],
 )
 def test_an_answer_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):

@@ -200,8 +200,8 @@ def test_a_wrong_option_costs_nothing(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_loads(name):
-    generates = not find(presets()[name].get("algorithm", "ppo")).needs.policy
-    config = configure({"preset": name, "tasks": TASKS, **({"reward": count_a} if generates else {})})
+    learns = find(presets()[name].get("algorithm", "ppo")).needs.reward
+    config = configure({"preset": name, "tasks": TASKS, **({"reward": count_a} if learns else {})})
     flat = as_mapping(config)
     for option, value in presets()[name].items():
         group, _, field = option.rpartition(".")

@@ -23,11 +23,10 @@ from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.ahead import Ahead
 from operant.runs.config import Config, TrainOptions
-from operant.runs.evaluate import Evaluator
+from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.folder import read_config
 from operant.runs.idle_options import idle
 from operant.runs.journal import Journal
-from operant.runs.probe_prompts import Probes
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine

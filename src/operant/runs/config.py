@@ -319,11 +319,6 @@ def _check_together(config: Config) -> None:
             f"reward={shown(train.reward)} with algorithm={train.algorithm}: it generates no replies that could be "
             "scored; leave it out"
         )
-    if train.reward is not None and algorithm.source == "data" and not (train.evaluates or train.probes):
-        raise OperantError(
-            f"reward={shown(train.reward)} with algorithm={train.algorithm}: it learns from the replies of the tasks, "
-            "so the reward would judge nothing; leave it out, or give held-out tasks (--evaluate)"
-        )
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
     selects = config.learner["learner"].select

@@ -1,17 +1,17 @@
-"""Evaluation of held-out tasks, with the same random numbers before, during and after training."""
+"""Held-out tasks and probe prompts, with the same random numbers before, during and after training."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
-from operant.metrics import games
-from operant.metrics.collect import trained_bytes
+from operant.metrics import collect, games
 from operant.metrics.evaluation import (
     NOTHING,
     EvaluationMetric,
@@ -22,6 +22,7 @@ from operant.metrics.evaluation import (
     resolve,
 )
 from operant.metrics.passes import check_samples
+from operant.metrics.rollout_table import rows as as_rows
 from operant.models.base import ReadingPolicy
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
@@ -30,7 +31,7 @@ from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
-from operant.sampling import Sampling
+from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
@@ -143,15 +144,14 @@ class Evaluation:
             of_tasks = [self.scores[i : i + self.samples] for i in range(0, len(self.scores), self.samples)]
             judged = [[s for s in scores if s is not None] for scores in of_tasks]
             tally.mean("evaluate/best_of_k", [max(scores) for scores in judged if scores])
-        measured = {"kl_per_reply": self.kl, "loss": self.loss, "bits_per_byte": self.bits_per_byte}
-        for name, value in measured.items():
+        single = {"kl_per_reply": self.kl, "loss": self.loss, "bits_per_byte": self.bits_per_byte}
+        for name, value in {**single, **self.measured.of_all}.items():
             if value is not None:
                 tally.add(f"evaluate/{name}", value)
-        for name, value in self.measured.of_all.items():
-            tally.add(f"evaluate/{name}", value)
         for name, values in self.measured.of_replies.items():
-            tally.mean(f"evaluate/{name}", [x for x in values if x is not None])
-            tally.spread(f"evaluate/{name}_std", [x for x in values if x is not None])
+            numbers = [x for x in values if x is not None]
+            tally.mean(f"evaluate/{name}", numbers)
+            tally.spread(f"evaluate/{name}_std", numbers)
         shares = outcome_shares(Counter(c for remark in self.remarks for c in remark.classes), len(self.scores))
         return tally.result() | {f"evaluate/outcome/{name}": share for name, share in shares.items()}
 
@@ -288,11 +288,67 @@ class Evaluator:
         return learner.policy.judged_labels(self.demonstrations.rollouts(self.tasks), single=single)
 
 
+class Probes:
+    """Fixed prompts that policy and reference answer with the same random numbers, to show the effect of training.
+
+    The answers are rows as `metrics.rollout_table` returns them. Answering does not change the training.
+    probes = Probes(learner, tasks[:32], reward)
+    rows, metrics = probes.ask()
+    """
+
+    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
+        self.learner, self.reward = learner, reward
+        # Each has an id of its own, so that the same text twice does not count as two samples of one task.
+        self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
+
+    def ask(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
+        """The answers of the current policy, and their metrics."""
+        rows, kl = self._judged(self.learner.play(self.tasks, stream="probe"))
+        tally, scores = Tally(), _scores(rows)
+        tally.mean("probe/reward", scores)
+        tally.add("probe/count", len(scores), 0.0)
+        if kl is not None:
+            tally.add("probe/kl_per_reply", kl)
+        return rows, tally.result()
+
+    def ask_reference(self) -> tuple[list[dict[str, Any]], dict[str, float]] | None:
+        """The same of the reference; None without a reference."""
+        reference = self.learner.reference
+        if reference is None:
+            return None
+        with self.learner.engine_of(reference.policy) as engine:
+            rows, _ = self._judged(self.learner.play(self.tasks, stream="probe", engine=engine))
+        tally = Tally()
+        tally.mean("probe/reference_reward", _scores(rows))
+        return rows, tally.result()
+
+    def query_share(self) -> dict[str, float]:
+        """The share of the score's variance that the prompt explains, from two answers to each prompt."""
+        twice = [task for task in self.tasks for _ in range(2)]
+        rows, _ = self._judged(self.learner.play(twice, stream="probe"))
+        known = [row for row in rows if row["reward"] is not None]
+        share = collect.query_share([row["reward"] for row in known], [row["group"] for row in known])
+        return {} if share is None else {"probe/query_share": share}
+
+    def _judged(self, rollouts: list[Rollout]) -> tuple[list[dict[str, Any]], float | None]:
+        """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
+        learner = self.learner
+        with learner.timing("probe"):
+            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
+            batch, places = learner.preview(rollouts, judged.scores)
+            pieces = partial(token_pieces, learner.policy.tokenizer)
+            kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
+            return as_rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks), kl
+
+
+def _scores(rows: list[dict[str, Any]]) -> list[float]:
+    return [row["reward"] for row in rows if row["reward"] is not None]
+
+
 def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:
     """The engine that searches for replies, if the options ask for it. Raises: OperantError as `BeamSearch`."""
-    if options.beams == 1:
-        return None
-    return BeamSearch(policy, beams=options.beams, length_penalty=options.length_penalty)
+    how = {"beams": options.beams, "length_penalty": options.length_penalty}
+    return BeamSearch(policy, **how) if options.beams > 1 else None
 
 
 @torch.no_grad()
@@ -303,7 +359,7 @@ def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 81
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
     tokens = [sum(turn.count for turn in r.turns) for r in rollouts]
-    return tuple(map(ReplyLoss, nats.tolist(), tokens, map(trained_bytes, rollouts)))
+    return tuple(map(ReplyLoss, nats.tolist(), tokens, map(collect.trained_bytes, rollouts)))
 
 
 @torch.no_grad()

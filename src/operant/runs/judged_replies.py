@@ -2,7 +2,7 @@
 
 make = partial(drawn, policy=policy, engine=engine, sampling=sampling, scorers=[scorer("letters:e", {})], samples=4)
 kept = Kept(Path("replies.jsonl"), {"model": "runs/sft"})
-kept.fill(0, tasks, make, 4)
+kept.fill(0, tasks, make, 4, print)
 kept.of(0)["tasks/0"][0].scores["letters:e"]
 
 What makes replies is a function of some tasks: `drawn` here, a search for programs in `tools/cli/program_files.py`.
@@ -16,7 +16,7 @@ from typing import Any
 
 from operant import rewards
 from operant.envs import SingleTurn
-from operant.options import compose, convert, read
+from operant.options import compose
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.shaping import ScoreOptions, as_seen
@@ -62,14 +62,6 @@ class Scorer:
     def close(self) -> None:
         """End the processes of the reward."""
         rewards.close(self.reward)
-
-
-def as_spec(value: Any) -> Any:
-    """The value of an option that is true, false, or a reward as `train --reward` takes it."""
-    try:
-        return convert(value, bool, "reward")
-    except OperantError:
-        return read(value)
 
 
 def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
@@ -173,14 +165,8 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
 class Kept:
     """The replies of sources to tasks. Until the file that a command writes is complete, they are kept beside it."""
 
-    def __init__(
-        self,
-        out: Path | None = None,
-        asked: Mapping[str, Any] | None = None,
-        made: Callable[..., Any] = JudgedReply,
-    ):
-        """out: None keeps them in memory alone. asked: what the replies depend on. made: what a reply becomes of its
-        fields.
+    def __init__(self, out: Path | None = None, asked: Any = None, made: Callable[..., Any] = JudgedReply):
+        """out: None keeps them in memory alone. asked: what they depend on. made: what a reply becomes of its fields.
 
         Raises: OperantError for an unfinished file that was begun for something else.
         """
@@ -212,30 +198,22 @@ class Kept:
         tasks: Sequence[Task],
         make: Callable[[Sequence[Task]], Sequence[Sequence[Any]]],
         samples: int,
-        tell: Callable[[int], None] = lambda count: None,
+        tell: Callable[[int], None],
     ) -> None:
-        """Make the replies of a source to the tasks that have none.
+        """Make the replies of a source to the tasks that have none, `samples` to each. tell: is told how many.
 
-        make: the replies to some tasks. samples: how many it makes for a task. tell: is told how many are done.
         Raises: OperantError of `make`, or if the disk refuses.
         """
         rest, size = [task for task in tasks if (source, task.id) not in self.done], max(1, AT_ONCE // samples)
         for begin in range(0, len(rest), size):
             some = rest[begin : begin + size]
             for task, replies in zip(some, make(some), strict=True):
-                self._add(source, task, replies)
+                self.done[source, task.id] = list(replies)
+                if self.path is not None:
+                    plain = [reply if isinstance(reply, dict) else asdict(reply) for reply in replies]
+                    line = {"source": source, "task": task.id, "replies": plain}
+                    atomic_io.append_text(self.path, json.dumps(line) + "\n")
                 tell(samples)
-
-    def _add(self, source: int, task: Task, replies: Sequence[Any]) -> None:
-        self.done[source, task.id] = list(replies)
-        if self.path is None:
-            return
-        line = {
-            "source": source,
-            "task": task.id,
-            "replies": [dict(reply) if isinstance(reply, dict) else asdict(reply) for reply in replies],
-        }
-        atomic_io.append_text(self.path, json.dumps(line) + "\n")
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write the rows to the file, as its name ends, and delete the unfinished one.

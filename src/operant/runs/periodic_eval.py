@@ -44,8 +44,9 @@ class PeriodicEvaluation:
                 reference, share = probes.ask_reference(), probes.query_share()
             self.probed |= share
             if reference is not None:
-                self.probed |= reference.metrics
-                self.folder.probes(None, reference.rows)
+                rows, metrics = reference
+                self.probed |= metrics
+                self.folder.probes(None, rows)
         except OperantError as error:
             self.folder.log_message(f"the reference's answers to the probe prompts were left out: {error}")
 
@@ -76,9 +77,9 @@ class PeriodicEvaluation:
             return {}
         try:
             with self.isolated_state():
-                answers = probes.ask()
-            self.folder.probes(step, answers.rows)
-            return answers.metrics | self.probed
+                rows, metrics = probes.ask()
+            self.folder.probes(step, rows)
+            return metrics | self.probed
         except OperantError as error:
             self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
             return {}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.options import read
+from operant.options import convert, read
 from operant.types import OperantError
 
 
@@ -60,3 +60,11 @@ def new_file(option: str, name: Any, endings: Sequence[str] = ()) -> Path | None
     if not path.absolute().parent.is_dir():
         raise OperantError(f"--{option} {name}: the folder of that file does not exist; make it first")
     return path
+
+
+def as_spec(value: Any) -> Any:
+    """The value of an option that is true, false, or a reward as `train --reward` takes it."""
+    try:
+        return convert(value, bool, "reward")
+    except OperantError:
+        return read(value)

@@ -22,12 +22,12 @@ from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions, beam_search
 from operant.runs.games import playable
-from operant.runs.judged_replies import Kept, Scorer, as_spec, drawn, part, scorer
+from operant.runs.judged_replies import Kept, Scorer, drawn, part, scorer
 from operant.runs.named_models import check, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import new_file
+from operant.tools.cli.arguments import as_spec, new_file
 from operant.tools.cli.parser import as_typed
 from operant.tools.cli.play import aligned
 from operant.tools.cli.program_files import (
@@ -118,9 +118,8 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
     of_run = None
     if not (typed := source is not None):
-        source, given = own_tasks(words[0], run), {**part(run, "data"), **given}
-        of_run = own_share(run)
-        named = named or named_parts.only(run, "form")
+        source, of_run = own_tasks(words[0], run)
+        given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
     searches = asks_for_search(options)
     metrics = metrics_of_tasks(options.pop("metrics", None), samples)
@@ -190,28 +189,20 @@ def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
     return resolve(given)
 
 
-def own_tasks(name: str, run: Mapping[str, Any]) -> Any:
-    """The held-out tasks of a run."""
-    source = run.get("evaluate") or None
-    if share(source) is not None:
-        source = run["tasks"]
+def own_tasks(name: str, run: Mapping[str, Any]) -> tuple[Any, RunShare | None]:
+    """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
+    source, of_run = run.get("evaluate") or None, None
+    if (held_out := share(source)) is not None:
+        seed, rows = part(run, "learner").get("seed", 0), find(str(run.get("algorithm", "ppo"))).rows
+        source, of_run = run["tasks"], RunShare(f"{source} of {run['tasks']}", held_out, seed, rows)
         if not str(source).startswith("<"):
-            return named_parts.source(source, named_parts.stored_options("tasks", run))
+            return named_parts.source(source, named_parts.stored_options("tasks", run)), of_run
     if source is None or str(source).startswith("<"):
         if source is None and (world := playable(run.get("env"))):
             raise OperantError(f"{name} learnt to play {world}: measure it with `operant play {world} --player {name}`")
         why = "is no run" if not run else "has no held-out tasks" if source is None else f"evaluated {source} of Python"
         raise OperantError(f"{name} {why}: name the tasks, as in --tasks held-out.jsonl")
-    return source
-
-
-def own_share(run: Mapping[str, Any]) -> RunShare | None:
-    """The share that a run holds out of its own tasks; None if it names its held-out tasks otherwise."""
-    named = run.get("evaluate")
-    if (held_out := share(named)) is None:
-        return None
-    seed, rows = part(run, "learner").get("seed", 0), find(str(run.get("algorithm", "ppo"))).rows
-    return RunShare(f"{named} of {run['tasks']}", held_out, seed, rows)
+    return source, of_run
 
 
 def answered(plan: Plan) -> Compared:

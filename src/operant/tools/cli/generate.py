@@ -1,9 +1,9 @@
 """`operant generate`: replies of a trained model, as they are generated in a terminal, else one on each line."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
 from operant.options import compose, convert
 from operant.runs import named_parts
-from operant.runs.judged_replies import as_spec, scorer
+from operant.runs.judged_replies import scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import Sampling, encode_prompt, reply_text, task_key
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
+from operant.tools.cli.arguments import as_spec
 from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
@@ -92,7 +93,8 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
             for line in filter(str.strip, (line.rstrip("\n") for line in sys.stdin)):
                 session.answer(line)
     finally:
-        session.close()
+        if judge is not None:
+            judge.close()
     return 0
 
 
@@ -182,6 +184,7 @@ class Judge:
 # --- the session ------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class ReplyText:
     """The text of a growing reply.
 
@@ -191,10 +194,11 @@ class ReplyText:
     print(text.rest())
     """
 
-    def __init__(self, tokenizer: Any, prompt: list[int], sampling: Sampling):
-        self.tokenizer, self.prompt, self.sampling = tokenizer, prompt, sampling
-        self.action: list[int] = []
-        self.shown = ""
+    tokenizer: Any
+    prompt: list[int]
+    sampling: Sampling
+    action: list[int] = field(default_factory=list)
+    shown: str = ""
 
     @property
     def whole(self) -> str:
@@ -219,26 +223,22 @@ class ReplyText:
         return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
 
 
+@dataclass
 class Session:
     """Prompts and the replies of one or two models to them. Each prompt is answered by itself, as a task of a run."""
 
-    def __init__(
-        self,
-        speakers: Sequence[Speaker],
-        judge: Judge | None,
-        seed: int,
-        *,
-        chat: bool = False,
-        system: Sequence[Mapping[str, str]] = (),
-        shown: bool = False,
-        best_of: int = 1,
-    ):
-        """chat: prompts are messages of a user, behind the `system` message. shown: on a terminal, as they come.
-
-        best_of: number of replies of which the one with the best score is shown; above 1, `judge` is needed.
-        """
-        self.speakers, self.judge, self.seed, self.chat, self.shown = speakers, judge, seed, chat, shown
-        self.system, self.number, self.best_of = list(system), 0, best_of
+    speakers: Sequence[Speaker]
+    judge: Judge | None
+    seed: int
+    chat: bool = False
+    """Prompts are messages of a user, behind those of `system`."""
+    system: Sequence[Mapping[str, str]] = ()
+    shown: bool = False
+    """Whether replies are shown on a terminal, as they come."""
+    best_of: int = 1
+    """Replies of which the one with the best score is shown; above 1, `judge` is needed."""
+    number: int = 0
+    """Prompts so far."""
 
     def converse(self) -> None:
         """Ask for prompts until an empty line, Ctrl-D or Ctrl-C at the prompt."""
@@ -280,12 +280,12 @@ class Session:
             if self.best_of > 1:
                 score = self._choose(speaker, task, ids, keys, grown)
             else:
-                for token in self._tokens(speaker, ids, keys[0]):
-                    if self.shown:
+                if self.shown and hasattr(speaker.engine, "stream"):
+                    for token in speaker.engine.stream(ids, speaker.sampling, keys[0]):
                         _write(grown.add(token))
-                    else:
-                        grown.action.append(token)
-                (score,) = self._scores(speaker, task, ids, [(grown.action, grown.whole)])
+                else:
+                    grown.action = list(speaker.engine.generate([ids], speaker.sampling, keys[:1])[0].action)
+                (score,) = self._scores(speaker, task, ids, [grown.action])
             if self.shown:
                 _write(
                     grown.rest() + (f"  [{self.judge.name} {score:.3g}]" if self.judge and score is not None else "")
@@ -299,20 +299,10 @@ class Session:
             print(f"operant: the reward is not shown: {plain(self.judge.why)}", file=sys.stderr)
             self.judge.why = None
 
-    def _tokens(self, speaker: Speaker, ids: list[int], key: int) -> Iterator[int]:
-        """The tokens of a reply, one by one if the engine can do that."""
-        if self.shown and hasattr(speaker.engine, "stream"):
-            yield from speaker.engine.stream(ids, speaker.sampling, key)
-        else:
-            yield from speaker.engine.generate([ids], speaker.sampling, [key])[0].action
-
     def _choose(self, speaker: Speaker, task: Task, ids: list[int], keys: list[int], grown: ReplyText) -> float:
         """Let `grown` be the best reply of as many as there are keys; returns its score."""
-        made = speaker.engine.generate([ids] * len(keys), speaker.sampling, keys)
-        texts = [reply_text(grown.tokenizer, ids, c.action, speaker.sampling) for c in made]
-        actions = [c.action for c in made]
-        scores = self._scores(speaker, task, ids, list(zip(actions, texts, strict=True)))
-        known = {i: score for i, score in enumerate(scores) if score is not None}
+        actions = [made.action for made in speaker.engine.generate([ids] * len(keys), speaker.sampling, keys)]
+        known = {i: score for i, score in enumerate(self._scores(speaker, task, ids, actions)) if score is not None}
         if not known:
             why = (self.judge.why if self.judge else "") or "the reward abstained from all of them"
             raise OperantError(f"--best-of {self.best_of}: no reply has a score: {why}")
@@ -320,22 +310,17 @@ class Session:
         grown.action = actions[best]
         return known[best]
 
-    def _scores(
-        self, speaker: Speaker, task: Task, ids: list[int], replies: Sequence[tuple[list[int], str]]
-    ) -> list[float | None]:
-        """The scores of replies to a task, each as ids and text."""
+    def _scores(self, speaker: Speaker, task: Task, ids: list[int], actions: Sequence[list[int]]) -> list[float | None]:
+        """The scores of replies to a task."""
         if self.judge is None:
-            return [None] * len(replies)
-        tokenizer = speaker.policy.tokenizer
+            return [None] * len(actions)
+        tokenizer, sampling, task = speaker.policy.tokenizer, speaker.sampling, replace(task, target=self.judge.target)
         query = tokenizer.decode(ids, skip_special_tokens=True)
-        task = replace(task, target=self.judge.target)
-        rollouts = [Rollout(task, 0, [Turn(ids, action)], [text], query=query) for action, text in replies]
-        return self.judge(rollouts, speaker.sampling, tokenizer)
-
-    def close(self) -> None:
-        """End the reward's processes."""
-        if self.judge is not None:
-            self.judge.close()
+        rollouts = [
+            Rollout(task, 0, [Turn(ids, action)], [reply_text(tokenizer, ids, action, sampling)], query=query)
+            for action in actions
+        ]
+        return self.judge(rollouts, sampling, tokenizer)
 
 
 def _write(text: str) -> None:

@@ -24,11 +24,11 @@ from operant.objectives.kl import best_of_bound
 from operant.options import compose, convert
 from operant.options import read as read_option
 from operant.runs import named_parts
-from operant.runs.judged_replies import Kept, Scorer, as_spec, best_of, drawn, scorer
+from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
-from operant.tools.cli.arguments import new_file
+from operant.tools.cli.arguments import as_spec, new_file
 from operant.trackers.console import emit
 from operant.training.options import find_device
 from operant.types import OperantError, Task, shown
