@@ -59,7 +59,7 @@ from operant.training.scoring import (
     within_context,
 )
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
-from operant.training.stages import Step
+from operant.training.stages import TrainingStep
 from operant.training.staleness import with_importance
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
@@ -336,7 +336,7 @@ class Learner(Saveable):
         """Run the stages of a training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
-        step = Step(rollouts, scores, sampling, lr, self.controller.coef)
+        step = TrainingStep(rollouts, scores, sampling, lr, self.controller.coef)
         try:
             for stage in self.observing:
                 stage(self, step)
@@ -359,7 +359,7 @@ class Learner(Saveable):
 
         Raises: OperantError as `step`.
         """
-        moments, step = self.moments.state_dict(), Step(rollouts, scores, self.sampling)
+        moments, step = self.moments.state_dict(), TrainingStep(rollouts, scores, self.sampling)
         try:
             self.observing[0](self, step)
         finally:
@@ -367,7 +367,7 @@ class Learner(Saveable):
         with sharding.present(self):
             return self._credited(step).to("cpu"), step.selected.places
 
-    def _credited(self, step: Step) -> Batch:
+    def _credited(self, step: TrainingStep) -> Batch:
         """The batch of a step whose replies are selected, with its advantages."""
         stages.score(self, step)
         return self.credit(self.look(step.batch, step.sampling), self.controller.coef)
@@ -378,7 +378,7 @@ class Learner(Saveable):
         On several ranks, every rank passes the same rollouts.
         """
         sampling, tally = self.sampling.plain, Tally()
-        step = Step(rollouts, None, sampling)
+        step = TrainingStep(rollouts, None, sampling)
         stages.select_given(self, step)
         with sharding.present(self):
             batch = self._credited(step)

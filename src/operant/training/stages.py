@@ -1,7 +1,7 @@
 """The stages of a training step: select, replay, observe, keep the best, credit, refuse, update, sync.
 
-A learner has a list of them from the moment it is made, and each adds to the `Step` what the next ones read. A replay
-buffer, a selection of the best, wanted returns: each is a stage that is in the list or not.
+A learner has a list of them from the moment it is made, and each adds to the `TrainingStep` what the next ones read. A
+replay buffer, a selection of the best, wanted returns: each is a stage that is in the list or not.
 """
 
 import math
@@ -31,7 +31,7 @@ from operant.types import Batch, OperantError, Rollout
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """A training step under way. A stage reads what the ones before it have set."""
 
     rollouts: list[Rollout]
@@ -61,7 +61,7 @@ class Step:
         return [r for r in self.selected.rollouts if not r.demonstrated or source == "data"]
 
 
-Stage = Callable[[Any, Step], None]
+Stage = Callable[[Any, TrainingStep], None]
 """`stage(learner, step)`."""
 
 
@@ -84,12 +84,12 @@ def update_and_after(learner: Any) -> list[Stage]:
     ]
 
 
-def select_given(learner: Any, step: Step) -> None:
+def select_given(learner: Any, step: TrainingStep) -> None:
     """Select all demonstrations."""
     step.selected = step.learnt = select_all(step.rollouts)
 
 
-def select_scored(learner: Any, step: Step) -> None:
+def select_scored(learner: Any, step: TrainingStep) -> None:
     """Select the replies that have a score, and process their scores."""
     rollouts, scores, own, algorithm = step.rollouts, step.scores, learner.own, learner.named["algorithm"]
     limits = {"version": learner.policy.version, "max_staleness": own.max_staleness}
@@ -109,19 +109,19 @@ def select_scored(learner: Any, step: Step) -> None:
     step.selected = step.learnt = chosen(rollouts, scores, **shaping)
 
 
-def mix_in_earlier(learner: Any, step: Step) -> None:
+def mix_in_earlier(learner: Any, step: TrainingStep) -> None:
     """Learn from some of the replies of this step, and from earlier ones."""
     step.learnt = learner.buffer.mixed(step.selected, learner.policy.version)
 
 
-def observe(learner: Any, step: Step) -> None:
+def observe(learner: Any, step: TrainingStep) -> None:
     """Collate the replies, score them, and let the method look at them."""
     with learner.timing("observe"), sharding.present(learner):
         distributed.together(lambda: score(learner, step))
         step.batch = distributed.together(lambda: learner.look(step.batch, step.sampling))
 
 
-def score(learner: Any, step: Step) -> None:
+def score(learner: Any, step: TrainingStep) -> None:
     """Collate the replies that are learnt from, and add log-probs, values and KL."""
     selected, algorithm = step.learnt, learner.algorithm
     rows = collated(learner, selected) if selected.rollouts else nothing(learner.policy.numbers)
@@ -166,14 +166,14 @@ def reached(learner: Any, selected: TrainingBatch) -> list[list[float]]:
     return [returns_to_go(*pair, learner.options["condition"].turn_gamma) for pair in pairs]
 
 
-def credit(learner: Any, step: Step) -> None:
+def credit(learner: Any, step: TrainingStep) -> None:
     """Charge KL, and add the advantages."""
     with learner.timing("advantage"):
         step.batch = step.trained = learner.credit(step.batch, step.coef)
     step.seen = step.batch.with_(states=None).to("cpu")
 
 
-def credit_best(learner: Any, step: Step) -> None:
+def credit_best(learner: Any, step: TrainingStep) -> None:
     """The same; the best replies alone move the weights (`learner.select`)."""
     with learner.timing("advantage"):
         places, own = [rollout.place for rollout in step.learnt.rollouts] or [None], learner.own
@@ -185,14 +185,14 @@ def credit_best(learner: Any, step: Step) -> None:
     step.tally.merge(tally)
 
 
-def measure_batch(learner: Any, step: Step) -> None:
+def measure_batch(learner: Any, step: TrainingStep) -> None:
     """Measure the replies, their scores and advantages."""
     generated, texts = step.generated(learner.algorithm.source), learner.policy.tokenizer is not None
     tally = step.learnt.tally.merge(collect.of_rollouts(generated, texts=texts)).merge(step.tally)
     step.tally = tally.merge(collect.of_batch(played(step.seen)[1], step.coef)).merge(collect.of_given(step.seen))
 
 
-def measure_staleness(learner: Any, step: Step) -> None:
+def measure_staleness(learner: Any, step: TrainingStep) -> None:
     """Measure how far the sampler of the replies is from the policy."""
     own = played(step.collated)[1]  # a demonstration has no sampler, and hides nothing of the others
     sampled = own.logprobs if learner.rescores and (own.unscored is None or not own.unscored.any()) else None
@@ -201,7 +201,7 @@ def measure_staleness(learner: Any, step: Step) -> None:
     step.tally.merge(measure(generated, version, played(step.seen)[1], cap, sampled, mask=mask))
 
 
-def refuse_or_update(learner: Any, step: Step) -> None:
+def refuse_or_update(learner: Any, step: TrainingStep) -> None:
     """Move the weights, unless the batch has NaN or infinity; both end in `learner.refused`."""
     about = {"tokenizer": learner.policy.tokenizer, "sampling": step.sampling, "coef": step.coef}
     fault = find_in_batch(step.seen)
@@ -229,14 +229,14 @@ def refuse_or_update(learner: Any, step: Step) -> None:
         learner.refused = refuse("update", bad.fault, bad.batch, {}, **about, tokens=bad.tokens, whole=bad.first)
 
 
-def see_returns(learner: Any, step: Step) -> None:
+def see_returns(learner: Any, step: TrainingStep) -> None:
     """Keep the best returns, which the next step asks for."""
     if learner.refused is None or not learner.refused.whole:
         found = distributed.gathered(reached(learner, step.selected))
         learner.wanted.see([whole[0] for part in found for whole in part])
 
 
-def keep_last_step(learner: Any, step: Step) -> None:
+def keep_last_step(learner: Any, step: TrainingStep) -> None:
     """Keep what the diagnosis and the log of replies read."""
     learner.last_step = LastStep(step.rollouts, step.selected.raw_scores, step.seen, step.learnt.places, step.sampling)
 
