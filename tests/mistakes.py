@@ -162,7 +162,6 @@ TABLE = {
         f"{OWN} my.py:by_trl",
         f"{OWN} reward_model:model",
         f"{OWN} reward_model:runs/python",
-        BASE.replace("tasks.txt", "pairs.jsonl") + " --algorithm dpo --probes 0",
     ],
     "From Python": [
         "learner.generate('one text')",
