@@ -66,7 +66,7 @@ def module_graph(package: Path = PACKAGE) -> dict[str, set[str]]:
     for name, path in sources.items():
         if name not in ("__init__", *GROUPS):
             found = imports(path.read_text(encoding="utf-8"), path.relative_to(package).parts[:-1], sources)
-            graph[name] = {target for _, target in found} - {name, ""}
+            graph[name] = {target for _, target in found} & sources.keys() - {name, "__init__"}
     return graph
 
 
@@ -281,7 +281,10 @@ def measure() -> dict[str, int | float]:
         "lines that Learner imports": lines(closure("training.learner")),
         "files of one PPO step": len(step),
         "lines of one PPO step": sum(sources[PACKAGE / name].count("\n") for name in step),
-        "lines of tests": sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.glob("tests/**/*.py")),
+        "lines of tests": sum(
+            path.read_text(encoding="utf-8").count("\n")
+            for path in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/tests/*.py")]
+        ),
     }
 
 

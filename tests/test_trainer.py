@@ -200,7 +200,7 @@ def test_a_wrong_option_costs_nothing(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_loads(name):
-    learns = find(presets()[name].get("algorithm", "ppo")).needs.reward
+    learns = find(presets()[name].get("algorithm", "ppo")).source != "data"
     config = configure({"preset": name, "tasks": TASKS, **({"reward": count_a} if learns else {})})
     flat = as_mapping(config)
     for option, value in presets()[name].items():
@@ -298,6 +298,7 @@ def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
 )
 def test_an_option_that_nothing_reads_is_said(method, given, needed):
     """The table, row by row; what a method does not have at all is refused in test_options.py."""
-    (note,) = idle(configure({"algorithm": method, "tasks": "x.txt", **given} | REWARDED[find(method).needs.reward]))
+    options = {"algorithm": method, "tasks": "x.txt", **given} | REWARDED[find(method).source != "data"]
+    (note,) = idle(configure(options))
     name, value = list(given.items())[-1]
     assert f"{name}={value} without {needed}: nothing reads it" in note
