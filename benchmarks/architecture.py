@@ -48,7 +48,7 @@ def tools() -> set[str]:
 
 
 WIDTH, ROW, BOX = 1080, 74, 34
-COLOURS = {"core": ("#e8f0fb", "#35577f"), "tool": ("#fdf0dd", "#8a5a12")}
+COLOURS = {"core": ("#e8f0fb", "#35577f"), "app": ("#e9f6ec", "#2f6b3f"), "tool": ("#fdf0dd", "#8a5a12")}
 
 
 def figure(packages: dict[str, set[str]], outside: set[str]) -> str:
@@ -74,7 +74,7 @@ def figure(packages: dict[str, set[str]], outside: set[str]) -> str:
             start, end, middle = x + width / 2, to_x + to_width / 2, (y + BOX + to_y) / 2
             path = f"M{start:.0f} {y + BOX:.0f}C{start:.0f} {middle:.0f} {end:.0f} {middle:.0f} {end:.0f} {to_y:.0f}"
             lines.append(f'<path d="{path}" fill="none" stroke="#9aa7b5" stroke-width="1.2"/>')
-        fill, ink = COLOURS["tool" if name in outside else "core"]
+        fill, ink = COLOURS["tool" if name in outside else "app" if name.startswith("apps.") else "core"]
         boxes.append(
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{BOX}" rx="6" fill="{fill}" stroke="{ink}"/>'
             f'<text x="{x + width / 2:.0f}" y="{y + 22:.0f}" text-anchor="middle" fill="{ink}">{name}</text>'
@@ -82,7 +82,7 @@ def figure(packages: dict[str, set[str]], outside: set[str]) -> str:
     count = sum(map(len, packages.values()))
     legend = (
         f"{len(packages)} packages in {len(rows)} layers, {count} imports (those that others imply are not drawn); "
-        "blue: the core, ochre: the tools"
+        "blue: the core, green: the apps, ochre: the tools"
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
