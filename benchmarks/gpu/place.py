@@ -39,19 +39,19 @@ class Place:
     def updates(self, learner: Any, step: Callable[[], Any], times: int) -> list[float]:
         """Wall-clock seconds of the update in each of `times` steps, including all work that it queued."""
         seconds: list[float] = []
-        update = learner._update
+        rule, update = learner.rule, learner.rule.update
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             out: list[Any] = []
             seconds.append(self.seconds(lambda: out.append(update(*args, **kwargs))))
             return out[0]
 
-        learner._update = timed  # the learner's own clock does not wait for the device
+        rule.update = timed  # the learner's own clock does not wait for the device
         try:
             for _ in range(times):
                 step()
         finally:
-            learner._update = update
+            rule.update = update
         return seconds
 
     def learner(self, model: Any, *, precision: str = "bfloat16", **options: Any) -> Any:
