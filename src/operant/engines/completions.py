@@ -91,8 +91,8 @@ class Completions(Client):
         budget_tokens: int | None = None,
     ):
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": longest_wait, "tries": tries, "at_once": at_once}
-        said = {"owner": "completions", "wait_option": "completions.longest_wait", "serves": f"a model {model!r}"}
-        super().__init__(url, key_variable=key_variable, **limits, **said)
+        wording = {"owner": "completions", "wait_option": "completions.longest_wait", "serves": f"a model {model!r}"}
+        super().__init__(url, key_variable=key_variable, **limits, **wording)
         scoring = scoring or ("top" if chat else "echo")
         listed = top_logprobs if top_logprobs is not None else (20 if chat else 5)
         for name, value, good, rule in (

@@ -79,8 +79,8 @@ class OpenAIEngine:
         key_variable: str = "OPENAI_API_KEY",
     ):
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": timeout, "tries": tries, "at_once": at_once}
-        said = {"owner": "engine", "wait_option": "engine.timeout", "serves": f"a model {model!r}"}
-        self.client = Client(url, key_variable=key_variable, **limits, **said)
+        wording = {"owner": "engine", "wait_option": "engine.timeout", "serves": f"a model {model!r}"}
+        self.client = Client(url, key_variable=key_variable, **limits, **wording)
         for name, value, good, rule in (
             ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
             ("reload", reload, all(path[:1] == "/" for path in reload), "maps paths, which begin with /, to bodies"),
