@@ -122,9 +122,13 @@ def _filled(page: str, parts: dict[str, str]) -> str:
     return text
 
 
+SHOWN = "engine form method metric reward tasks tracker world".split()
+"""Files of the example package that the page shows whole; it links to the others."""
+
+
 def examples() -> dict[str, str]:
-    """The files of the example package, each as a code block."""
-    files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
+    """Those files of the example package, each as a code block."""
+    files = [DOCS / "extending/pyproject.toml", *(DOCS / f"extending/src/operant_example/{name}.py" for name in SHOWN)]
     kinds = {".py": "python", ".toml": "toml"}
     return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
 

@@ -161,6 +161,15 @@ def test_named_options_exist(page: str) -> None:
     assert options - known == set()
 
 
+def test_the_code_that_the_page_of_ppo_names_is_there() -> None:
+    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (`[^|]+) \|$", read("docs/ppo.md"), re.MULTILINE)
+    assert len(rows) > 6
+    for file, found in rows:
+        text = (ROOT / "src/operant" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", found):
+            assert re.search(rf"^(def|class) {name}\b|^{name} = ", text, re.MULTILINE), f"{file}: {name}"
+
+
 @pytest.mark.parametrize("page", ["docs/ppo.md", "docs/from-trl.md", "docs/ahead.md", "docs/engines.md"])
 def test_named_metrics_exist(page: str) -> None:
     ours = {metric.split("/")[0] for metric in METRICS}
