@@ -55,6 +55,8 @@ MADE_FROM_CODE = (
 """Blocks that state what the code says, and no measurement."""
 DRAWN = {"policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
 """Figures whose script takes the name of the file."""
+BLOCK = re.compile(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->(?=([^<]{0,400}))", re.DOTALL)
+"""A generated part: its mark, its text, and the text behind it."""
 SOURCES = (".py", ".yaml", ".txt", ".ipynb", ".md", ".sh")
 
 
@@ -77,7 +79,7 @@ def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
     """In the block, or in the lines below it."""
     bare = []
     for page in [f"docs/{name}" for name in generate.pages()]:
-        for name, block, after in re.findall(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->(.{0,400})", read(page), re.DOTALL):
+        for name, block, after in BLOCK.findall(read(page)):
             figures = re.search(r"\d\.\d", block) and not block.startswith("```")
             if figures and name not in MADE_FROM_CODE and not re.search(r"`(python -m|make) \w+", block + after):
                 bare.append(f"{page}: {name}")
