@@ -13,7 +13,7 @@ of the statement, and among those that pass by the critic.
 - `both`: refined by the critic and repaired by that model.
 
 Where there is nothing to refine or repair, a problem uses fewer programs, and the table says how many. A finished row
-is not repeated. Writes `benchmarks/results/code-test-time.json`; `make docs` writes docs/code-test-time.md's table.
+is not repeated. Writes `benchmarks/results/code-test-time.json`; `make docs` writes docs/code.md's table.
 """
 
 import argparse

@@ -1,16 +1,7 @@
 """Write the generated parts of the pages: `python docs/generate.py` (`make docs`). A test checks that they are current.
 
-metrics.md   whole, from metrics/registry.txt
-options.md   whole, from the dataclasses and functions that the options belong to
-ppo.md       the parts between the marks <!-- presets --> and <!-- curves -->
-algorithms.md, kl.md  the table of methods, and of KL's gradients by enumeration
-from-trl.md  the tables of metrics, and of other systems' names of options, from other_names.txt
-fast.md, how-to-train.md, isolated-rewards.md, checkpoints.md, textworld.md, rlhf.md  measurements, from measured.py
-text-worlds.md, translation.md, resuming.md, sandbox.md, prompts.md, style-transfer.md, scale.md  the same
-extending.md  the files of the example package
-recipes.md   the list of recipes, the files of two, and what these learn
-mistakes.md  whole, by making every mistake of tests/mistakes.py
-../README.md the figures of the demo and of the first example, from benchmarks/results
+metrics.md, options.md and mistakes.md are generated whole. The other pages have blocks between marks, such as
+<!-- presets --> and <!-- /presets -->: `pages` says what stands in each. Measurements come from measured.py.
 """
 
 import inspect
@@ -63,13 +54,12 @@ def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options()}
     marked = {
-        "ppo.md": {"presets": presets(), "curves": seeds("figures/sentiment-seeds.svg")},
+        "ppo.md": {"presets": presets(), "kl": kl_table.table()},
         "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "design.md": {"measured": measured.architecture()},
-        "kl.md": {"kl": kl_table.table()},
         "extending.md": examples(),
-        "../README.md": {"demo": seeds("docs/figures/sentiment-seeds.svg"), "first": measured.first_example()},
+        "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "recipes.md": recipes_and_numbers(),
         "rl4lms.md": {
@@ -79,10 +69,10 @@ def pages() -> dict[str, str]:
             "demo": measured.seed_demo(),
             "dialog": measured.dialog(),
         },
-        "tasks.md": {"extract": measured.extract()},
-        "translation.md": {"translation": measured.translation()},
-        "text-worlds.md": {"rooms": measured.rooms(), "variants": measured.room_variants()},
-        "textworld.md": {
+        "tasks.md": {"extract": measured.extract(), "translation": measured.translation()},
+        "text-worlds.md": {
+            "rooms": measured.rooms(),
+            "variants": measured.room_variants(),
             "speed": measured.textworld_speed(),
             "players": measured.textworld_players(),
             "trained": measured.textworld_trained(),
@@ -94,15 +84,16 @@ def pages() -> dict[str, str]:
             "preferences": measured.reward_models(),
             "process": measured.process_rewards(),
         },
-        "isolated-rewards.md": {"hostile": measured.hostile()},
-        "prompts-task-models.md": {"calls": measured.prompt_calls()},
-        "code.md": {"programs": measured.programs()},
-        "code-test-time.md": {"test-time": measured.test_time()},
-        "prompts.md": {"prompts": measured.prompts(), "few-shot": measured.few_shot()},
-        "style-transfer.md": {"style": measured.style_transfer()},
+        "rewards.md": {"hostile": measured.hostile()},
+        "code.md": {"programs": measured.programs(), "test-time": measured.test_time()},
+        "prompts.md": {
+            "prompts": measured.prompts(),
+            "few-shot": measured.few_shot(),
+            "calls": measured.prompt_calls(),
+            "style": measured.style_transfer(),
+        },
         "sandbox.md": {"hostile": measured.hostile_programs(), "cost": measured.sandbox()},
-        "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak()},
-        "checkpoints.md": {"sizes": measured.sizes()},
+        "resuming.md": {"chaos": measured.chaos(), "soak": measured.soak(), "sizes": measured.sizes()},
         "scale.md": {
             "ranks": measured.rank_memory(),
             "checks": measured.cluster_checks(),
@@ -125,13 +116,19 @@ def _filled(page: str, parts: dict[str, str]) -> str:
     text = (DOCS / page).read_text(encoding="utf-8")
     for mark, part in parts.items():
         pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
-        text = re.sub(pattern, lambda m, part=part: m[1] + part + m[2], text, flags=re.DOTALL)
+        text, found = re.subn(pattern, lambda m, part=part: m[1] + part + m[2], text, flags=re.DOTALL)
+        if found != 1:
+            sys.exit(f"{page} has {found} blocks {mark!r} between their two marks; give it one")
     return text
 
 
+SHOWN = "engine form method metric reward tasks tracker world".split()
+"""Files of the example package that the page shows whole; it links to the others."""
+
+
 def examples() -> dict[str, str]:
-    """The files of the example package, each as a code block."""
-    files = [DOCS / "extending/pyproject.toml", *sorted((DOCS / "extending/src/operant_example").glob("[!_]*.py"))]
+    """Those files of the example package, each as a code block."""
+    files = [DOCS / "extending/pyproject.toml", *(DOCS / f"extending/src/operant_example/{name}.py" for name in SHOWN)]
     kinds = {".py": "python", ".toml": "toml"}
     return {file.name: f"```{kinds[file.suffix]}\n{file.read_text(encoding='utf-8')}```\n" for file in files}
 
@@ -151,7 +148,7 @@ def recipes_and_numbers() -> dict[str, str]:
     return parts
 
 
-def seeds(figure: str) -> str:
+def seeds() -> str:
     """The results of the sentiment benchmark and its figure."""
     results = json.loads((DOCS / "../benchmarks/results/sentiment-seeds.json").read_text(encoding="utf-8"))
     table = "| run | before | after | KL a reply |\n|---|---|---|---|\n"
@@ -161,7 +158,7 @@ def seeds(figure: str) -> str:
     return (
         "Mean positive probability on 256 held-out openings, temperature 1, the same random numbers before and "
         "after:\n\n"
-        f"{table}\n![reward and KL over steps, one line a seed]({figure})\n\n"
+        f"{table}\n![reward and KL over steps, one line a seed](docs/figures/sentiment-seeds.svg)\n\n"
         f"Made by `{results['command']}`.\n"
     )
 

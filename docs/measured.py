@@ -188,20 +188,20 @@ def room_variants() -> str:
 
 
 def hostile() -> str:
-    """One row per hostile reward, at both levels of isolation."""
+    """One row per outcome: the hostile rewards that have it, and the slowest of them at both levels of isolation."""
     results: Any = _read("isolated.json")
     if not results:
         return NOTHING
-    names = dict.fromkeys(row["reward"] for row in results["rows"])
-    levels = list(dict.fromkeys(row["level"] for row in results["rows"]))
-    table = f"| reward | outcome | scores kept | {' | '.join(f'{level}: s' for level in levels)} | left over |\n"
+    outcomes, levels = (list(dict.fromkeys(row[key] for row in results["rows"])) for key in ("outcome", "level"))
+    slowest = " | ".join(f"{level}: at most s" for level in levels)
+    table = f"| outcome | rewards | scores kept | {slowest} | left over |\n"
     table += f"|---|---|---|{'---|' * len(levels)}---|\n"
-    for name in names:
-        rows = [row for row in results["rows"] if row["reward"] == name]
+    for outcome in outcomes:
+        rows = [row for row in results["rows"] if row["outcome"] == outcome]
+        names = ", ".join(f"`{name}`" for name in dict.fromkeys(row["reward"] for row in rows))
         kept, left = min(row["kept"] for row in rows), max(row["left"] for row in rows)
-        outcome = "/".join(dict.fromkeys(row["outcome"] for row in rows))
-        seconds = " | ".join(f"{row['seconds']:.1f}" for row in rows)
-        table += f"| `{name}` | {outcome} | {kept} of 63 | {seconds} | {left} |\n"
+        seconds = " | ".join(f"{max(row['seconds'] for row in rows if row['level'] == level):.1f}" for level in levels)
+        table += f"| {outcome} | {names} | {kept} of 63 | {seconds} | {left} |\n"
     deadline = results["rows"][0]["deadline"]
     return f"{table}\nThe deadline was {deadline:g} s. Made by `{results['command']}`.\n"
 

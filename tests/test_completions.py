@@ -10,10 +10,10 @@ import struct
 import threading
 import time
 from email.utils import formatdate
-from pathlib import Path
 
 import pytest
 from completion_server import Server
+from page_commands import read
 
 from operant.engines.completions import Completions, Spent
 from operant.net import client as http_client
@@ -343,7 +343,7 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
 
 
 def test_the_snippet_of_the_page_runs(serve, capsys, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs/completions.md").read_text(encoding="utf-8")
+    page = read("docs/prompts.md#models-behind-an-endpoint")
     server = serve(lambda body: scores(body) if body.get("echo") else {"text": " there was a king"})
     snippet = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
     monkeypatch.chdir(tmp_path)

@@ -4,10 +4,10 @@ import itertools
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from page_commands import read
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -532,7 +532,7 @@ def test_a_reward_that_pays_one_token_of_a_reply_is_refused(scores):
 
 
 def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "critic.md").read_text(encoding="utf-8")
+    page = read("docs/code.md#a-critic-of-programs")
     [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "critic").symlink_to(learnt.path)

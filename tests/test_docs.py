@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from page_commands import HEADING, ROOT, anchor, read, snippets, without_code
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
@@ -19,9 +20,9 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/parity/*.md")])
-FROM_TRL = ROOT / "docs" / "from-trl.md"
+FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md"), *ROOT.glob("*/README.md")])
+PAGES = [str(path.relative_to(ROOT)) for path in FILES]
+STALE = "docs/ahead.md#replies-of-earlier-weights-or-of-another-sampler"
 
 # The fields of TRL 0.11.4's PPOConfig, and the metrics that its PPOTrainer and its notebooks logged.
 PPO_CONFIG = """exp_name seed log_with task_name model_name query_dataset reward_model remove_unused_columns
@@ -40,15 +41,23 @@ tokens/queries_len_std tokens/queries_dist tokens/responses_len_mean tokens/resp
 time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/ppo/optimize_step time/ppo/calc_stats
 time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
 game_log gradients/*""".split()
-
-
-def page(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
-GENERATED = """metrics.md options.md ppo.md algorithms.md kl.md from-trl.md fast.md isolated-rewards.md sandbox.md
-checkpoints.md how-to-train.md recipes.md textworld.md text-worlds.md translation.md rl4lms.md scale.md tasks.md
-extending.md ../README.md""".split()
+MADE_FROM_CODE = (
+    "presets",
+    "metrics",
+    "options",
+    "others",
+    "methods",
+    "sections",
+    "recipes",
+    "keyword file",
+    "chat file",
+)
+"""Blocks that state what the code says, and no measurement."""
+DRAWN = {"policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
+"""Figures whose script takes the name of the file."""
+BLOCK = re.compile(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->(?=([^<]{0,400}))", re.DOTALL)
+"""A generated part: its mark, its text, and the text behind it."""
+SOURCES = (".py", ".yaml", ".txt", ".ipynb", ".md", ".sh")
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +69,39 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", GENERATED)
-def test_generated_parts_are_up_to_date(generate: ModuleType, name: str) -> None:
-    assert page(ROOT / "docs" / name) == generate.pages()[name], "run `make docs`"
+def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
+    """But for the table of design.md, which tests/test_house.py compares, and mistakes.md (tests/test_mistakes.py)."""
+    made = {name: text for name, text in generate.pages().items() if name != "design.md"}
+    assert [name for name, text in made.items() if read(f"docs/{name}") != text] == [], "run `make docs`"
+
+
+def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
+    """In the block, or in the lines below it."""
+    bare = []
+    for page in [f"docs/{name}" for name in generate.pages()]:
+        for name, block, after in BLOCK.findall(read(page)):
+            figures = re.search(r"\d\.\d", block) and not block.startswith("```")
+            if figures and name not in MADE_FROM_CODE and not re.search(r"`(python -m|make) \w+", block + after):
+                bare.append(f"{page}: {name}")
+    assert bare == []
+
+
+def test_every_figure_is_drawn_by_a_script_that_its_page_names() -> None:
+    scripts = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("benchmarks/*.py")}
+    shown = {page: re.findall(r"!\[[^\]]*\]\((?:docs/)?figures/([\w.-]+)\)", read(page)) for page in PAGES}
+    for page, figures in shown.items():
+        for figure in figures:
+            makers = [name for name, text in scripts.items() if figure in text or figure in DRAWN.get(name, ())]
+            assert makers, f"{page}: no script in benchmarks/ writes {figure}"
+            named = any(f"benchmarks.{name}" in read(page) for name in makers) or page == "README.md"
+            assert named, f"{page}: name the command of {figure}"
+    assert {path.name for path in ROOT.glob("docs/figures/*")} <= {name for names in shown.values() for name in names}
 
 
 def test_the_findings_that_readme_quotes_were_told() -> None:
     told = json.loads((ROOT / "benchmarks/results/kl-samples.json").read_text(encoding="utf-8"))
     without = next(run for run in told["runs"] if run["run"] == "without")
-    quoted = page(ROOT / "README.md")
+    quoted = read("README.md")
     assert f"{without['before']:.3f} -> {without['after']:.3f} in 72 steps" in quoted
     assert any(f"problem: {said}" in quoted for said in without["findings"])
 
@@ -82,34 +115,73 @@ def test_every_option_has_its_sentence(generate: ModuleType) -> None:
         assert missing == set(), f"{group or 'train'}: write a sentence under the field"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", page(path), flags=re.DOTALL))
-    local = [target for target in targets if not re.match(r"https?://|mailto:", target)]
-    assert [target for target in local if not (path.parent / target).exists()] == []
+def anchors(path: Path) -> set[str]:
+    """The names of a page's headings; of equal ones, the later have a number."""
+    found: list[str] = []
+    for heading in HEADING.findall(without_code(path.read_text(encoding="utf-8"))):
+        name = anchor(heading[1])
+        found.append(name if name not in found else f"{name}-{found.count(name)}")
+    return set(found)
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "fast.md"])
-def test_named_options_exist(name: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    dead, path = [], ROOT / page
+    for target, place in re.findall(r"\]\(([^)#\s]*)(#[^)\s]*)?\)", without_code(read(page))):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        there = path.parent / target if target else path
+        if not there.exists() or (place and there.suffix == ".md" and place[1:] not in anchors(there)):
+            dead.append(target + place)
+    assert dead == []
+
+
+def test_the_pages_that_sources_name_exist() -> None:
+    """In docstrings, error sentences, recipes and the notebook; and the README leads to every page."""
+    folders = ("src/operant", "benchmarks", "recipes", "tests")
+    texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
+    named = {name for path in texts for name in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8"))}
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+    led = {target for target in re.findall(r"\]\((docs/[\w-]+\.md)", read("README.md"))}
+    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - led == set()
+
+
+def test_some_test_runs_the_snippets_of_every_page() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/test_*.py"))
+    shown = [page for page in PAGES if page.startswith("docs/") and snippets(page)]
+    assert len(shown) > 12
+    assert [page for page in shown if page not in tests and Path(page).name not in tests] == []
+
+
+@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/from-trl.md", "docs/fast.md"])
+def test_named_options_exist(page: str) -> None:
     known = {full for algorithm in ALGORITHMS for full in names(config_schema(algorithm))}
     groups = {full.split(".")[0] for full in known if "." in full}
-    said = {word for word in re.findall(r"`([a-z_]+\.[a-z_]+)`", page(ROOT / "docs" / name))}
+    said = {word for word in re.findall(r"`([a-z_]+\.[a-z_]+)`", read(page))}
     options = {word for word in said if word.split(".")[0] in groups and not word.endswith((".py", ".generate"))}
     assert len(options) >= 4
     assert options - known == set()
 
 
-@pytest.mark.parametrize("name", ["ppo.md", "from-trl.md", "stale-replies.md", "engines.md"])
-def test_named_metrics_exist(name: str) -> None:
-    text = page(ROOT / "docs" / name)
+def test_the_code_that_the_page_of_ppo_names_is_there() -> None:
+    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (`[^|]+) \|$", read("docs/ppo.md"), re.MULTILINE)
+    assert len(rows) > 6
+    for file, found in rows:
+        text = (ROOT / "src/operant" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", found):
+            assert re.search(rf"^(def|class) {name}\b|^{name} = ", text, re.MULTILINE), f"{file}: {name}"
+
+
+@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/from-trl.md", "docs/ahead.md", "docs/engines.md"])
+def test_named_metrics_exist(page: str) -> None:
     ours = {metric.split("/")[0] for metric in METRICS}
-    said = {word for word in re.findall(r"`([a-z]+/[a-z_0-9]+)`", text) if word.split("/")[0] in ours}
+    said = {word for word in re.findall(r"`([a-z]+/[a-z_0-9]+)`", read(page)) if word.split("/")[0] in ours}
     theirs = {word for word in LOGGED if "/" in word} | {word for m in METRICS.values() for word in m.old.split(", ")}
     assert said - set(METRICS) - theirs == set()
 
 
 def test_every_old_option_and_metric_is_named() -> None:
-    rows = re.findall(r"^\| `([^`]+)` \|", page(FROM_TRL), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \|", read("docs/from-trl.md"), flags=re.MULTILINE)
     assert set(PPO_CONFIG) - set(rows) == set()
     assert set(LOGGED) - set(rows) == set()
 
@@ -127,7 +199,7 @@ def tiny(folder: Path) -> str:
 
 
 def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, triplets, own = re.findall(r"```python\n(.*?)```", page(FROM_TRL), flags=re.DOTALL)
+    loop, triplets, own = snippets("docs/from-trl.md")
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
@@ -148,7 +220,7 @@ def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_snippet_of_fast_runs() -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "fast.md"), flags=re.DOTALL)
+    (snippet,) = snippets("docs/fast.md")
     made: dict = {}
     exec(snippet, made)
     learner = made["learner"]
@@ -158,18 +230,18 @@ def test_the_snippet_of_fast_runs() -> None:
 
 
 def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "trackers.md"), flags=re.DOTALL)
+    (snippet,) = snippets("docs/reading-a-report.md")
     monkeypatch.chdir(tmp_path)
     judge = {"reward": lambda rollouts: [float(r.reply.count("good")) for r in rollouts]}
     made: dict[str, Any] = {"policy": tiny(tmp_path / "model"), "tasks": ["the film", "so"] * 64, **judge}
     exec(snippet, made)
     rewards = [metrics["reward/mean"] for metrics in made["run"].metrics]
     assert made["best"].best[0] == max(rewards) and len(rewards) == 3
-    assert f"the best mean reward was {max(rewards):.3f}" in page(made["run"].path / "log.txt")
+    assert f"the best mean reward was {max(rewards):.3f}" in (made["run"].path / "log.txt").read_text(encoding="utf-8")
 
 
 def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", page(ROOT / "docs" / "stale-replies.md"), flags=re.DOTALL)
+    (snippet,) = snippets(STALE)
     made: dict[str, Any] = {}
     exec(snippet, made)
     assert capsys.readouterr().out == "1.0\n"
@@ -177,10 +249,10 @@ def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_promise_names_a_test_that_is_there():
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", page(ROOT / "docs" / "promises.md"))
-    rows = [line for line in page(ROOT / "docs" / "promises.md").splitlines() if line.startswith("| ")]
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", read("docs/promises.md"))
+    rows = [line for line in read("docs/promises.md").splitlines() if line.startswith("| ")]
     places = {path.name: path for folder in ("tests", "benchmarks/tests") for path in (ROOT / folder).glob("test_*.py")}
-    gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in page(places[file])]
+    gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in places[file].read_text(encoding="utf-8")]
     assert not gone
     assert all("`test_" in row or row.startswith("| promise") for row in rows) and len(named) > 50
 
@@ -188,5 +260,5 @@ def test_every_promise_names_a_test_that_is_there():
 def test_the_reload_of_the_engines_page_is_the_default() -> None:
     from operant.engines.openai import RELOAD
 
-    (block,) = re.findall(r"```yaml\n(.*?)```", page(ROOT / "docs" / "engines.md"), flags=re.DOTALL)
+    (block,) = snippets("docs/engines.md", "yaml")
     assert yaml.safe_load(block)["engine"]["reload"] == RELOAD

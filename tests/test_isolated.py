@@ -18,6 +18,7 @@ from pathlib import Path
 import hostile
 import pytest
 from isolation import STRONG, WEAK, marked_processes
+from page_commands import read
 from rigs import on_ranks
 from toys import letters, lm
 
@@ -398,7 +399,7 @@ def test_a_failure_on_one_rank_keeps_no_other_waiting(on_error, message):
 
 
 def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, capsys):
-    page = (TESTS.parent / "docs/isolated-rewards.md").read_text(encoding="utf-8")
+    page = read("docs/rewards.md#isolated-rewards-they-may-hang-crash-or-fill-memory")
     [snippet] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")

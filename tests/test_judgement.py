@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from page_commands import read
 from scored import fixed, rollout_of
 from toys import letters, lm
 
@@ -328,7 +329,7 @@ def test_the_world_has_a_name():
 
 
 def test_the_snippets_of_the_page_print_what_they_claim(capsys):
-    page = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    page = read("docs/rewards.md#rewards-by-name-or-your-own")
     known: dict = {}
     for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
         exec(snippet, known)

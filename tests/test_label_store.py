@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from labelling import post, serving, write
-from page_commands import commands
+from page_commands import commands, read
 from processes import Child
 
 from operant.data.preferences import labelled_task
@@ -465,7 +465,7 @@ def test_a_database_that_a_run_will_fill_is_made_where_its_kind_is_named(tmp_pat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LabelServer, "run", ended)
-    page = (ROOT / "docs/rlhf.md").read_text(encoding="utf-8").partition("## People in the loop")[2]
+    page = read("docs/rlhf.md#people-in-the-loop")
     command = next(line for line in page.splitlines() if line.startswith("operant label"))
     assert main(command.split()[1:]) == 0 and "0 prompts, 0 labels so far, in live.sqlite" in capsys.readouterr().out
     with Store("live.sqlite", create=False) as store:
@@ -487,10 +487,10 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LabelServer, "run", labelled)
-    text = (ROOT / "docs/labels.md").read_text(encoding="utf-8")
+    text = read("docs/rlhf.md#labels-from-people")
     for name, content in re.findall(r"<!-- (\w+\.jsonl) -->\n```json\n(.*?)```", text, re.DOTALL):
         Path(name).write_text(content, encoding="utf-8")
-    typed = commands("docs/labels.md")
+    typed = commands("docs/rlhf.md#labels-from-people")
     assert len(typed) >= 6
     for _, *words in typed:
         words = ["127.0.0.1" if word == "0.0.0.0" else word for word in words]

@@ -6,10 +6,10 @@ import shutil
 import sys
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from page_commands import read
 from safetensors.torch import load_file, save_file
 from toys import CAUSAL, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, GPT2LMHeadModel
@@ -433,7 +433,7 @@ def test_options_that_are_equal_are_the_same_adapter():
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch, folders):
-    page = (Path(__file__).parents[1] / "docs" / "lora.md").read_text(encoding="utf-8")
+    page = read("docs/adapters.md#adapters-lora")
     monkeypatch.chdir(tmp_path)
     space = {"operant": operant, "model_name": folders[0], "judge": lambda text: float(text.count("e"))}
     for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):

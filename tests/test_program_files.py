@@ -432,7 +432,7 @@ def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatc
     for name in ("problems.jsonl", "training.jsonl"):
         shutil.copy(place / "problems.jsonl", tmp_path / name)
     done = []
-    for _, command, *words in commands("docs/code-test-time.md"):
+    for _, command, *words in commands("docs/code.md#programs-at-test-time"):
         if words[0] in ("code", "samples.jsonl"):  # tests/test_commands_of_the_pages.py, and below
             continue
         shorter = [{"32": "12"}.get(word, word) for word in words]

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from page_commands import read
 from toys import letters, lm
 
 from operant.apps.code.forms import code
@@ -499,7 +500,7 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[1] / "docs/code.md").read_text(encoding="utf-8")
+PAGE = read("docs/code.md#programs-that-pass-their-tests")
 
 
 def test_the_rows_and_the_snippet_of_the_page(capsys):

@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
+from page_commands import read
 
 from operant.apps.prompts import measures
 from operant.apps.prompts.examples import Examples
@@ -292,7 +292,7 @@ def test_examples_check_their_sizes():
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "prompts-task-models.md").read_text(encoding="utf-8")
+    page = read("docs/prompts.md#task-models-what-answers-a-prompt")
     monkeypatch.chdir(tmp_path)
     space = {}
     for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):

@@ -6,10 +6,10 @@ import re
 import shlex
 import signal
 import socket
-from pathlib import Path
 
 import pytest
 import torch
+from page_commands import read
 from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
@@ -277,7 +277,7 @@ def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_pa
 @pytest.mark.slow
 def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
     """Its commands, with few steps and a share of a processor for each actor, and its snippet."""
-    page = (Path(__file__).parents[1] / "docs/ahead.md").read_text(encoding="utf-8")
+    page = read("docs/ahead.md#generating-ahead-and-on-ray")
     monkeypatch.chdir(tmp_path)
     short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 24, "evaluate": "none"}
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^    operant (train .*)$", page, re.M)]

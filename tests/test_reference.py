@@ -91,7 +91,7 @@ def test_users_are_told_to_import_public_names_only(public: dict) -> None:
     known |= {tuple(module.rsplit(".", 1)) for module in public}
     told = {
         (module, name) for module, name in told if not module.startswith("operant.tools.labels")
-    }  # docs/labels.md is theirs
+    }  # docs/rlhf.md is theirs
     assert told - known == set(), "export it, or add its module to MODULES in docs/reference.py"
 
 

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "benchmarks/chaos.py": "benchmarks/tests/test_chaos.py",
     "benchmarks/soak.py": "benchmarks/tests/test_soak.py",
     "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
-    "benchmarks/code_test_time.py": "docs/code-test-time.md",  # it needs a critic that was trained for minutes
+    "benchmarks/code_test_time.py": "docs/code.md",  # it needs a critic that was trained for minutes
     "benchmarks/rank_memory.py": "tests/test_plan_ranks.py",
 }
 """Script: the test, or the script below, that runs it."""

@@ -7,10 +7,10 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from page_commands import read
 from safetensors.torch import load_file, save_file
 from small_runs import count_a
 from toys import letters, lm
@@ -451,7 +451,7 @@ def test_a_folder_is_trained_further_as_it_is(folder):
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "soft-prompts.md").read_text(encoding="utf-8")
+    page = read("docs/adapters.md#soft-prompts")
     monkeypatch.chdir(tmp_path)
     lm("gpt2", len(letters())).save_pretrained("model")
     letters().save_pretrained("model")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from completion_server import Server
+from page_commands import read
 from toys import PIECES, SPECIAL, letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
@@ -422,7 +423,7 @@ def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
 
 
 def test_the_snippet_of_the_page_runs(capsys):
-    page = (Path(__file__).parents[1] / "docs/style-transfer.md").read_text(encoding="utf-8")
+    page = read("docs/prompts.md#style-transfer-by-prompts")
     (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     exec(snippet, {})
     *judged, quality, rewrites = capsys.readouterr().out.splitlines()

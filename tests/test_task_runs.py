@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from page_commands import commands
+from page_commands import commands, read
 from processes import Forked
 from published import ROWS, models, write
 from toys import letters, lm
@@ -19,7 +19,7 @@ from operant.runs.config import configure
 from operant.tools.cli import main
 from operant.types import OperantError, Task
 
-PAGE = Path(__file__).parents[1] / "docs/tasks.md"
+PAGE = "docs/tasks.md#recipes-for-public-data-sets"
 FILES = {
     "summarize": ("cnn_train", "cnn_test", "scitldr_train", "scitldr_test"),
     "commongen": ("commongen", "commongen_dev"),
@@ -47,7 +47,7 @@ def place(tmp_path_factory):
         for language in ("de", "en"):
             text = "".join(row["translation"][language] + "\n" for row in ROWS["translate"])
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (snippet,) = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.DOTALL)
     (folder / "my_forms.py").write_text(snippet, encoding="utf-8")
     acts = {i: name for i, name in enumerate(("inform", "question", "directive", "commissive"))}
     shape = {"vocab_size": 37, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
@@ -74,10 +74,10 @@ def short(command, words):
     return [command, *words, *(part for name, value in more.items() for part in (f"--{name}", value))]
 
 
-@pytest.mark.parametrize("number", range(len(commands("docs/tasks.md"))))
+@pytest.mark.parametrize("number", range(len(commands("docs/tasks.md#recipes-for-public-data-sets"))))
 def test_the_page_can_be_followed(number, monkeypatch, capsys):
     Forked.instead(monkeypatch)
-    _, command, *words = commands("docs/tasks.md")[number]
+    _, command, *words = commands("docs/tasks.md#recipes-for-public-data-sets")[number]
     if any(re.fullmatch(r"imdb|[\w-]+/\w+/[\w.]+:\w+", word) for word in words[2:]):
         pytest.skip("a data set of the Hub")
     assert main(short(command, words)) == 0, (words, capsys.readouterr().err)

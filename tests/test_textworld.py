@@ -11,6 +11,7 @@ from threading import Thread
 
 import psutil
 import pytest
+from page_commands import read
 from processes import HIDE
 
 from operant import OperantError, Task, check_env
@@ -165,7 +166,7 @@ def test_unseen_games_repeat_no_walkthrough_and_games_are_made_once(cached):
 @pytest.mark.slow
 def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
     """With fewer games, turns and steps; the classic game is one that nobody has."""
-    page = (Path(__file__).parents[1] / "docs/textworld.md").read_text(encoding="utf-8")
+    page = read("docs/text-worlds.md#textworld-and-jericho")
     commands = [line.split()[1:] for line in page.splitlines() if line.startswith("operant train ")]
     few = "--env.train_games 3 --env.test_games 2 --env.max_turns 3 --steps 1 --batch 4".split()
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ torch's DistributedDataParallel would average the gradients of the ranks. Here t
 loss sum to 1 over the whole minibatch. Several ranks are started by `torchrun --nproc-per-node 2 -m operant train ...`.
 
 `Shards` divides the parameters, gradients and optimizer states of a module over the ranks, by torch's FSDP2
-(docs/sharding.md).
+(docs/scale.md).
 """
 
 import hashlib

@@ -13,8 +13,9 @@ $$\text{loss} = -\frac{1}{N}\sum_{\text{own}} A_t \log \pi(a_t) - \frac{c}{M} \s
 
 where N and M are the numbers of own and given tokens of an optimizer step, and c = `loss.given_coef` is 1: equal
 weight, as there. With `advantage.gamma` 0, the default, $A_t$ is what the reward pays to the token:
-`critic:runs/critic` pays CodeRL's return, and its other `returns` are corrected forms of it ([critic.md](critic.md)). A
-reward that pays the last token alone, such as `tests`, needs `--advantage.gamma 1`, and is refused without.
+`critic:runs/critic` pays CodeRL's return, and its other `returns` are corrected forms of it
+([a critic of programs](code.md#a-critic-of-programs)). A reward that pays the last token alone, such as `tests`, needs
+`--advantage.gamma 1`, and is refused without.
 
 - CodeRL trained offline, on samples, outcomes and critic scores that were computed once; here every step plays, so that
   the gradient is that of the policy that drew the replies, and a batch is used once. CodeRL's steps alternated between

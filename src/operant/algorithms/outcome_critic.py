@@ -25,7 +25,8 @@ people wrote are rows with the outcome `passed`.
   of the most frequent outcome. `critic/calibration_error` and `critic/auc_25` to `critic/auc_100` are measured on
   held-out rows as well ([metrics](metrics.md)).
 - The export is a plain transformers folder of the trunk, with the head in `outcome_head.safetensors` beside it.
-- [critic.md](critic.md) shows the rewards that it makes, and how it is trained further during a run.
+- [A critic of programs](code.md#a-critic-of-programs) shows the rewards that it makes, and how it is trained further
+  during a run.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,9 +7,9 @@ operant train sentiment --reward runs/reward-model --policy runs/sft
 
 The trunk is a causal language model, usually the one that PPO will begin from, or an encoder. Its new head reads the
 last token of prompt and reply (without a stop token), and is drawn with standard deviation $1/\sqrt{D+1}$. Nothing is
-dropped out. A row has one of the forms of [labels](labels.md): `chosen` and `rejected`, or `replies` with `ranks`,
-`best`, `ratings` or `good`, or labels of steps. All replies to one prompt are read in the same pass. With the score
-$s_i$ of reply $i$ and its label $y_i$, the loss of a group is, by `--kind` (`loss.kind`):
+dropped out. A row has one of the forms of [labels](rlhf.md#labels-from-people): `chosen` and `rejected`, or `replies`
+with `ranks`, `best`, `ratings` or `good`, or labels of steps. All replies to one prompt are read in the same pass. With
+the score $s_i$ of reply $i$ and its label $y_i$, the loss of a group is, by `--kind` (`loss.kind`):
 
 | kind | loss |
 |---|---|

@@ -18,7 +18,7 @@ In the loss, the gradient of every kind but `plain_k3` is in expectation that of
 A charge in the reward depends on the policy in two ways. The first is the choice of tokens, whose gradient is the
 policy gradient of the reward. The second is the value of the charge at the drawn token or state, whose gradient is 0 in
 expectation for k1 only. For the other kinds the update adds it (third column), unless `reward_gradient` is `score`.
-docs/kl.md has the gradient and the optimum of every kind in both places.
+docs/ppo.md has the gradient and the optimum of every kind in both places.
 
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """
@@ -54,7 +54,7 @@ class KLOptions:
     """k1 | k2 | k3 | absolute | reverse | forward: the KL term that is charged in the reward, per token."""
     reward_gradient: str = "full"
     """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
-    every kind but k1 has another optimum (docs/kl.md)."""
+    every kind but k1 has another optimum (docs/ppo.md)."""
     loss_coef: float = 0.0
     """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
     loss_kind: str = "k1"

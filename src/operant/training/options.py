@@ -67,7 +67,7 @@ class LearnerOptions:
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page by page.
     It holds for the whole process."""
     parallel: str = "ddp"
-    """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/sharding.md)."""
+    """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/scale.md)."""
     offload: str = "none"
     """With fsdp on a GPU, what the CPU's memory has: none; reference; optimizer: policy, gradients and states; both."""
     watch_every: int = 10

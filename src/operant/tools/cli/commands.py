@@ -602,7 +602,7 @@ in this world. Those of sampling apply to models: --sampling.top-k 1 is greedy."
                                                      prompt, chosen and rejected, for training
 
 A row of the file has `prompt` and `replies`, or `prompt` and `reply`, or `prompt`, `chosen` and `rejected`. Labels are
-stored in a database beside the file, so the same command continues. docs/labels.md explains all.""",
+stored in a database beside the file, so the same command continues. docs/rlhf.md explains all.""",
         "replies.jsonl",
         {
             "kind": {"metavar": "KIND", "help": "pick (the best one), rank, rate or good [pick]"},

@@ -85,7 +85,7 @@ def read_items(path: str | Path) -> list[Item]:
         raise OperantError(str(error).replace("tasks: ", "", 1)) from error
     found = items_of((row, f"{path}, {place_of(number)}") for number, row in rows)
     if not found:
-        raise OperantError(f"{path} has no rows; each has a prompt and its replies: docs/labels.md shows the forms")
+        raise OperantError(f"{path} has no rows; each has a prompt and its replies: docs/rlhf.md shows the forms")
     return found
 
 
