@@ -12,7 +12,7 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
-from operant import other_names
+from operant import options as other_names
 from operant.options import Factory
 from operant.tools.cli.arguments import parse_text
 from operant.types import OperantError

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.tools.report.compare import write_comparison
 from operant.tools.report.summary import brief
 from operant.tools.sweep.grid import Point
 from operant.tools.sweep.processes import Exit, RunCommand, run_all
 from operant.tools.sweep.state import SweepPlan, make_plan, progress, remember, steps_done
-from operant.types import OperantError
 
 _STATUS_SECONDS = 1.0
 
@@ -30,17 +30,15 @@ class SweepOptions:
 
     out: str | None = None
     """Folder of the sweep; by default runs/RECIPE-sweep."""
-    at_once: int = 1
+    at_once: int = bounded(1, at_least=1)
     """Number of runs in parallel; each gets an equal share of the cores."""
-    random: int = 0
+    random: int = bounded(0, at_least=0)
     """Draw this many combinations instead of running all; an option may then be a range, 1e-5..1e-3."""
     sweep_seed: int = 0
     """Random seed of the draws."""
 
     def __post_init__(self) -> None:
-        for name, least in {"at_once": 1, "random": 0}.items():
-            if getattr(self, name) < least:
-                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        check_bounds(self)
 
 
 def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: SweepOptions | None = None) -> int:
