@@ -10,53 +10,13 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from operant import options as other_names
 from operant.options import Factory
 from operant.tools.cli.arguments import parse_text
 from operant.types import OperantError
-
-ARGUMENTS = {
-    "version": "Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
-    "forward_share": "Weight of these losses, which train A, against those that train V: policy and copy exchanged.",
-    "freeze_later": "In v3, no gradient goes through the A of later actions.",
-    "standardise": "Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none.",
-    "shape": "Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d.",
-    "clip": "The ratio may move by this much before the gain ends.",
-    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
-    "value_coef": "Weight of the value loss beside the policy loss.",
-    "entropy_coef": "Weight of the entropy bonus.",
-    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
-    "scale": "Divide by the deviation of the group's returns.",
-    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
-    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
-    "gamma": "Discount between the tokens of a reply.",
-    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
-    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
-    "turn_lam": "Lambda between turns; none: `lam`.",
-    "level": "token: each token is an action; turn_first, turn_mean: each turn, by its first value or their mean.",
-    "omega": "Weight of the comparison of turns that begin in the same state.",
-    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
-    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
-    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
-    "divergence": "reverse: KL(policy || teacher). forward: KL(teacher || policy).",
-    "tau": "The expectile of V: near 1, the value of the best replies of the data; 0.5: of their mean.",
-    "cql_coef": "Weight of the term that keeps Q low where no reply has been.",
-    "bc_coef": "Weight of the imitation of the replies.",
-    "awac_beta": "The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1.",
-    "kind": "The loss; the page of the method has the formula of each.",
-    "beta": "Coefficient of the log-ratio to the reference: a smaller one allows more distance from it.",
-    "label_smoothing": "Share of labels that are taken to be wrong; with kind sigmoid or robust.",
-    "pairs": "all: every pair of replies to a prompt; ends: only the best ones against the worst ones.",
-    "given_coef": "Weight of the cross-entropy of given replies beside the loss of the policy's own.",
-    "good_weight": "Weight of good replies.",
-    "bad_weight": "Weight of bad replies.",
-    "margin": "Scores of a pair should differ by this times the difference of their labels.",
-    "ties": "Equal labels: none: left out; davidson, rao-kupper: a model of ties.",
-    "tie": "How likely ties are in that model.",
-}
-"""The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
 
 
 class About(NamedTuple):
@@ -173,11 +133,13 @@ _parsed = cache(lambda made: ast.parse(textwrap.dedent(inspect.getsource(made)))
 
 
 def sentences(made: Any) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
+    """The text under each field of a dataclass, on one line; for the arguments of a function, which its docstring
+    describes all together, those of arguments.txt."""
     if isinstance(made, Factory):
         return {}
     if not inspect.isclass(made):
-        return ARGUMENTS
+        lines = (Path(__file__).parent / "arguments.txt").read_text(encoding="utf-8").splitlines()
+        return {name: text for name, _, text in (line.partition(": ") for line in lines)}
     found = {}
     for base in filter(is_dataclass, reversed(made.__mro__)):
         (node,) = _parsed(base).body
