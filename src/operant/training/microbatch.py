@@ -59,6 +59,11 @@ class MicroBatchOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "update")
 
+    @property
+    def copies(self) -> int:
+        """Number of further copies of the trained weights that an update keeps."""
+        return 0
+
     def budget(self) -> TokenBudget:
         """The tokens of a micro-batch, which are halved if memory runs out."""
         return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")

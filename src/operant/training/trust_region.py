@@ -62,6 +62,10 @@ class TrustRegionOptions(MicroBatchOptions):
     critic_minibatch: int | None = bounded(None, at_least=1)
     """Replies per optimizer step of the critic, over all ranks; None: the whole batch."""
 
+    @property
+    def copies(self) -> int:
+        return int(self.kl == "exact")  # the policy before the step
+
 
 class TrustRegion(GradientUpdate):
     """TRPO's step. The options `optimizer.*` are those of the critic; the policy has no optimizer."""

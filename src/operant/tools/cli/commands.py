@@ -211,7 +211,14 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     from operant.tools.report.runs import is_sweep
 
     if len(words) > 1 or is_sweep(words[0]):
-        return _compare(words, options)
+        from operant.tools.report.compare import write_comparison
+
+        out = options.pop("out", None)
+        if options:
+            raise OperantError(f"--{next(iter(options))} is for one run: a comparison of several takes only --out FILE")
+        path = write_comparison(words, out, say=lambda text: print(f"{text}\n"))
+        print(f"comparison: {path}")
+        return 0
     from operant.runs.folder import read_config
     from operant.tools.report.display import print_diagnosis
     from operant.tools.report.run_report import write_report
@@ -226,18 +233,6 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     path = write_report(words[0])
     print_diagnosis(Path(words[0]))
     print(f"report: {path}")
-    return 0
-
-
-def _compare(folders: Sequence[str], options: dict[str, Any]) -> int:
-    """Write the page that compares several runs; print their results and its path."""
-    from operant.tools.report.compare import write_comparison
-
-    out = options.pop("out", None)
-    if options:
-        raise OperantError(f"--{next(iter(options))} is for one run: a comparison of several takes only --out FILE")
-    path = write_comparison(folders, out, say=lambda text: print(f"{text}\n"))
-    print(f"comparison: {path}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The memory of a policy, and of each phase of a step, measured on a policy whose tensors have no memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,10 @@ def config_of(name: Any) -> Any:
     """The transformers config of a model: by name, as a .json file, or that of a model or Policy from Python."""
     if not isinstance(name, str):
         return getattr(name, "config", None) or name.model.config
-    return load_config(name if is_file(name) else find_config(name))
+    return load_config(name if _is_file(name) else find_config(name))
 
 
-def is_file(name: str) -> bool:
+def _is_file(name: str) -> bool:
     """Whether a model is named by its config alone, in a file of any name."""
     return name.endswith(".json") and Path(name).is_file()
 
@@ -45,7 +45,7 @@ def tokenizer_of(name: Any) -> Any:
     """The tokenizer of a model, by name or from Python; None if it has none."""
     if not isinstance(name, str):
         return getattr(name, "tokenizer", None)
-    return load_tokenizer(Path(name).parent if is_file(name) else find_config(name))
+    return load_tokenizer(Path(name).parent if _is_file(name) else find_config(name))
 
 
 class MemoryModel:
@@ -58,22 +58,9 @@ class MemoryModel:
         self.run, self.memory, self.config = run, memory, config
         self.options: ModelOptions = run.learner["model"]
         self.algorithm = find(run.train.algorithm)
-        self.policy = self._make_policy(config)
-        self.trained = self.policy.trainable()
-        self.critic: Policy | None = None
         value = run.learner["value"]
-        if self.algorithm.needs.critic and value.critic is not None:
-            self.critic = Policy(
-                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
-            )
-            self.critic.value_head = _value_head(self.critic, value)
-            self.trained += self.critic.trainable()
-        self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
-
-    def _make_policy(self, config: Any) -> Policy:
-        value = self.run.learner["value"]
         model = self._make_model(config, trained=True)
-        policy = Policy(model, modes=Modes())
+        self.policy = policy = Policy(model, modes=Modes())
         if self.algorithm.needs.critic and value.critic is None:
             policy.value_head = _value_head(policy, value)
         if self.options.train_layers is not None:
@@ -84,7 +71,15 @@ class MemoryModel:
             policy.trunk.learn_to_skip(lambda: model(**ids, use_cache=False))
         elif self.options.train_head is not None:
             policy.head.requires_grad_(self.options.train_head)
-        return policy
+        self.trained = policy.trainable()
+        self.critic: Policy | None = None
+        if self.algorithm.needs.critic and value.critic is not None:
+            self.critic = Policy(
+                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
+            )
+            self.critic.value_head = _value_head(self.critic, value)
+            self.trained += self.critic.trainable()
+        self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
 
     def _make_model(self, config: Any, trained: bool = False) -> Any:
         """The model, with the adapter or soft prompt of the run if it is the one that is trained."""
@@ -111,13 +106,19 @@ class MemoryModel:
     def permanent(self) -> dict[str, float]:
         """Bytes that are allocated during the whole run, by what they are used for."""
         low = [p for p in self.trained if p.element_size() < 4]
+        trained = _bytes(p for p in self.policy.model.parameters() if p.requires_grad)
         learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
+        named, reference = self.run.train.reference, 0.0
+        if named == "copy" and "reference" in self.algorithm.copies:  # it shares every weight that is not trained
+            reference = trained
+        elif named not in (None, "none") and "reference" in self.algorithm.copies:
+            reference = _bytes(self._make_model(config_of(named)).parameters())
         return {
             "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
             "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
-            "reference": self._reference(),
-            "other copies": self._copies() * _bytes(p for p in self.policy.model.parameters() if p.requires_grad),
-            "optimizer": optimizer.state_bytes(_count(self.trained), _count(low)),
+            "reference": reference,
+            "other copies": self._copies() * trained,
+            "optimizer": optimizer.state_bytes(*(sum(p.numel() for p in weights) for weights in (self.trained, low))),
             "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
@@ -138,16 +139,7 @@ class MemoryModel:
         names = {name for name in self.algorithm.copies if name != "reference"}
         if self.algorithm.mask is not None and learner["mask"].by == "policy":
             names.discard(self.algorithm.mask)
-        return len(names) + (getattr(learner["update"], "kl", None) == "exact")
-
-    def _reference(self) -> float:
-        """Bytes of the reference: a frozen copy shares every weight that is not trained."""
-        reference = self.run.train.reference
-        if reference in (None, "none") or "reference" not in self.algorithm.copies:
-            return 0.0
-        if reference == "copy":
-            return _bytes(p for p in self.policy.model.parameters() if p.requires_grad)
-        return _bytes(self._make_model(config_of(reference)).parameters())
+        return len(names) + learner["update"].copies
 
     # --- during one phase of a step -----------------------------------------------------------------------------------
 
@@ -293,10 +285,6 @@ def _value_head(policy: Policy, options: ValueOptions) -> Any:
     return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, outputs))
 
 
-def _count(tensors: Any) -> int:
-    return sum(t.numel() for t in tensors)
-
-
-def _bytes(tensors: Any) -> float:
+def _bytes(tensors: Iterable[Tensor]) -> float:
     """Bytes of distinct tensors: a tied weight counts once."""
     return float(sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()))
