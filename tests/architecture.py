@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -238,6 +239,7 @@ print(*sorted(files), sep="\\n", file=sys.stderr)
 """
 
 
+@cache
 def reading_list() -> list[str]:
     """The files of one PPO step of `operant train sentiment`: a function of each runs in it, or has called it."""
     with tempfile.TemporaryDirectory() as folder:

@@ -245,7 +245,7 @@ def test_the_short_help_has_a_dozen_options_in_under_a_second(words, shown, hidd
         "import sys, time; from operant.tools.cli import main; main(sys.argv[1:]); print(time.process_time(), "
         "{'torch', 'transformers', 'numpy', 'pyarrow'} & {*sys.modules})"
     )
-    for command in ("train", "sweep"):
+    for command in ("train", "sweep") if words == ["my.yaml"] else ("train",):
         words_of = [sys.executable, "-c", script, command, *words, "--help"]
         done = subprocess.run(words_of, capture_output=True, text=True, check=True, cwd=tmp_path)
         *_, last = done.stdout.splitlines()
