@@ -9,6 +9,7 @@ import os
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.types import OperantError, describe_error, shown
@@ -144,7 +145,12 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return _import_file(name) if name.endswith(".py") else importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name) if name.endswith(".py") else None
+        if spec is None or spec.loader is None:
+            return importlib.import_module(name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             hint = nearest(name.partition(":")[0], known)
@@ -154,11 +160,3 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise OperantError(f"{what}: importing {name!r} raised {describe_error(error)}") from error
-
-
-def _import_file(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
