@@ -45,54 +45,42 @@ SAID_BY_THE_TYPE = r"a whole number of at most 64 bits|a finite number \(up to.*
 SHORT = {"a whole number of at most 64 bits": "a whole number", "text": ""}
 
 
+@without_torch
 def declared(spec: str, values: Mapping[str, Any]) -> list[About]:
     """The options of a dataclass `module:Name` of this package. values: those that are not its defaults."""
-
-    def read() -> list[About]:
-        made = find("options", *spec.split(":"))
-        return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
-
-    return without_torch(read)
+    made = find("options", *spec.split(":"))
+    return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
 
 
+@without_torch
 def alone(option: str) -> bool:
     """Whether an option may stand without a value; true for one that no built-in method has."""
+    from operant.algorithms import ALGORITHMS
+    from operant.runs.config import config_schema
 
-    def read() -> list[Any]:
-        from operant.algorithms import ALGORITHMS
-        from operant.runs.config import config_schema
-
-        of_methods = [kinds(config_schema(method, {})) for method in ALGORITHMS]
-        return [kind for of in of_methods for name, kind in of.items() if f".{name}".endswith(f".{option}")]
-
-    found = without_torch(read)
+    of_methods = [kinds(config_schema(method, {})) for method in ALGORITHMS]
+    found = [kind for of in of_methods for name, kind in of.items() if f".{name}".endswith(f".{option}")]
     return not found or bool in found
 
 
+@without_torch
 def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
     """The method of a run, and its common options by name, each with its value and a line of text."""
-
-    def read() -> tuple[str, dict[str, tuple[Any, str]]]:
-        method, _, values, traits = settings(recipe, given)
-        shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
-        return method, {name: (values[name], text) for name, text in shown.items()}
-
-    return without_torch(read)
+    method, _, values, traits = settings(recipe, given)
+    shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
+    return method, {name: (values[name], text) for name, text in shown.items()}
 
 
+@without_torch
 def every(recipe: str | None, given: Mapping[str, Any]) -> list[About]:
     """All options of a run."""
+    from operant.algorithms import find, preset_names
 
-    def read() -> list[About]:
-        from operant.algorithms import find, preset_names
-
-        method, schema, values, _ = settings(recipe, given)
-        algorithm = find(method)
-        checks = {"loss": partial(algorithm.loss, None, None), "advantage": partial(algorithm.advantage or dict, None)}
-        described = _described(schema, values, checks)
-        return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
-
-    return without_torch(read)
+    method, schema, values, _ = settings(recipe, given)
+    algorithm = find(method)
+    checks = {"loss": partial(algorithm.loss, None, None), "advantage": partial(algorithm.advantage or dict, None)}
+    described = _described(schema, values, checks)
+    return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
 
 
 def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
