@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from operant import options as other_names
-from operant.options import Factory
+from operant.options import Factory, note, ours
 from operant.tools.cli.arguments import parse_text
 from operant.types import OperantError
 
@@ -93,12 +92,11 @@ class Parser(argparse.ArgumentParser):
         if rest and not more:
             name = next(iter(rest))
             last = name.rpartition(".")[2]
-            near = [n for ours in other_names.ours(last) if (n := ours.rpartition(".")[2]) in own] or [last] * (
-                last in own
-            )
-            note = f" ({other_names.note(last)})" if near and other_names.note(last) else ""
-            near = near or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
-            hint = f"did you mean {near[0]!r}?{note}" if near else f"`{self.prog} --help` lists all"
+            here = [option for full in ours(last) if (option := full.rpartition(".")[2]) in own]
+            here = here or ([last] if last in own else [])
+            more = f" ({note(last)})" if here and note(last) else ""
+            near = here or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
+            hint = f"did you mean {near[0]!r}?{more}" if near else f"`{self.prog} --help` lists all"
             if name in ("model", "policy") and re.search(r"MODEL|runs/x", str(self.usage)):
                 hint = f"a model is named without an option: {self.prog} {rest[name]}"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
