@@ -11,9 +11,12 @@ class RateOptions:
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import field, fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from operant.types import OperantError, shown
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Value = TypeVar("Value")
 
@@ -57,7 +60,7 @@ def rules(made: object) -> dict[str, str]:
     return {f.name: f.metadata["rule"] for f in (fields(made) if is_dataclass(made) else ()) if f.metadata}
 
 
-def check_bounds(made: Any, group: str = "") -> None:
+def check_bounds(made: "DataclassInstance", group: str = "") -> None:
     """Check the fields of an instance of a dataclass of options. group: of its options, for the sentence.
 
     Raises: OperantError for the first value that is not within the bounds of its field.

@@ -40,7 +40,7 @@ class Table:
         """The names that are built in, and those that installed packages add."""
         return sorted({*self.built_in, *(entry.name for entry in self._installed())})
 
-    def find(self, name: Any) -> Any:
+    def find(self, name: object) -> Any:
         """The object of that name, or of a `module:object`.
 
         Raises: OperantError for an unknown name, with the nearest one and the list; and for an object that cannot be
@@ -75,7 +75,7 @@ class Table:
         """The `module:object` that an installed package has under that name, without importing it; else the name."""
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
-    def __contains__(self, name: Any) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self.built_in or any(entry.name == name for entry in self._installed())
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
@@ -93,7 +93,7 @@ def _package(entry: importlib.metadata.EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
 
 
-def names_object(name: Any, table: Table) -> bool:
+def names_object(name: object, table: Table) -> bool:
     """Whether a text is a name of the table, or `module:object` or `file.py:object` of a module that can be found.
 
     So a data set or model of the Hub, which has a colon too, is not taken for one, unless a module has its name.

@@ -46,7 +46,7 @@ class HeardError(OperantError):
     """An error that another rank has met and says: of all ranks, only one prints it."""
 
 
-def shown(value: Any, most: int = 100) -> str:
+def shown(value: object, most: int = 100) -> str:
     """Format a value for an error message: on one line, and cut after `most` characters."""
     try:
         text = " ".join(repr(value[:most] if isinstance(value, (str, bytes, list, tuple)) else value).split())

@@ -47,7 +47,7 @@ class Watchdog:
     def __init__(
         self,
         clock: Clock,
-        say: Callable[[str], Any],
+        say: Callable[[str], object],
         log: Path | None,
         silence: float = 0.0,
         slow: float = SLOW,

@@ -46,7 +46,7 @@ SHORT = {"a whole number of at most 64 bits": "a whole number", "text": ""}
 
 
 @without_torch
-def declared(spec: str, values: Mapping[str, Any]) -> list[About]:
+def declared(spec: str, values: Mapping[str, object]) -> list[About]:
     """The options of a dataclass `module:Name` of this package. values: those that are not its defaults."""
     made = find("options", *spec.split(":"))
     return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
@@ -64,7 +64,7 @@ def alone(option: str) -> bool:
 
 
 @without_torch
-def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
+def common(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict[str, tuple[object, str]]]:
     """The method of a run, and its common options by name, each with its value and a line of text."""
     method, _, values, traits = settings(recipe, given)
     shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
@@ -72,7 +72,7 @@ def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str,
 
 
 @without_torch
-def every(recipe: str | None, given: Mapping[str, Any]) -> list[About]:
+def every(recipe: str | None, given: Mapping[str, object]) -> list[About]:
     """All options of a run."""
     from operant.algorithms import find, preset_names
 
@@ -83,7 +83,7 @@ def every(recipe: str | None, given: Mapping[str, Any]) -> list[About]:
     return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
 
 
-def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
+def settings(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
     """The method of a run, the groups of its options, the value of each that it uses, and the method's traits.
 
     Raises: OperantError as `chosen_options`.
@@ -105,7 +105,7 @@ def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[st
 
 
 def _described(
-    schema: Mapping[str, Any], values: Mapping[str, Any], checks: Mapping[str, Callable[..., Any]] = {}
+    schema: Mapping[str, Any], values: Mapping[str, object], checks: Mapping[str, Callable[..., Any]] = {}
 ) -> list[About]:
     """What the help says of the options with these values. checks: by group, the function whose arguments they are."""
     types, places = kinds(schema), names(schema)

@@ -23,7 +23,7 @@ class About(NamedTuple):
 
     name: str
     """The full name."""
-    value: Any
+    value: object
     text: str = ""
     rule: str = ""
     """Its bounds or choices, as in "at least 1"."""
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
                 alone = {"nargs": "?", "const": True} if about.alone else {}
                 place.add_argument(flag(about.name), dest=about.name, metavar="VALUE", help=escaped(text), **alone)
 
-    def add_briefly(self, title: str, options: Mapping[str, tuple[Any, str]]) -> None:
+    def add_briefly(self, title: str, options: Mapping[str, tuple[object, str]]) -> None:
         """Add options under a title, one line each: its value, and what it is."""
         group = self.add_argument_group(title)
         for name, (value, text) in options.items():
@@ -130,7 +130,7 @@ _parsed = cache(lambda made: ast.parse(textwrap.dedent(inspect.getsource(made)))
 """The source of a class, which is slow to find: the options of all methods share few."""
 
 
-def sentences(made: Any) -> dict[str, str]:
+def sentences(made: object) -> dict[str, str]:
     """The text under each field of a dataclass, on one line; for the arguments of a function, which its docstring
     describes all together, those of arguments.txt."""
     if isinstance(made, Factory):
@@ -148,7 +148,7 @@ def sentences(made: Any) -> dict[str, str]:
     return found
 
 
-def as_typed(value: Any) -> str:
+def as_typed(value: object) -> str:
     """A value as one would type it."""
     if value is None:
         return "none"

@@ -216,7 +216,7 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
 
 
 @contextmanager
-def explained(policy: Any) -> Iterator[None]:
+def explained(policy: object) -> Iterator[None]:
     """Turn an exception inside this context, whose computations are those of a run, into a sentence on the model."""
     try:
         yield

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from operant.bounds import bounded, check_bounds
 from operant.tools.report.compare import write_comparison
@@ -40,7 +39,7 @@ class SweepOptions:
         check_bounds(self)
 
 
-def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: SweepOptions | None = None) -> int:
+def sweep(run_options: Mapping[str, object], recipe: str | None = None, options: SweepOptions | None = None) -> int:
     """Make every run that is missing, then compare all runs; returns 1 if a run failed, else 0.
 
     The first and the last combination run first: in a grid they share no swept value. If both are refused before they

@@ -99,7 +99,7 @@ class Point:
 # --- from the command line --------------------------------------------------------------------------------------------
 
 
-def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
+def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
     """Split options into axes and those with one value, both by full name.
 
     options: values as text; True for an option without a value.
@@ -169,7 +169,7 @@ def canonical(name: str, text: str, kind: Any) -> str:
     return text if isinstance(value, Mapping) else written(value)
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as text that the command line accepts."""
     if value is None or isinstance(value, bool):
         return str(value).lower()

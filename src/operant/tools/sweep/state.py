@@ -42,7 +42,7 @@ class SweepPlan:
     """`random` and `sweep_seed` of a random search, else empty."""
 
 
-def make_plan(options: Mapping[str, Any], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
+def make_plan(options: Mapping[str, object], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
     """Make the points from options as text. Raises: OperantError for the first point that a run would refuse."""
     axes, fixed = divide(options, recipe)
     points = draw(axes, random, seed) if random else grid(axes)
