@@ -277,8 +277,9 @@ def test_the_command_line_answers_without_torch() -> None:
     code = """
 import contextlib, io, sys
 from operant.tools.cli import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
     main(["--help"])
+assert "operant train RECIPE" in printed.getvalue()
 print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "pyarrow", "numpy"}))
 """
     assert run_python(code) == "", "`operant --help` must not pay for these imports"

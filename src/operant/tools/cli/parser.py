@@ -94,9 +94,9 @@ class Parser(argparse.ArgumentParser):
             last = name.rpartition(".")[2]
             here = [option for full in ours(last) if (option := full.rpartition(".")[2]) in own]
             here = here or ([last] if last in own else [])
-            more = f" ({note(last)})" if here and note(last) else ""
+            aside = f" ({note(last)})" if here and note(last) else ""
             near = here or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
-            hint = f"did you mean {near[0]!r}?{more}" if near else f"`{self.prog} --help` lists all"
+            hint = f"did you mean {near[0]!r}?{aside}" if near else f"`{self.prog} --help` lists all"
             if name in ("model", "policy") and re.search(r"MODEL|runs/x", str(self.usage)):
                 hint = f"a model is named without an option: {self.prog} {rest[name]}"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
