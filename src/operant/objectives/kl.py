@@ -38,7 +38,7 @@ EXACT = ("reverse", "forward")
 """Kinds that are computed from the whole distributions."""
 OF_THE_LOSS = ("k1", "k2", "k3", "plain_k3", *EXACT)
 """Kinds of a term in the loss; `absolute` is for the reward only."""
-LOSS_RULE = f"{', '.join(OF_THE_LOSS)} ('absolute' is for the reward only)"
+_LOSS_RULE = f"{', '.join(OF_THE_LOSS)} ('absolute' is for the reward only)"
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
 """Options of the KL charge in the reward."""
 HORIZONS, UNKNOWN_RUN = 50, 10_000.0
@@ -61,7 +61,7 @@ class KLOptions:
     every kind but k1 has another optimum (docs/kl.md)."""
     loss_coef: float = bounded(0.0, at_least=0)
     """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
-    loss_kind: str = bounded("k1", choices=OF_THE_LOSS, rule=LOSS_RULE)
+    loss_kind: str = bounded("k1", choices=OF_THE_LOSS, rule=_LOSS_RULE)
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
     control: str = bounded("fixed", choices=("fixed", "adaptive", "per_token", "linear"))
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
