@@ -27,6 +27,7 @@ from architecture import (
     reached,
     reading_list,
     rooms,
+    stations,
     used_once,
 )
 
@@ -97,6 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budget", action="store_true", help="lower `tests/budget.toml` to what is measured")
     parser.add_argument("--once", action="store_true", help="list the functions that are used once")
     parser.add_argument("--step", action="store_true", help="list the files of one PPO step")
+    parser.add_argument("--option", action="store_true", help="list the stations of an option on its way to the loss")
     parser.add_argument("--figure", type=Path, help="draw the packages there, as SVG")
     options = parser.parse_args(arguments)
     found = measure()
@@ -108,6 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(*used_once({path: path.read_text(encoding="utf-8") for path in files()}), sep="\n")
     if options.step:
         print(*reading_list(), sep="\n")
+    if options.option:
+        print(*(passed := stations()), f"{len(passed)} stations", sep="\n")
     if options.figure:
         options.figure.write_text(figure(package_graph(module_graph()), tools()), encoding="utf-8")
     if options.budget:

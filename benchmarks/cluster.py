@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
 
-from operant.tools.memory_plan.gpus import GPUS, Gpu
+from operant.tools.memory_plan.ranks import GPUS, Gpu
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURE = ROOT / "benchmarks/results/cluster.json", ROOT / "docs/figures/cluster.svg"

@@ -14,7 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operant import algorithms, other_names
+from operant import algorithms
+from operant import options as other_names
 from operant.algorithms import ALGORITHMS, METHODS, rl4lms
 from operant.metrics import registry
 from operant.options import defaults, names

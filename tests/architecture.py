@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -238,12 +239,57 @@ print(*sorted(files), sep="\\n", file=sys.stderr)
 """
 
 
+@cache
 def reading_list() -> list[str]:
     """The files of one PPO step of `operant train sentiment`: a function of each runs in it, or has called it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", WATCHED, *STEP, "--out", f"{folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, check=True)
     return [line for line in done.stderr.splitlines() if line.endswith(".py")]
+
+
+PASSED = """
+import dataclasses, sys
+import operant
+from operant.tools.cli import main
+
+package, seen = operant.__path__[0] + "/", []
+
+def holds(x, depth=0):
+    if isinstance(x, (float, str)):
+        return str(x).endswith(VALUE)
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        x = vars(x)
+    inside = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
+    return depth < 6 and any(holds(part, depth + 1) for part in inside)
+
+def note(frame, event, result):
+    code = frame.f_code
+    if event not in ("call", "return") or not code.co_filename.startswith(package) or "<" in code.co_name:
+        return
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    names = [name for name in code.co_varnames[:count] if name not in ("self", "cls")]
+    if holds([frame.f_locals.get(name) for name in names] if event == "call" else result):
+        seen.append(f"{code.co_filename.removeprefix(package)} {code.co_qualname} {event}")
+        above = frame
+        while code.co_name == "clipped" and above is not None:
+            if above.f_code.co_name == "accumulate":  # the loss of the update, not the trial of its options
+                sys.setprofile(None)
+            above = above.f_back
+
+sys.setprofile(note)
+main(sys.argv[1:])
+print(*seen, sep="\\n", file=sys.stderr)
+"""
+
+
+def stations() -> list[str]:
+    """The calls and returns of functions that have `loss.clip` between the command line and the loss of PPO."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = PASSED.replace("VALUE", repr("0.2371"))
+        command = [sys.executable, "-c", source, *STEP, "--loss.clip", "0.2371", "--out", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, check=True)
+    return [line for line in done.stderr.splitlines() if line.endswith((" call", " return"))]
 
 
 def rooms() -> dict[str, int]:

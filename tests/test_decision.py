@@ -86,7 +86,7 @@ def test_the_best_returns_of_the_step_before_are_asked_for_in_turn():
     ("options", "message"),
     [
         ({"template": "no number {prompt}"}, r"it must contain {return} and {prompt}"),
-        ({"top": 0.0}, "condition.top=0: it must lie above 0"),
+        ({"top": 0.0}, r"condition.top=0.0: it must be in \(0, 1\]"),
         ({"turn_gamma": 1.5}, "condition.turn_gamma=1.5"),
         ({"digits": -1}, "condition.digits=-1"),
     ],

@@ -83,7 +83,7 @@ def test_hints_that_come_with_the_library():
         ({"hint": "targte"}, r"hint 'targte' is unknown; did you mean 'target'\?"),
         ({"hint": "no_such:thing"}, "there is no hint and no module 'no_such'"),
         ({"template": "{hint}"}, r"teacher.template='{hint}': it must contain {hint} and {prompt}"),
-        ({"rate": 1.5}, r"teacher.rate=1.5: it must lie in 0..1"),
+        ({"rate": 1.5}, r"teacher.rate=1.5: it must be in \[0, 1\]"),
         ({"rate": 0.5, "reference": 3}, "only a copy follows the policy"),
         ({"reference": None}, "it is the teacher"),
         ({"loss.divergence": "sideways"}, "it must be reverse or forward"),

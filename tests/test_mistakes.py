@@ -8,7 +8,7 @@ import mistakes
 import pytest
 from transformers import GenerationConfig, TrainingArguments
 
-from operant import other_names
+from operant import options as other_names
 from operant.algorithms import ALGORITHMS
 from operant.options import names, resolve
 from operant.runs.config import config_schema

@@ -1,10 +1,12 @@
 """Options by name: full, nested or short; what is converted, and what is refused."""
 
+from ast import literal_eval
 from dataclasses import dataclass
 
 import pytest
 
 from operant import Learner, OperantError
+from operant.bounds import bounded, check_bounds, rules
 from operant.options import compose, convert, names
 from operant.runs.config import config_schema, configure
 from operant.storage import old_names
@@ -83,6 +85,80 @@ def test_options_beside_composed_ones_are_refused(given, named):
     composed = configure({"tasks": "builtin:openings/train", "reward": "letters:e"}).learner
     with pytest.raises(OperantError, match=f"^{named} beside composed="):
         Learner("no-such-model", composed=composed, **given)
+
+
+BOUNDS = """
+steps=0: it must be at least 1
+samples=0: it must be at least 1
+probes=-1: it must be at least 0
+keep=0: it must be at least 1
+checkpoint_minutes=-1.0: it must be at least 0
+silence_minutes=50000.0: it must be between 0 and 43200, a month
+checkpoint='all': it must be resume, light or both
+data.limit=0: it must be at least 1, or none
+data.query_tokens='8-2': it must be a number from 1, or a range such as 2-8
+evaluation.beams=0: it must be at least 1
+isolation.timeout=0.0: it must be above 0
+isolation.retries=-1: it must be at least 0
+isolation.on_error='skip': it must be drop, stop, or a finite number, or none
+learner.on_length='cut': it must be ended, penalty, drop or bootstrap
+learner.max_staleness=-1: it must be at least 0, or none
+learner.importance_cap=0.0: it must be above 0, or none
+learner.threads=0: it must be auto, or a number of at least 1
+sampling.temperature=0.0: it must be at least 0.001; top_k=1 is greedy decoding
+sampling.top_p=0.0: it must be in (0, 1]; 1 is off
+sampling.top_p=1.5: it must be in (0, 1]; 1 is off
+sampling.min_p=1.0: it must be in [0, 1); 0 is off
+kl.coef=-1.0: it must be at least 0
+kl.target=0.0: it must be above 0
+kl.kind='k4': it must be k1, k2, k3, absolute, reverse or forward
+kl.loss_kind='absolute': it must be k1, k2, k3, plain_k3, reverse, forward ('absolute' is for the reward only)
+update.epochs=0: it must be at least 1
+update.minibatch=0: it must be at least 1, or none
+update.target_kl=0.0: it must be above 0, or none; else no step would be taken
+update.micro_batch='on': it must be auto or fixed
+optimizer.lr=11.0: it must be in [0, 10]: Adam changes every weight by about this much
+optimizer.betas=(0.9, 1.0): it must be two numbers in [0, 1)
+optimizer.warmup=1.0: it must be in [0, 1)
+score.clip=0.0: it must be above 0, or none
+lora.rank=-1: it must be at least 1, or 0 for no adapter
+value.layers=3: it must be 1 (linear) or 2 (an MLP)
+model.train_layers=0: it must be a number of blocks from 1, auto, or none to train every layer
+"""
+
+
+@pytest.mark.parametrize("sentence", BOUNDS.strip().splitlines())
+def test_a_value_outside_its_bounds_is_refused(sentence):
+    name, _, value = sentence.partition(": ")[0].partition("=")
+    given = {"tasks": "builtin:openings/train", "reward": "letters:e", name: literal_eval(value)}
+    with pytest.raises(OperantError) as raised:
+        configure(given)
+    assert str(raised.value).startswith(sentence)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    share: float = bounded(0.5, above=0, at_most=1)
+    count: int | None = bounded(None, at_least=2)
+    odd: int = bounded(1, fits=lambda n: n % 2, rule="odd")
+    size: float = bounded(1.0, above=0, below=float("inf"))
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "x")
+
+
+def test_the_ends_of_bounds_are_allowed_or_not():
+    assert Bounded(share=1, count=2, odd=3, size=1e300).count == 2
+    assert rules(Bounded) == {"share": "in (0, 1]", "count": "at least 2", "odd": "odd", "size": "above 0"}
+    for name, value, why in (
+        ("share", 0.0, r"x.share=0.0: it must be in \(0, 1\]"),
+        ("share", float("nan"), "x.share=nan"),
+        ("count", 1, "x.count=1: it must be at least 2, or none"),
+        ("odd", 2, "x.odd=2: it must be odd"),
+        ("size", float("inf"), "x.size=inf"),
+    ):
+        with pytest.raises(OperantError, match=why):
+            Bounded(**{name: value})
 
 
 # --- names of earlier versions ----------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from plans import SMALL, four_layers
 from operant.runs.config import configure
 from operant.tools.cli import main
 from operant.tools.memory_plan import FULL, measure
-from operant.tools.memory_plan.gpus import Gpu
-from operant.tools.memory_plan.ranks import CONTEXT, KINDS, least, on_ranks
+from operant.tools.memory_plan.ranks import CONTEXT, KINDS, Gpu, least, on_ranks
 
 BLOCK = 4 * ((64 + 32 * 96 + 96 + 32 * 32 + 32) + (64 + 32 * 128 + 128 + 128 * 32 + 32))
 """Bytes of a block of GPT-2, 32 wide, in float32: attention and MLP, each with its norm."""

@@ -92,7 +92,7 @@ def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"replay.share": 1.5}, "replay.share=1.5: it must lie in 0..1"),
+        ({"replay.share": 1.5}, r"replay.share=1.5: it must be in \[0, 1\]"),
         ({"replay.share": 0.5, "replay.capacity": 0}, "replay.capacity=0: it must be at least 1"),
         ({"replay.share": 0.5, "advantage.standardise": "group"}, "stands alone, without the others to its task"),
         ({"replay.share": 0.5, "learner.importance": "token"}, "no log-probs of its sampler, and the loss needs none"),

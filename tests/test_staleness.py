@@ -230,7 +230,7 @@ def test_without_replies_of_a_sampler_there_are_no_weights():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"importance": "tokens"}, "none, token, sequence"),
+        ({"importance": "tokens"}, "none, token or sequence"),
         ({"importance": "token", "importance_cap": 0}, "above 0"),
         ({"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
         ({"importance": "token", "importance_cap": None, "importance_mask": True}, "with learner.importance_cap=none"),

@@ -72,7 +72,7 @@ def test_each_kind_is_torchs_own_on_the_same_gradients(case, dtype):
         ({"kind": "rmsprop", "states": "8bit"}, "states=8bit.*kind=rmsprop"),
         ({"kind": "rmsprop", "eps_placement": "tensorflow"}, "eps_placement=tensorflow.*kind=rmsprop"),
         ({"momentum": 0.9}, "momentum=0.9.*kind=adamw"),
-        ({"kind": "adam"}, "kind='adam': it must be adamw, rmsprop, sgd, own"),
+        ({"kind": "adam"}, "kind='adam': it must be adamw, rmsprop, sgd or own"),
         ({"kind": "sgd", "momentum": 1.0}, r"momentum=1.0: it must be in \[0, 1\)"),
         ({"kind": "own"}, "Python object.*optimizer=..."),
     ],

@@ -22,32 +22,22 @@ if TYPE_CHECKING:
     from operant.training.learner import Learner
     from operant.types import Batch, Completion, Judgement, OperantError, Outputs, Rollout, Step, Task, Turn
 
-_MODULE_OF = {
-    "Algorithm": "algorithms",
-    "Batch": "types",
-    "Completion": "types",
-    "Judgement": "types",
-    "Learner": "training.learner",
-    "Observer": "runs.run",
-    "OperantError": "types",
-    "Outputs": "types",
-    "Policy": "models.policy",
-    "PolicyBase": "models.base",
-    "Rollout": "types",
-    "Run": "runs.run",
-    "Sampling": "sampling",
-    "Step": "types",
-    "Task": "types",
-    "Turn": "types",
-    "ValueOptions": "models.value_head",
-    "check_env": "envs.check",
-    "diagnose": "tools.diagnosis",
-    "export": "models.loading",
-    "isolated": "rewards.isolated",
-    "load_policy": "models.loading",
-    "steps": "api",
-    "train": "api",
+_NAMES = {
+    "algorithms": "Algorithm",
+    "api": "steps train",
+    "envs.check": "check_env",
+    "models.base": "PolicyBase",
+    "models.loading": "export load_policy",
+    "models.policy": "Policy",
+    "models.value_head": "ValueOptions",
+    "rewards.isolated": "isolated",
+    "runs.run": "Observer Run",
+    "sampling": "Sampling",
+    "tools.diagnosis": "diagnose",
+    "training.learner": "Learner",
+    "types": "Batch Completion Judgement OperantError Outputs Rollout Step Task Turn",
 }
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Module of each public name. It is imported on the first access, so that `import operant` is fast."""
 
 __all__ = sorted(_MODULE_OF)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from operant.types import OperantError, describe_error, shown
@@ -39,7 +40,7 @@ class Table:
         """The names that are built in, and those that installed packages add."""
         return sorted({*self.built_in, *(entry.name for entry in self._installed())})
 
-    def find(self, name: Any) -> Any:
+    def find(self, name: object) -> Any:
         """The object of that name, or of a `module:object`.
 
         Raises: OperantError for an unknown name, with the nearest one and the list; and for an object that cannot be
@@ -74,7 +75,7 @@ class Table:
         """The `module:object` that an installed package has under that name, without importing it; else the name."""
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
-    def __contains__(self, name: Any) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self.built_in or any(entry.name == name for entry in self._installed())
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
@@ -92,7 +93,7 @@ def _package(entry: importlib.metadata.EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
 
 
-def names_object(name: Any, table: Table) -> bool:
+def names_object(name: object, table: Table) -> bool:
     """Whether a text is a name of the table, or `module:object` or `file.py:object` of a module that can be found.
 
     So a data set or model of the Hub, which has a colon too, is not taken for one, unless a module has its name.
@@ -144,7 +145,12 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return _import_file(name) if name.endswith(".py") else importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name) if name.endswith(".py") else None
+        if spec is None or spec.loader is None:
+            return importlib.import_module(name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             hint = nearest(name.partition(":")[0], known)
@@ -154,11 +160,3 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise OperantError(f"{what}: importing {name!r} raised {describe_error(error)}") from error
-
-
-def _import_file(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(path))[0], path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from operant.other_names import ALIASES, answer
 from operant.types import OperantError, shown
 
 
@@ -54,21 +53,17 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         group, name = names(schema)[full]
         picked[group][name] = convert(value, _types(schema[group]).get(name, Any), full)
     for group, made in schema.items():
-        missing = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
-        if absent := [name for name in missing if name not in picked[group]]:
-            full = f"{group}.{absent[0]}" if group else absent[0]
-            raise OperantError(f"option {full} is missing: {without_default(made, absent[0])}")
+        needed = [name for name, value in defaults(made).items() if value is inspect.Parameter.empty]
+        if name := next((name for name in needed if name not in picked[group]), None):
+            why = "it has no default"
+            if isinstance(made, Factory):
+                called = getattr(made.make, "__name__", type(made.make).__name__)
+                passed = [*inspect.signature(made.make).parameters][: made.skip]
+                gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
+                why = f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into "
+                why += called
+            raise OperantError(f"option {f'{group}.{name}' if group else name} is missing: {why}")
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
-
-
-def without_default(made: type | Callable | Factory, name: str) -> str:
-    """Why an option needs a value, and what else would help."""
-    if not isinstance(made, Factory):
-        return "it has no default"
-    called = getattr(made.make, "__name__", type(made.make).__name__)
-    passed = [*inspect.signature(made.make).parameters][: made.skip]
-    gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
-    return f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into {called}"
 
 
 def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,21 +81,16 @@ def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
             hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
+            inside, kinds_inside = defaults(schema[key]), _types(schema[key])
+            example = f"{key}.{next(iter(inside), 'NAME')}=VALUE"
+            for name in reversed(inside) if _to_scalar(value, float) is not None else ():
+                with suppress(OperantError):  # the first option that takes this value
+                    convert(value, kinds_inside.get(name, str), name)
+                    example = f"{key}.{name}={value}"
             raise OperantError(
-                f"{key}={shown(value)}: {key} is a group of options ({', '.join(defaults(schema[key]))}): "
-                f"write {_inside(schema[key], key, value)}{hint}"
+                f"{key}={shown(value)}: {key} is a group of options ({', '.join(inside)}): write {example}{hint}"
             )
     return flat
-
-
-def _inside(made: type | Callable | Factory, group: str, value: Any) -> str:
-    """How to set the first option of a group that takes this value; without one, its first."""
-    types, options = _types(made), defaults(made)
-    for name in options if _to_scalar(value, float) is not None else ():
-        with suppress(OperantError):
-            convert(value, types.get(name, str), name)
-            return f"{group}.{name}={value}"
-    return f"{group}.{next(iter(options), 'NAME')}=VALUE"
 
 
 def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, str]], key: str) -> str:
@@ -285,7 +275,15 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         return None if is_none(value) else value
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return _to_first(value, inside, name)
+        if type(None) in inside and is_none(value):
+            return None
+        reasons = []
+        for possible in (possible for possible in inside if possible is not type(None)):
+            try:
+                return convert(value, possible, name)
+            except OperantError as error:
+                reasons.append(str(error))
+        raise OperantError(reasons[0] + (", or none" if type(None) in inside else ""))
     if origin is tuple:
         return _to_tuple(value, inside, name)
     if origin in (dict, Mapping) or (inspect.isclass(kind) and issubclass(kind, Mapping)):
@@ -307,22 +305,6 @@ def convert(value: Any, kind: Any, name: str) -> Any:
             raise OperantError(f"{name}={shown(value)}: it must be {_DESCRIPTIONS[kind]}")
         return made
     return value
-
-
-def _to_first(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
-    """Convert to the first of several types that fits."""
-    optional = type(None) in kinds
-    if optional and is_none(value):
-        return None
-    reasons = []
-    for kind in kinds:
-        if kind is type(None):
-            continue
-        try:
-            return convert(value, kind, name)
-        except OperantError as error:
-            reasons.append(str(error))
-    raise OperantError(reasons[0] + (", or none" if optional else ""))
 
 
 def is_none(value: Any) -> bool:
@@ -367,3 +349,67 @@ def _to_scalar(value: Any, kind: type) -> bool | int | float | str | None:
         return int(number) if number == int(number) and -(2**63) <= number < 2**63 else None
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+# --- names of options in TRL, transformers and OpenRLHF, from other_names.txt -----------------------------------------
+
+
+class Theirs(NamedTuple):
+    """An option of another system."""
+
+    ours: str = ""
+    """Our options, separated by commas; empty: there is none."""
+    note: str = ""
+    """What differs, or what to do instead."""
+    default: str = ""
+    """Its default there, for the page."""
+
+
+def _read(text: str) -> dict[str, dict[str, Theirs]]:
+    """From "# TABLE: what it is" and lines "their name | ours | note | default"."""
+    tables: dict[str, dict[str, Theirs]] = {}
+    for line in text.splitlines():
+        if line.startswith("# "):
+            tables[line[2:].partition(":")[0]] = table = {}
+        else:
+            name, *cells = (cell.strip() for cell in line.split("|"))
+            table[name] = Theirs(*cells)
+    return tables
+
+
+_TABLES = _read((Path(__file__).parent / "other_names.txt").read_text(encoding="utf-8"))
+PPO_CONFIG, TRL, TRANSFORMERS, GENERATION, OPENRLHF = _TABLES.values()
+SYSTEMS = {
+    "TRL": PPO_CONFIG | TRL,
+    "transformers": TRANSFORMERS,
+    "transformers' generate": GENERATION,
+    "OpenRLHF": OPENRLHF,
+}
+
+
+ALIASES = {"model": "policy", "ahead": "rollouts_ahead", "carry": "partial_rollout_tokens"}
+"""Second names of options, which are accepted for them."""
+
+
+def _named(name: str) -> dict[str, Theirs]:
+    """The options of other systems that have this name, by system."""
+    return {system: table[name] for system, table in SYSTEMS.items() if name in table}
+
+
+def ours(name: str) -> list[str]:
+    """Our options for one that has this name in another system."""
+    return next((theirs.ours.split(", ") for theirs in _named(name).values()), [])
+
+
+def note(name: str) -> str:
+    """What is said beside our option for one that has this name in another system."""
+    return next((theirs.note.replace("`", "") for theirs in _named(name).values()), "")
+
+
+def answer(name: str) -> str:
+    """The rest of a sentence about an option that has this name in another system; empty if none has it."""
+    if not (found := _named(name)):
+        return ""
+    here, more = ours(name), note(name)
+    text = f"here it is {' or '.join(here)}{f' ({more})' if more else ''}" if here[0] else more
+    return f"that is its name in {' and '.join(found)}; {text}"

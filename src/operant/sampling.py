@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from operant.bounds import bounded, check_bounds
 from operant.types import OperantError, shown
 
 BLOCK = 256
@@ -34,9 +35,10 @@ class Sampling:
     Raises: OperantError for a value out of range.
     """
 
-    temperature: float = 1.0
+    # Below the least, logits are so large that float32 has no digits left for log-probs.
+    temperature: float = bounded(1.0, at_least=1e-3, rule="at least 0.001; top_k=1 is greedy decoding")
     """Divides the logits, in sampling and in every score."""
-    max_tokens: int = 32
+    max_tokens: int = bounded(32, at_least=1, rule="at least 1: every reply has an action")
     """The task's own length limit, in tokens of the reply."""
     min_tokens: int = 0
     """Stop tokens are masked, for policy and reference alike, until the reply has this many tokens."""
@@ -46,17 +48,17 @@ class Sampling:
     """Ids that end a reply and are part of it. Empty: the policy's own end-of-sequence token. -1 alone: none."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a reply. The ids keep the whole last token; the text is cut before the string."""
-    top_k: int = 0
+    top_k: int = bounded(0, at_least=0, rule="0 (off) or a number of tokens")
     """Draw only from the k most likely tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: float = bounded(1.0, above=0, at_most=1, rule="in (0, 1]; 1 is off")
     """Draw only from the most likely tokens that together have this probability; 1: from all."""
-    top_p_least: int = 1
+    top_p_least: int = bounded(1, at_least=1, rule="at least 1 token")
     """The smallest number of tokens that `top_p` leaves (`min_tokens_to_keep`)."""
     keep_stops: bool = False
     """Stop tokens can be drawn however unlikely they are: top-k, top-p and min-p do not remove them."""
-    min_p: float = 0.0
+    min_p: float = bounded(0.0, at_least=0, below=1, rule="in [0, 1); 0 is off")
     """Draw only from tokens that are at least this likely relative to the most likely one; 0: from all."""
-    truncation: str | None = None
+    truncation: str | None = bounded(None, choices=("stored",), rule="None or 'stored'")
     """`stored` allows top-k, top-p and min-p in training: each action then stores the ids that could be drawn."""
     guidance: float = 0.0
     """Adds this times the Q of each token to its logit, of a policy that has Q values; 0: the language model alone."""
@@ -65,7 +67,7 @@ class Sampling:
     white space alone, special tokens. A reply can then be printed and pasted."""
     banned: tuple[int, ...] = ()
     """Ids that are never drawn and have probability 0 in every score."""
-    choice: str = "mean"
+    choice: str = bounded("mean", choices=("mean", "sum"))
     """How an option is scored where the environment offers options; one is drawn in proportion to
     exp(score / temperature). mean: the mean log-prob of its tokens, with the stop token after it. sum: their sum, with
     which long options are hardly ever drawn."""
@@ -75,22 +77,11 @@ class Sampling:
             value = getattr(self, name)
             alone = isinstance(value, (int, str)) and not isinstance(value, bool)
             object.__setattr__(self, name, (value,) if alone else tuple(value or ()))
-        checks = [
-            # Below this, logits are so large that float32 has no digits left for log-probs.
-            ("temperature", self.temperature >= 1e-3, "must be at least 0.001; top_k=1 is greedy decoding"),
-            ("max_tokens", self.max_tokens >= 1, "must be at least 1: every reply has an action"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"must lie in 0..max_tokens={self.max_tokens}"),
-            ("top_k", self.top_k >= 0, "must be 0 (off) or a number of tokens"),
-            ("top_p", 0 < self.top_p <= 1, "must lie in (0, 1]; 1 is off"),
-            ("top_p_least", self.top_p_least >= 1, "must be at least 1 token"),
-            ("min_p", 0 <= self.min_p < 1, "must lie in [0, 1); 0 is off"),
-            ("truncation", self.truncation in (None, "stored"), "must be None or 'stored'"),
-            ("choice", self.choice in ("mean", "sum"), "must be mean or sum"),
-            ("stop_strings", all(self.stop_strings), "must not hold an empty string"),
-        ]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"sampling.{name}={getattr(self, name)!r}: it {rule}")
+        check_bounds(self, "sampling")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise OperantError(f"sampling.min_tokens={self.min_tokens}: it must lie in 0..max_tokens={self.max_tokens}")
+        if not all(self.stop_strings):
+            raise OperantError(f"sampling.stop_strings={self.stop_strings!r}: it must not hold an empty string")
 
     @property
     def truncates(self) -> bool:

@@ -46,7 +46,10 @@ class Histogram:
         if not len(x):
             return None
         low, high = float(x.min()), float(x.max())
-        width = _width(low, high, bins)
+        # Numbers that differ only by rounding are one value, so the grid is not finer than float64 resolves here.
+        least = max((high - low) / bins, max(abs(low), abs(high)) * 2.0**-40, 2.0**-60)
+        width = 2.0 ** math.ceil(math.log2(least))  # the smallest power of two, unless the ends fall badly
+        width = width if math.floor(high / width) - math.floor(low / width) < bins else 2 * width
         places = np.floor(x / width).astype(np.int64)
         start = int(places.min())
         return cls(width, start, tuple(np.bincount(places - start).tolist()))
@@ -91,14 +94,6 @@ def _numbers(values: Tensor | Iterable[float], where: Tensor | None) -> np.ndarr
     return np.asarray(list(values), dtype=np.float64)
 
 
-def _width(low: float, high: float, bins: int) -> float:
-    """Return the smallest power of two whose grid covers low..high with at most `bins` bins."""
-    # Numbers that differ only by rounding are one value, so the grid is not finer than float64 resolves at this size.
-    least = max((high - low) / bins, max(abs(low), abs(high)) * 2.0**-40, 2.0**-60)
-    width = 2.0 ** math.ceil(math.log2(least))
-    return width if math.floor(high / width) - math.floor(low / width) < bins else 2 * width
-
-
 class Tally:
     """Sums, counts, spreads, extremes, histograms and counted things by name."""
 
@@ -116,14 +111,12 @@ class Tally:
 
     def mean(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """Add every value (of those where `where` is True) with weight 1."""
-        flat = _list(values, where)
-        if flat:
+        if flat := _numbers(values, where).tolist():
             self.add(name, sum(flat), len(flat))
 
     def spread(self, name: str, values: Tensor | Iterable[float], where: Tensor | None = None) -> None:
         """Add the values to a (biased) standard deviation, which is merged exactly (Chan et al., 1979)."""
-        flat = _list(values, where)
-        if flat:
+        if flat := _numbers(values, where).tolist():
             mean = sum(flat) / len(flat)
             self._spread(name, (float(len(flat)), mean, sum((x - mean) ** 2 for x in flat)))
 
@@ -163,7 +156,13 @@ class Tally:
         """Return one number per name; histograms are not included."""
         means = {k: total / count if count else total for k, (total, count) in self.sums.items()}
         spreads = {k: (m2 / n) ** 0.5 for k, (n, _, m2) in self.squares.items()}
-        return means | spreads | self.extremes | {name: _share(name, c) for name, c in self.counted.items()}
+        shares = {name: len(c) / c.total() for name, c in self.counted.items()}
+        for name, counts in self.counted.items():
+            if name.rpartition("/")[2].startswith("top_"):
+                shares[name] = max(counts.values()) / counts.total()
+            elif name.endswith("_per_1000"):
+                shares[name] = 1000 * len(counts) / counts.total()
+        return means | spreads | self.extremes | shares
 
     def _count(self, name: str, new: Counter[int]) -> None:
         self.counted[name] = self.counted.get(name, Counter()) + new
@@ -184,18 +183,3 @@ class Tally:
 def _hash(thing: Hashable) -> int:
     """64 bits that are the same in every process; Python's own hash of a text is not."""
     return int.from_bytes(blake2b(repr(thing).encode(errors="replace"), digest_size=8).digest())
-
-
-def _share(name: str, counts: Counter[int]) -> float:
-    """The result of counted things: see `Tally.things`."""
-    if name.rpartition("/")[2].startswith("top_"):
-        return max(counts.values()) / counts.total()
-    return (1000 if name.endswith("_per_1000") else 1) * len(counts) / counts.total()
-
-
-def _list(values: Tensor | Iterable[float], where: Tensor | None) -> list[float]:
-    """Return the values, of a tensor those where `where` is True, as a list of Python floats."""
-    if isinstance(values, Tensor):
-        picked = values if where is None else values[where]
-        return picked.detach().double().flatten().tolist()
-    return [float(value) for value in values]

@@ -46,7 +46,7 @@ class HeardError(OperantError):
     """An error that another rank has met and says: of all ranks, only one prints it."""
 
 
-def shown(value: Any, most: int = 100) -> str:
+def shown(value: object, most: int = 100) -> str:
     """Format a value for an error message: on one line, and cut after `most` characters."""
     try:
         text = " ".join(repr(value[:most] if isinstance(value, (str, bytes, list, tuple)) else value).split())
@@ -80,17 +80,14 @@ def describe_error(error: BaseException, most: int = 1000) -> str:
 def brief(self: Any) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
     named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
-    parts = [f"{name}={sized(value)}" for name, value, default in named if value is not default and value != {}]
+    parts = []
+    for name, value in ((name, value) for name, value, default in named if value is not default and value != {}):
+        tensor = hasattr(value, "dtype")
+        text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if tensor else shown(value)
+        if isinstance(value, (list, tuple, dict)) and len(text) > 100:
+            text = f"<{type(value).__name__} of {len(value)}>"
+        parts.append(f"{name}={text}")
     return f"{type(self).__name__}({', '.join(parts)})"
-
-
-def sized(value: Any) -> str:
-    """A value, or the size of a long one."""
-    if hasattr(value, "dtype"):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, (list, tuple, dict)) and len(shown(value)) > 100:
-        return f"<{type(value).__name__} of {len(value)}>"
-    return shown(value)
 
 
 @dataclass(frozen=True)

@@ -40,14 +40,14 @@ def beat() -> None:
 class Watchdog:
     """Checks the phases of a clock in a thread of its own.
 
-    `silence`: seconds without progress that end the process; 0: never. `slow`: seconds after which a phase is logged;
-    `usual`: usual seconds of each phase. `log`: the file for stacks; None: standard error.
+    silence: seconds without progress that end the process; 0: never. slow: seconds after which a phase is logged.
+    usual: seconds of each phase. log: the file for stacks; None: standard error.
     """
 
     def __init__(
         self,
         clock: Clock,
-        say: Callable[[str], Any],
+        say: Callable[[str], object],
         log: Path | None,
         silence: float = 0.0,
         slow: float = SLOW,
@@ -96,17 +96,11 @@ class Watchdog:
             if progress != last and self.silence:
                 self._arm()
             last = progress
-            self._report_slow_phase()
-
-    def _report_slow_phase(self) -> None:
-        """Log the current phase if it is slow."""
-        phase = next(reversed(list(self.clock.under_way)), None)
-        if phase is None:
-            return
-        name, begun = phase
-        if phase != self._phase:
-            self._phase, self._next_report = phase, max(self.slow, 3 * self.usual.get(name, 0.0))
-        duration = time.perf_counter() - begun
-        if duration >= self._next_report:
-            self.say(f"{self.item}: {name} for {duration:.0f} s")
-            self._next_report = 2 * duration
+            if under_way := list(self.clock.under_way):
+                name, begun = phase = under_way[-1]
+                if phase != self._phase:
+                    self._phase, self._next_report = phase, max(self.slow, 3 * self.usual.get(name, 0.0))
+                duration = time.perf_counter() - begun
+                if duration >= self._next_report:
+                    self.say(f"{self.item}: {name} for {duration:.0f} s")
+                    self._next_report = 2 * duration

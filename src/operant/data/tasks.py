@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.data.forms import Form, FormedRow, called, formed, names_in, place_of
 from operant.data.order import permutation
 from operant.data.preferences import labelled_task
@@ -29,28 +30,39 @@ MARGIN = 16
 """Number of tokens that must follow a query, so that its ids are surely those of the whole text."""
 
 
+def _range(tokens: int | str) -> tuple[int, int]:
+    """The ends of a range such as 2-8; (0, 0) for what is none."""
+    match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(tokens))
+    return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+
+
+def _is_range(tokens: int | str) -> bool:
+    low, high = _range(tokens)
+    return 1 <= low <= high
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """How rows become tasks."""
 
     text_field: str = "text"
     """The field that holds the prompt: text, chat messages or ids. A row without `text` may have it in `prompt`."""
-    min_chars: int = 0
+    min_chars: int = bounded(0, at_least=0)
     """Leave out texts with fewer characters."""
     max_chars: int | None = None
     """Leave out texts with more characters."""
-    query_tokens: int | str | None = None
+    query_tokens: int | str | None = bounded(None, fits=_is_range, rule="a number from 1, or a range such as 2-8")
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
-    prompt_tokens: int | None = None
+    prompt_tokens: int | None = bounded(None, at_least=2)
     """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are kept. Of a
     chat, the text of the last message is cut, so that the chat template makes this many tokens of all messages."""
-    prompt_keeps: str = "start"
+    prompt_keeps: str = bounded("start", choices=("start", "end"))
     """The side of such a prompt that is kept: start or end."""
     template: str | None = None
     """The prompt as a pattern with the row's fields in braces: "Review: {text} Summary:"."""
     chat: bool = False
     """Make each prompt that is a text the message of a user, which the policy's chat template is given."""
-    limit: int | None = None
+    limit: int | None = bounded(None, at_least=1)
     """Maximal number of tasks."""
     shuffle: bool = False
     """Shuffle the rows before `limit` cuts them."""
@@ -62,26 +74,15 @@ class DataOptions:
     """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None = None
     """Of demonstrations: the field of the replies, with prompts in `text_field`; none: the row's form decides."""
-    loss_on: str = "replies"
+    loss_on: str = bounded("replies", choices=("replies", "all"))
     """Of demonstrations: train on the replies alone, or on `all`, prompts too."""
-    max_length: int | None = None
+    max_length: int | None = bounded(None, at_least=2)
     """Of demonstrations: longer rows (prompt and reply, in tokens) are cut; none: rows too long are an error."""
 
     def __post_init__(self) -> None:
-        low, high = self.query_range() or (1, 1)
-        checks = [
-            ("min_chars", self.min_chars >= 0, "at least 0"),
-            ("max_chars", self.max_chars is None or self.max_chars >= max(self.min_chars, 1), "at least min_chars"),
-            ("query_tokens", 1 <= low <= high, "a number from 1, or a range such as 2-8"),
-            ("prompt_tokens", self.prompt_tokens is None or self.prompt_tokens >= 2, "at least 2"),
-            ("prompt_keeps", self.prompt_keeps in ("start", "end"), "start or end"),
-            ("loss_on", self.loss_on in ("replies", "all"), "replies or all"),
-            ("max_length", self.max_length is None or self.max_length >= 2, "at least 2"),
-            ("limit", self.limit is None or self.limit >= 1, "at least 1"),
-        ]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"data.{name}={shown(getattr(self, name))}: it must be {rule}")
+        check_bounds(self, "data")
+        if self.max_chars is not None and self.max_chars < max(self.min_chars, 1):
+            raise OperantError(f"data.max_chars={self.max_chars}: it must be at least min_chars")
 
     def check_beside(self, form: Any) -> None:
         """Raises: OperantError for an option whose work the form does, if there is one."""
@@ -92,10 +93,7 @@ class DataOptions:
 
     def query_range(self) -> tuple[int, int] | None:
         """Fewest and most tokens of a query; None if the whole text is the prompt."""
-        if self.query_tokens is None:
-            return None
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(self.query_tokens))
-        return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        return None if self.query_tokens is None else _range(self.query_tokens)
 
 
 BARE = DataOptions()

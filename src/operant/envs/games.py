@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
+from operant.bounds import bounded, check_bounds
 from operant.envs.memory import GameMemory, Prompt, template
-from operant.types import OperantError, Step, Task, shown
+from operant.types import OperantError, Step, Task
 
 Split = Literal["train", "test"]
 """Games to train on, and games that are only played to measure."""
@@ -100,26 +101,26 @@ class TextGames:
     Raises: OperantError for an impossible value of an option.
     """
 
-    memory: int | None = 3
+    memory: int | None = bounded(3, at_least=0)
     """Earlier turns in a prompt. None: the whole history, to which each turn is appended; if it no longer fits, a new
     prompt begins, with the last half of what fits."""
     template: Any = "plain"
     """How a state is written: plain, state_info_you, what_do_you_do, fork, thought, a .yaml file, or a mapping."""
-    tokens: int | None = None
+    tokens: int | None = bounded(None, at_least=1)
     """Most tokens of a prompt; the oldest turns are forgotten. None: as many as the model's context holds."""
     remember_thoughts: bool = True
     """Whether a thought stays in the memory, with a template that has thoughts."""
-    thought_tokens: int | None = None
+    thought_tokens: int | None = bounded(None, at_least=1)
     """Most tokens of a thought; a longer one is followed by no command. None: only the reply's length is limited."""
     choose: bool = False
     """Whether the policy chooses among the admissible commands. False: it writes the command."""
     show_commands: bool = False
     """Whether the prompt lists the admissible commands."""
-    examples: float = 0.0
+    examples: float = bounded(0.0, at_least=0, below=1, rule="a probability in [0, 1)")
     """The probability that the world plays a turn after a reply; such a turn is seen and not trained on."""
-    example_player: str = "random"
+    example_player: str = bounded("random", choices=("random", "expert"))
     """random: any admissible command. expert: the next command of a solution."""
-    max_turns: int = 50
+    max_turns: int = bounded(50, at_least=1)
     """Turns after which an episode is cut off."""
     score: float = 1.0
     """Reward of the whole score, in the parts in which it is gained."""
@@ -131,28 +132,14 @@ class TextGames:
     """Reward of every turn, usually negative."""
     invalid: float = 0.0
     """Reward of every command that the game refuses, usually negative."""
-    train_games: int = 200
+    train_games: int = bounded(200, at_least=1)
     """Games of the training split."""
-    test_games: int = 64
+    test_games: int = bounded(64, at_least=0)
     """Games of the test split."""
 
     def __post_init__(self) -> None:
         self._template = template(self.template)
-        for name, least in {
-            "max_turns": 1,
-            "train_games": 1,
-            "test_games": 0,
-            "memory": 0,
-            "tokens": 1,
-            "thought_tokens": 1,
-        }.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise OperantError(f"env.{name}={value}: it must be at least {least}")
-        if not 0 <= self.examples < 1:
-            raise OperantError(f"env.examples={self.examples}: it is a probability, and must lie in 0..1, without 1")
-        if self.example_player not in ("random", "expert"):
-            raise OperantError(f"env.example_player={shown(self.example_player)}: it must be random or expert")
+        check_bounds(self, "env")
         if self.thought_tokens is not None and not self._template.thought:
             raise OperantError(f"env.thought_tokens={self.thought_tokens}: the template has no thoughts; leave it out")
         if not self.remember_thoughts and self.memory is None:

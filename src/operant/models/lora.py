@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant.bounds import bounded, check_bounds
 from operant.models.safe_loading import load_tensors
 from operant.storage import atomic_io, hub
 from operant.types import OperantError
@@ -40,9 +41,9 @@ REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class LoraOptions:
     """Train an adapter (LoRA) beside frozen weights. Gradients, checkpoints and the reference are then small, too."""
 
-    rank: int = 0
+    rank: int = bounded(0, at_least=0, rule="at least 1, or 0 for no adapter")
     """Width of the matrices; 0: no adapter, the weights themselves are trained."""
-    alpha: float | None = None
+    alpha: float | None = bounded(None, above=0, rule="above 0, or none for twice the rank")
     """The adapter's output is multiplied by alpha / rank; none: alpha is twice the rank, so the factor is 2."""
     targets: tuple[str, ...] = ("all-linear",)
     """Layers with an adapter, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
@@ -50,18 +51,13 @@ class LoraOptions:
     """A folder in peft's format: train this adapter further. The reference is then the adapter as it was loaded."""
     rslora: bool = False
     """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
-    quantise: str = "none"
+    quantise: str = bounded("none", choices=("none", "8bit", "4bit"))
     """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
 
     def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise OperantError(f"lora.rank={self.rank}: it must be at least 1, or 0 for no adapter")
-        if self.alpha is not None and self.alpha <= 0:
-            raise OperantError(f"lora.alpha={self.alpha}: it must be above 0, or none for twice the rank")
+        check_bounds(self, "lora")
         if not self.targets:
             raise OperantError("lora.targets is empty: name layers, or use all-linear")
-        if self.quantise not in ("none", "8bit", "4bit"):
-            raise OperantError(f"lora.quantise={self.quantise!r}: it must be none, 8bit or 4bit")
         if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from operant.bounds import bounded, check_bounds
 from operant.models.embedding import look_up_directly
 from operant.types import OperantError
 
@@ -17,40 +18,37 @@ SHORT = 256
 """Longest row, in tokens, for which `plain_attention` is faster."""
 
 
+BLOCKS = "a number of blocks from 1, auto, or none to train every layer"
+
+
+def _are_blocks(count: int | str) -> bool:
+    return count >= 1 if isinstance(count, int) else count == "auto"
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """The trained part of the model, and how it computes."""
 
-    train_layers: int | str | None = None
+    train_layers: int | str | None = bounded(None, fits=_are_blocks, rule=BLOCKS)
     """Train only this many of the top blocks; `auto`: max(2, layers // 6). The blocks below are a frozen trunk, which
     is computed once per token. None: train every layer."""
     train_head: bool | None = None
     """Train the output head. None: yes if every layer is trained, no with a frozen trunk."""
-    precision: str = "float32"
+    precision: str = bounded("float32", choices=("float32", "bfloat16"))
     """float32 | bfloat16: type of the weights in forward and backward passes. With bfloat16, the optimizer has float32
     master copies of the trained weights."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, block by block: less memory, a third more time."""
-    packing: str = "auto"
+    packing: str = bounded("auto", choices=("auto", "on", "off"))
     """Pack the rows of a forward pass end to end, without padding: on, off, or auto (on a CPU, and on a GPU that has a
     kernel for it, with bfloat16). If packing is not exact for a model, its rows are padded."""
     chat_template: str | None = None
     """A chat template (Jinja), for tasks that are messages and a tokenizer that has no template; exported with it."""
-    states_gb: float = 4.0
+    states_gb: float = bounded(4.0, at_least=0)
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
     def __post_init__(self) -> None:
-        layers = self.train_layers
-        if isinstance(layers, str) and layers != "auto":
-            raise OperantError(f"model.train_layers={layers!r}: it must be a number of blocks, auto, or none")
-        if isinstance(layers, int) and layers < 1:
-            raise OperantError(f"model.train_layers={layers}: it must be at least 1, or none to train every layer")
-        if self.precision not in ("float32", "bfloat16"):
-            raise OperantError(f"model.precision={self.precision!r}: it must be float32 or bfloat16")
-        if self.packing not in ("auto", "on", "off"):
-            raise OperantError(f"model.packing={self.packing!r}: it must be auto, on or off")
-        if self.states_gb < 0:
-            raise OperantError(f"model.states_gb={self.states_gb}: it must be at least 0")
+        check_bounds(self, "model")
 
     @property
     def dtype(self) -> torch.dtype:

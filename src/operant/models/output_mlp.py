@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from operant.bounds import bounded, check_bounds
 from operant.models import lora as adapters
 from operant.models.options import ModelOptions
 from operant.models.reference import digest
@@ -33,7 +34,7 @@ PART = ".output_mlp."
 class OutputMlpOptions:
     """Train an MLP between the language model and its output head, and leave both as they are."""
 
-    width: int = 0
+    width: int = bounded(0, at_least=0, rule="at least 1, or 0 for no MLP")
     """Width of the hidden layer; 0: no MLP."""
     gain: float = 1e-4
     """The weights begin as Xavier's uniform numbers times this."""
@@ -43,8 +44,7 @@ class OutputMlpOptions:
     """Added to every logit. It changes no probability, but the value of soft Q-learning, the logsumexp."""
 
     def __post_init__(self) -> None:
-        if self.width < 0:
-            raise OperantError(f"output_mlp.width={self.width}: it must be at least 1, or 0 for no MLP")
+        check_bounds(self, "output_mlp")
         if not self.on and self.logit_bias:
             raise OperantError("output_mlp.logit_bias without output_mlp.width: say how wide the MLP is")
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
 from operant.types import OperantError
 
@@ -125,18 +126,13 @@ class TargetOptions:
     Raises: OperantError for a rate outside 0 to 1, or a negative number of steps.
     """
 
-    rate: float = 0.05
+    rate: float = bounded(0.05, above=0, at_most=1)
     """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
-    every: int = 0
+    every: int = bounded(0, at_least=0, rule="a number of steps, or 0 to follow by target.rate")
     """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise OperantError(f"target.rate={self.rate}: it must be above 0, and at most 1")
-        if self.every < 0:
-            raise OperantError(
-                f"target.every={self.every}: it must be a number of steps, or 0 to follow by target.rate"
-            )
+        check_bounds(self, "target")
 
     @property
     def rule(self) -> "tuple[str, float]":
@@ -151,17 +147,14 @@ class MaskOptions:
     Raises: OperantError for an unknown `by`, or a negative number of steps.
     """
 
-    by: str = "copy"
+    by: str = bounded("copy", choices=("copy", "policy", "model"))
     """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
     itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
-    every: int = 5
+    every: int = bounded(5, at_least=0, rule="a number of steps, or 0 for never")
     """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
 
     def __post_init__(self) -> None:
-        if self.by not in ("copy", "policy", "model"):
-            raise OperantError(f"mask.by={self.by!r}: it must be copy, policy or model")
-        if self.every < 0:
-            raise OperantError(f"mask.every={self.every}: it must be a number of steps, or 0 for never")
+        check_bounds(self, "mask")
 
     @property
     def rule(self) -> "str | tuple[str, float]":

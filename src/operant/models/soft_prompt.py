@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding as rows_of
 from torch.nn.functional import pad
 
+from operant.bounds import bounded, check_bounds
 from operant.models import lora as adapters
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import load_tensors
@@ -37,18 +38,15 @@ TOLERANCE = 1e-3
 class SoftPromptOptions:
     """Train vectors in front of every prompt, and leave the language model as it is. Checkpoints are then small."""
 
-    tokens: int = 0
+    tokens: int = bounded(0, at_least=0, rule="at least 1, or 0 for no soft prompt")
     """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
-    init: str = "random"
+    init: str = bounded("random", choices=("random", "words"))
     """random: normal, with the deviation of the model's embeddings | words: the embeddings of soft_prompt.text."""
     text: str | None = None
     """The words that it begins as. A text of fewer tokens is repeated."""
 
     def __post_init__(self) -> None:
-        if self.tokens < 0:
-            raise OperantError(f"soft_prompt.tokens={self.tokens}: it must be at least 1, or 0 for no soft prompt")
-        if self.init not in ("random", "words"):
-            raise OperantError(f"soft_prompt.init={self.init!r}: it must be random or words")
+        check_bounds(self, "soft_prompt")
         if (self.init == "words") != (self.text is not None):
             raise OperantError("soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
         if self.text is not None and not self.on:

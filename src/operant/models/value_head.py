@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from operant.bounds import bounded, check_bounds
 from operant.types import OperantError
 
 
@@ -15,9 +16,9 @@ class ValueOptions:
     Raises: OperantError for another number of layers, or an unknown `init`.
     """
 
-    layers: int = 1
+    layers: int = bounded(1, choices=(1, 2), rule="1 (linear) or 2 (an MLP)")
     """1: linear. 2: Linear, ReLU, Linear with twice the width."""
-    init: str = "zero"
+    init: str = bounded("zero", choices=("zero", "torch", "normal", "small"))
     """zero | torch (nn.Linear's own, as TRL's) | normal (std 0.2) | small (std 1 / sqrt(D + 1), Ziegler et al.)."""
     detach: bool = False
     """Stop the gradient of the value loss before the language model's weights."""
@@ -27,10 +28,7 @@ class ValueOptions:
     """Two further heads with a value Q of each token. A method that needs them sets it."""
 
     def __post_init__(self) -> None:
-        if self.layers not in (1, 2):
-            raise OperantError(f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
-        if self.init not in ("zero", "torch", "normal", "small"):
-            raise OperantError(f"value.init={self.init!r}: it must be zero, torch, normal or small")
+        check_bounds(self, "value")
         if self.actions and self.critic is not None:
             raise OperantError(f"value.critic={self.critic!r}: Q values are heads of the policy itself; leave it out")
 

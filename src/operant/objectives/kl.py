@@ -29,12 +29,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from operant.bounds import bounded, check_bounds
 from operant.types import OperantError
 
 SAMPLED = ("k1", "k2", "k3", "absolute")
 """Kinds that are estimated from the sampled token."""
 EXACT = ("reverse", "forward")
 """Kinds that are computed from the whole distributions."""
+OF_THE_LOSS = ("k1", "k2", "k3", "plain_k3", *EXACT)
+"""Kinds of a term in the loss; `absolute` is for the reward only."""
+_LOSS_RULE = f"{', '.join(OF_THE_LOSS)} ('absolute' is for the reward only)"
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
 """Options of the KL charge in the reward."""
 HORIZONS, UNKNOWN_RUN = 50, 10_000.0
@@ -48,42 +52,29 @@ class KLOptions:
     Raises: OperantError for an unknown kind or controller, or a number out of range.
     """
 
-    coef: float = 0.1
+    coef: float = bounded(0.1, at_least=0)
     """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
-    kind: str = "k1"
+    kind: str = bounded("k1", choices=SAMPLED + EXACT)
     """k1 | k2 | k3 | absolute | reverse | forward: the KL term that is charged in the reward, per token."""
-    reward_gradient: str = "full"
+    reward_gradient: str = bounded("full", choices=("full", "score"))
     """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
     every kind but k1 has another optimum (docs/ppo.md)."""
-    loss_coef: float = 0.0
+    loss_coef: float = bounded(0.0, at_least=0)
     """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
-    loss_kind: str = "k1"
+    loss_kind: str = bounded("k1", choices=OF_THE_LOSS, rule=_LOSS_RULE)
     """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
-    control: str = "fixed"
+    control: str = bounded("fixed", choices=("fixed", "adaptive", "per_token", "linear"))
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
-    target: float = 6.0
+    target: float = bounded(6.0, above=0)
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
-    horizon: float | None = None
+    horizon: float | None = bounded(None, at_least=1, rule="at least 1 reply")
     """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most. None: a
     fiftieth of the run's replies, but at least those of a step; 10,000 where the length of the run is unknown."""
-    end_coef: float = 0.0
+    end_coef: float = bounded(0.0, at_least=0)
     """The coefficient at the end of the run with `linear`."""
 
     def __post_init__(self) -> None:
-        def check(name: str, good: bool, rule: str) -> None:
-            if not good:
-                raise OperantError(f"kl.{name}={getattr(self, name)!r}: it must be {rule}")
-
-        check("kind", self.kind in SAMPLED + EXACT, f"one of {', '.join(SAMPLED + EXACT)}")
-        losses = ("k1", "k2", "k3", "plain_k3", *EXACT)
-        check("loss_kind", self.loss_kind in losses, f"one of {', '.join(losses)} ('absolute' is for the reward only)")
-        check("reward_gradient", self.reward_gradient in ("full", "score"), "full or score")
-        check("control", self.control in CONTROLLERS, f"one of {', '.join(CONTROLLERS)}")
-        check("coef", self.coef >= 0, "at least 0")
-        check("loss_coef", self.loss_coef >= 0, "at least 0")
-        check("target", self.target > 0, "above 0")
-        check("horizon", self.horizon is None or self.horizon >= 1, "at least 1 reply, or none")
-        check("end_coef", self.end_coef >= 0, "at least 0")
+        check_bounds(self, "kl")
 
     @property
     def charges(self) -> bool:

@@ -7,8 +7,8 @@ A reward may answer (ok), return None (abstain), fail (error) or not answer in t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.rewards.evaluate import (
     CallFailure,
     Judged,
@@ -28,6 +28,12 @@ __all__ = ["IsolationOptions"]
 
 Handling = str | float
 """drop | stop | the score that the sample gets instead."""
+HANDLINGS = "drop, stop, or a finite number"
+
+
+def _is_handling(value: object) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return number or value in ("drop", "stop")
 
 
 @dataclass(frozen=True)
@@ -38,59 +44,43 @@ class IsolationOptions:
     Raises: OperantError for a value out of range.
     """
 
-    timeout: float = 60.0
+    timeout: float = bounded(60.0, above=0, below=math.inf)
     """Seconds for a whole batch, which is judged within `timeout` + 2 s. The first call, with all samples, may take
     half of it; samples of a call that failed are judged again, one at a time, in the other half."""
-    sample_timeout: float | None = None
+    sample_timeout: float | None = bounded(None, above=0, below=math.inf)
     """Seconds for a sample that is judged alone; none: a quarter of the time that is left of `timeout`."""
-    memory_gb: float | None = 4.0
+    memory_gb: float | None = bounded(4.0, above=0, below=math.inf)
     """Address space of each of its processes, in GB; none: no limit (needed by a reward that uses CUDA)."""
-    processes: int = 512
+    processes: int = bounded(512, at_least=1)
     """Processes and threads that it may have, if the system can count them."""
-    workers: int = 1
+    workers: int = bounded(1, at_least=1)
     """Worker processes, each of which judges a part of the batch; the samples of a prompt stay together."""
     each: bool = False
     """Judge one sample at a time from the start; all of `timeout` is then for that."""
     again: bool = True
     """Judge samples alone after a failure; false if a score depends on the other samples of the batch."""
-    retries: int = 0
+    retries: int = bounded(0, at_least=0)
     """Times that a call in which the reward raised or died is repeated, as long as `timeout` allows: for rewards that
     ask a server."""
-    retry_seconds: float = 1.0
+    retry_seconds: float = bounded(1.0, above=0, below=math.inf)
     """Seconds before the first repetition; before each further one twice as many."""
-    on_error: float | str | None = None
+    on_error: float | str | None = bounded(None, fits=_is_handling, rule=HANDLINGS)
     """A sample on which the reward raised, died or returned something unusable: drop, stop, or the score that it gets;
     none: an isolated reward drops it, any other stops the run."""
-    on_timeout: float | str = "drop"
+    on_timeout: float | str = bounded("drop", fits=_is_handling, rule=HANDLINGS)
     """A sample that was not judged in time: drop, stop, or a score."""
-    on_abstain: float | str = "drop"
+    on_abstain: float | str = bounded("drop", fits=_is_handling, rule=HANDLINGS)
     """A sample for which the reward returned None: drop, stop, or a score."""
     level: str = "auto"
     """How an isolated reward is ended: pid namespace | sub-reaper | process group; auto: the strongest allowed here."""
 
     def __post_init__(self) -> None:
-        checks = [(name, _is_handling(getattr(self, name)), HANDLINGS) for name in ("on_timeout", "on_abstain")]
-        checks += [("on_error", self.on_error is None or _is_handling(self.on_error), HANDLINGS)]
-        checks += [("retries", self.retries >= 0, "at least 0")]
-        above = ("timeout", "sample_timeout", "memory_gb", "retry_seconds")
-        checks += [(n, (v := getattr(self, n)) is None or 0 < v < math.inf, "above 0") for n in above]
-        checks += [(n, getattr(self, n) >= 1, "at least 1") for n in ("workers", "processes")]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"isolation.{name}={getattr(self, name)!r}: it must be {rule}")
+        check_bounds(self, "isolation")
 
     def handling(self, outcome: Outcome, default: Handling) -> Handling:
         """How a sample with this outcome is handled; `default` applies to an error without `on_error`."""
         chosen = {"error": self.on_error, "timeout": self.on_timeout, "abstain": self.on_abstain}[outcome]
         return default if chosen is None else chosen
-
-
-HANDLINGS = "drop, stop, or a finite number"
-
-
-def _is_handling(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return number or value in ("drop", "stop")
 
 
 def apply_policy(

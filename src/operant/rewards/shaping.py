@@ -23,6 +23,7 @@ from itertools import dropwhile
 from typing import Any
 
 from operant import distributed
+from operant.bounds import bounded, check_bounds
 from operant.rollouts.collate import action_rewards
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
@@ -42,30 +43,21 @@ class ScoreOptions:
     """`scale` and `centre` together."""
     centre: bool = False
     """Subtract the running mean of all scores so far, this step's included; with `scale`, before dividing."""
-    clip: float | None = None
+    clip: float | None = bounded(None, above=0, below=math.inf)
     """Clip scores to -clip..clip, after scaling."""
-    missing_stop: float | None = None
+    missing_stop: float | None = bounded(None, fits=math.isfinite, rule="finite")
     """Penalty of a reply that hit the length limit."""
-    missing_stop_mode: str = "replace"
+    missing_stop_mode: str = bounded("replace", choices=("replace", "add"))
     """`replace` the score by `missing_stop`, or `add` it."""
     truncate_token: int | str | None = None
     """The reward sees the reply up to and with the first such token at position >= `truncate_after`."""
-    truncate_after: int = 0
+    truncate_after: int = bounded(0, at_least=0)
     """In tokens from the start of the reply, which is 0."""
-    truncate_penalty: float = -1.0
+    truncate_penalty: float = bounded(-1.0, fits=math.isfinite, rule="finite")
     """Replaces the score of a reply without that token."""
 
     def __post_init__(self) -> None:
-        numbers = ("clip", "missing_stop", "truncate_penalty")
-        checks = [(n, v is None or math.isfinite(v), "finite") for n in numbers for v in [getattr(self, n)]]
-        checks += [
-            ("clip", self.clip is None or self.clip > 0, "above 0"),
-            ("missing_stop_mode", self.missing_stop_mode in ("replace", "add"), "'replace' or 'add'"),
-            ("truncate_after", self.truncate_after >= 0, "at least 0"),
-        ]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"score.{name}={getattr(self, name)!r}: it must be {rule}")
+        check_bounds(self, "score")
 
 
 class RunningMoments:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Table
 from operant.rollouts.play import Opening
 from operant.sampling import encode_more, encode_prompt
@@ -106,7 +107,7 @@ class TeacherOptions:
     function: from a rollout to a text or token ids, or to a list with one of these for each turn. Empty: nothing."""
     template: str = "{hint}\n{prompt}"
     """Where the hint stands: before or behind {prompt}."""
-    rate: float = 0.0
+    rate: float = bounded(0.0, at_least=0, at_most=1)
     """A copy of the policy as teacher follows it by this share of the distance after each step. 0: the teacher stays
     the first policy; 1: it is the policy itself, as it was before the step."""
 
@@ -117,8 +118,7 @@ class TeacherOptions:
             raise OperantError(
                 f"teacher.template={self.template!r}: it must contain {{hint}} and {{prompt}}, once each"
             )
-        if not 0 <= self.rate <= 1:
-            raise OperantError(f"teacher.rate={self.rate:g}: it must lie in 0..1")
+        check_bounds(self, "teacher")
 
 
 def with_hints(rollouts: Sequence[Rollout], tokenizer: Any, options: TeacherOptions) -> list[Rollout]:
@@ -175,16 +175,16 @@ class ConditionOptions:
     wanted: float | None = None
     """The return that play asks for; none: the best ones of the step before, in turn, and nothing in the first step.
     From turn to turn it is what is left of it."""
-    top: float = 0.25
+    top: float = bounded(0.25, above=0, at_most=1)
     """The share of the returns of the step before that counts as the best."""
     evaluated: float | None = None
     """The return that evaluation and probes ask for; none: `wanted`, or the best one of the step before."""
     template: Any = "This play through has a return of {return}.\n{prompt}"
     """Where the return stands; from Python also a function from a return to the text or the token ids before the
     prompt."""
-    digits: int = 2
+    digits: int = bounded(2, at_least=0)
     """Digits behind the point to which the return is rounded."""
-    turn_gamma: float = 1.0
+    turn_gamma: float = bounded(1.0, above=0, at_most=1)
     """The discount between turns."""
 
     def __post_init__(self) -> None:
@@ -192,12 +192,7 @@ class ConditionOptions:
             raise OperantError(
                 f"condition.template={shown(self.template)}: it must contain {{return}} and {{prompt}}, once each"
             )
-        if not 0 < self.top <= 1:
-            raise OperantError(f"condition.top={self.top:g}: it must lie above 0, and at most at 1")
-        if self.digits < 0:
-            raise OperantError(f"condition.digits={self.digits}: it must be at least 0")
-        if not 0 < self.turn_gamma <= 1:
-            raise OperantError(f"condition.turn_gamma={self.turn_gamma:g}: it must lie above 0, and at most at 1")
+        check_bounds(self, "condition")
 
     def put(self, tokenizer: Any, task: Task, prompt: list[int], value: float) -> list[int]:
         """The prompt with a return."""

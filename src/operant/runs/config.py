@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
+from operant.bounds import bounded, check_bounds
 from operant.data import DataOptions
 from operant.data.sources import held_out_of, share
 from operant.metrics.evaluation import metric_names
@@ -55,48 +56,48 @@ class TrainOptions:
     algorithm: str = "ppo"
     preset: str | None = None
     """Option values of another system, by name; of several, separated by commas, later ones replace earlier ones."""
-    steps: int = 100
-    batch: int = 64
+    steps: int = bounded(100, at_least=1)
+    batch: int = bounded(64, at_least=1)
     """Replies per step, over all ranks."""
-    samples: int = 1
+    samples: int = bounded(1, at_least=1)
     """Replies to each prompt of a step."""
-    reward_chunks: int = 1
+    reward_chunks: int = bounded(1, at_least=1)
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
-    rollouts_ahead: int = 0
+    rollouts_ahead: int = bounded(0, at_least=0)
     """Steps that rollouts are generated ahead of training, in a thread: they are at most so many updates old, and
     `learner.importance` is then token unless it is given. 0: each step generates its own."""
-    partial_rollout_tokens: int = 0
+    partial_rollout_tokens: int = bounded(0, at_least=0)
     """Most tokens of a reply in a step: the next one continues those that have not ended, with its weights, and
     `learner.importance` is then token unless it is given. 0: each step generates its replies to their ends."""
     evaluate: Any = None
     """Held-out tasks, evaluated before and after training with the same random numbers; 10% holds out that share of the
     tasks, which the seed chooses and training never draws. None: none, or if the tasks are the environment's own, those
     that it keeps for tests; the word none, or false, evaluates nothing there either."""
-    evaluate_every: int = 0
+    evaluate_every: int = bounded(0, at_least=0)
     """Steps between evaluations during training; 0: only before and after."""
     best: str | None = None
     """A metric: the model of the step with its largest value is exported to best/, and that step's checkpoint is kept.
     A minus before the name means the smallest value."""
-    probes: int = 32
+    probes: int = bounded(32, at_least=0)
     """Probe prompts, from the held-out tasks if there are any, that policy and reference answer; 0: none."""
-    probe_every: int = 5
+    probe_every: int = bounded(5, at_least=1)
     """Steps between answers to the probe prompts; they are also answered before and after training."""
     trackers: tuple[str, ...] | Mapping[str, Any] = ()
     """Services that the run also logs to: tensorboard, wandb, trackio, or module:class; several are separated by
     commas, or are a mapping from each name to its options."""
-    checkpoint: str = "resume"
+    checkpoint: str = bounded("resume", choices=("resume", "light", "both"))
     """resume: the whole state, for an exact resume. light: only the trained weights, for a resume with
     --fresh-optimizer. both: one of each kind."""
-    checkpoint_minutes: float = 10.0
+    checkpoint_minutes: float = bounded(10.0, at_least=0)
     """Minutes between checkpoints; 0: one after every step. One is always written at the end or on an interrupt."""
-    checkpoint_every: int = 0
+    checkpoint_every: int = bounded(0, at_least=0)
     """Steps between further checkpoints; 0: only by time."""
-    keep: int = 2
+    keep: int = bounded(2, at_least=1)
     """How many of the newest checkpoints of each kind are kept."""
-    keep_every: int = 0
+    keep_every: int = bounded(0, at_least=0)
     """Steps between checkpoints that are never deleted; 0: none."""
-    silence_minutes: float = 0.0
+    silence_minutes: float = bounded(0.0, at_least=0, at_most=60 * 24 * 30, rule="between 0 and 43200, a month")
     """Minutes without progress (a token, a micro-batch, a new phase) after which the stacks of all threads are written
     to log.txt and the process ends with code 1; the run can be resumed. 0: never, for a reward that asks a person. Slow
     phases are logged either way."""
@@ -104,19 +105,7 @@ class TrainOptions:
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        at_least_0 = (
-            "rollouts_ahead",
-            "partial_rollout_tokens",
-            "evaluate_every",
-            "probes",
-            "checkpoint_minutes",
-            "checkpoint_every",
-            "keep_every",
-        )
-        at_least_1 = ("steps", "batch", "samples", "reward_chunks", "keep", "probe_every")
-        for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
-            if getattr(self, name) < least:
-                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        check_bounds(self)
         if self.batch % self.samples:
             raise OperantError(
                 f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt; use "
@@ -126,10 +115,6 @@ class TrainOptions:
             raise OperantError(
                 f"reward_chunks={self.reward_chunks}: a step has only {prompts} prompts; use at most {prompts}"
             )
-        if not 0 <= self.silence_minutes <= 60 * 24 * 30:
-            raise OperantError(f"silence_minutes={self.silence_minutes}: it must be between 0 and 43200, a month")
-        if self.checkpoint not in ("resume", "light", "both"):
-            raise OperantError(f"checkpoint={self.checkpoint!r}: it must be resume, light or both")
 
     @property
     def evaluates(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.bounds import bounded, check_bounds
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import collect, games
 from operant.metrics.evaluation import (
@@ -45,13 +46,13 @@ GAMES = 32
 class EvaluationOptions:
     """How the policy answers held-out tasks."""
 
-    samples: int = 1
+    samples: int = bounded(1, at_least=1)
     """Replies to each held-out task (k)."""
     seeds: tuple[int, ...] = ()
     """Seeds of the random numbers, each with `samples` replies per task; empty: the seed of the run."""
     sampling: Any = None
     """Sampling options that differ from training: {temperature: 0.7, top_p: 0.9}; {top_k: 1} is greedy."""
-    beams: int = 1
+    beams: int = bounded(1, at_least=1, rule="at least 1, which draws the replies")
     """Above 1: replies are searched for by transformers' beam search with so many beams, and not drawn."""
     length_penalty: float = 1.0
     """Of beam search: the score of a reply of n tokens is their summed log-probs over n ** length_penalty."""
@@ -60,12 +61,11 @@ class EvaluationOptions:
     docs/evaluation.md lists, module:function, or one that an installed package adds."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "evaluation")
         if self.length_penalty != 1 and self.beams == 1:
             raise OperantError(
                 f"evaluation.length_penalty={self.length_penalty:g}: it is about beam search; set evaluation.beams, too"
             )
-        if self.samples < 1:
-            raise OperantError(f"evaluation.samples={self.samples}: it must be at least 1")
         if self.sampling is not None and not isinstance(self.sampling, Mapping):
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
         if "num_beams" in (self.sampling or {}):
@@ -74,8 +74,6 @@ class EvaluationOptions:
             from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
         except OperantError as error:
             raise OperantError(f"evaluation.sampling: {error}") from error
-        if self.beams < 1:
-            raise OperantError(f"evaluation.beams={self.beams}: it must be at least 1, which draws the replies")
         if self.beams > 1:
             drawing = {"temperature", "top_k", "top_p", "min_p", "do_sample"} & {*(self.sampling or {})}
             idle = ["samples"] * (self.samples > 1) + ["seeds"] * (len(self.seeds) > 1)

@@ -19,6 +19,7 @@ from operant.types import Batch, OperantError, shown
 
 UNITS = ("episode", "turn")
 """What is kept or left out."""
+RULE = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
 
 
 def parse(select: str) -> tuple[str, float]:
@@ -34,10 +35,7 @@ def parse(select: str) -> tuple[str, float]:
         return "percent", number
     if kind == "above":
         return "above", number
-    raise OperantError(
-        f"learner.select={shown(select)}: it must be top:N (a whole number), top:P% (above 0, at most 100), "
-        "group:N (the best N of each prompt), or above:X"
-    )
+    raise OperantError(f"learner.select={shown(select)}: it must be {RULE}")
 
 
 def unscored_selection(select: str | None, algorithm: str) -> str:

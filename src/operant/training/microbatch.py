@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.models.embedding import direct_gradients
 from operant.rollouts.collate import cut, units
@@ -49,17 +50,19 @@ class TokenBudget:
 class MicroBatchOptions:
     """How a batch is cut to fit into memory: the options `update.*` that every update rule has."""
 
-    micro_tokens: int = 8192
+    micro_tokens: int = bounded(8192, at_least=1)
     """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
     number."""
-    micro_batch: str = "auto"
+    micro_batch: str = bounded("auto", choices=("auto", "fixed"))
     """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
 
     def __post_init__(self) -> None:
-        if self.micro_tokens < 1:
-            raise OperantError(f"update.micro_tokens={self.micro_tokens}: it must be at least 1")
-        if self.micro_batch not in ("auto", "fixed"):
-            raise OperantError(f"update.micro_batch={self.micro_batch!r}: it must be auto or fixed")
+        check_bounds(self, "update")
+
+    @property
+    def copies(self) -> int:
+        """Number of further copies of the trained weights that an update keeps."""
+        return 0
 
     def budget(self) -> TokenBudget:
         """The tokens of a micro-batch, which are halved if memory runs out."""

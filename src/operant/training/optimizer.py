@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from operant import distributed
+from operant.bounds import bounded, check_bounds
 from operant.training.eight_bit import EightBit
 from operant.training.master_weights import MasterAdamW, MasterRMSprop, MasterSGD, MasterWeights, gradients
 from operant.types import OperantError
@@ -32,26 +33,25 @@ class RateOptions:
     Raises: OperantError for a value out of range.
     """
 
-    lr: float = 1e-5
+    lr: float = bounded(1e-5, at_least=0, at_most=10, rule="in [0, 10]: Adam changes every weight by about this much")
     """Learning rate at its peak."""
-    schedule: str = "constant"
+    schedule: str = bounded("constant", choices=("constant", "linear", "cosine"))
     """constant | linear (to 0) | cosine (to 0)."""
-    warmup: float = 0.0
+    warmup: float = bounded(0.0, at_least=0, below=1)
     """Share of the run in which the rate rises to its peak; the schedule starts after it."""
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: float | None = bounded(1.0, at_least=1e-20)
     """A longer gradient is scaled down to this length; none: not bounded."""
 
     def __post_init__(self) -> None:
-        _check(self, "lr", 0 <= self.lr <= 10, "in [0, 10]: Adam changes every weight by about this much")
-        bounded = self.max_grad_norm is None or self.max_grad_norm >= 1e-20
-        _check(self, "max_grad_norm", bounded, "at least 1e-20, or none")
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise OperantError(f"optimizer.schedule={self.schedule!r}: it must be constant, linear or cosine")
-        _check(self, "warmup", 0 <= self.warmup < 1, "in [0, 1)")
+        check_bounds(self, "optimizer")
 
     def state_bytes(self, trained: int, low: int) -> float:
         """Bytes of the optimizer's state for so many trained weights, `low` of which are of a 16-bit type."""
         return 0.0
+
+
+def _are_shares(betas: tuple[float, float]) -> bool:
+    return all(0 <= beta < 1 for beta in betas)
 
 
 @dataclass(frozen=True)
@@ -61,43 +61,33 @@ class OptimizerOptions(RateOptions):
     Raises: OperantError for an unknown kind, or a value out of range.
     """
 
-    kind: str = "adamw"
+    kind: str = bounded("adamw", choices=USED)
     """adamw | rmsprop (eps outside the root) | sgd | own (an optimizer from Python: `train(..., optimizer=...)`)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = bounded((0.9, 0.999), fits=_are_shares, rule="two numbers in [0, 1)")
     """Of adamw: how much of each moment a step keeps."""
-    alpha: float = 0.99
+    alpha: float = bounded(0.99, at_least=0, below=1)
     """Of rmsprop: how much of the mean square a step keeps."""
-    momentum: float = 0.0
+    momentum: float = bounded(0.0, at_least=0, below=1)
     """Of rmsprop and sgd: how much of the last change a step keeps."""
-    eps: float = 1e-8
+    eps: float = bounded(1e-8, at_least=1e-30)  # else a weight without gradients changes by 0 / 0
     """Of adamw and rmsprop: added to the root that divides the gradient."""
-    eps_placement: str = "torch"
+    eps_placement: str = bounded("torch", choices=("torch", "tensorflow"))
     """Of adamw. torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's
     code."""
     weight_decay: float = 0.0
     """Of matrices, not of vectors. adamw shrinks the weights; rmsprop and sgd add it to the gradient, as torch does."""
-    states: str = "float32"
+    states: str = bounded("float32", choices=("float32", "8bit"))
     """Of adamw. float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but
     slower."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind not in USED:
-            raise OperantError(f"optimizer.kind={self.kind!r}: it must be {', '.join(USED)}")
         for field in fields(self):
             if field.name in unused(self.kind) and getattr(self, field.name) != field.default:
                 use = f"it uses {', '.join(USED[self.kind])}; leave it out" if USED[self.kind] else OF_THEIRS
                 raise OperantError(f"optimizer.{field.name}={getattr(self, field.name)} with kind={self.kind}: {use}")
-        _check(self, "betas", all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)")
-        _check(self, "alpha", 0 <= self.alpha < 1, "in [0, 1)")
-        _check(self, "momentum", 0 <= self.momentum < 1, "in [0, 1)")
-        _check(self, "eps", self.eps >= 1e-30, "at least 1e-30")  # else a weight without gradients changes by 0 / 0
-        decays = 0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0
-        _check(self, "weight_decay", decays, "in [0, 1 / lr]")
-        if self.eps_placement not in ("torch", "tensorflow"):
-            raise OperantError(f"optimizer.eps_placement={self.eps_placement!r}: it must be torch or tensorflow")
-        if self.states not in ("float32", "8bit"):
-            raise OperantError(f"optimizer.states={self.states!r}: it must be float32 or 8bit")
+        if not (0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0):
+            raise OperantError(f"optimizer.weight_decay={self.weight_decay}: it must be in [0, 1 / lr]")
 
     def state_bytes(self, trained: int, low: int) -> float:
         """As in `RateOptions`. An optimizer of the user's own counts as Adam without master weights."""
@@ -106,12 +96,6 @@ class OptimizerOptions(RateOptions):
         else:
             moments = 4.0 * (self.kind == "rmsprop") + 4.0 * (self.momentum > 0)
         return moments * trained + (8.0 * low if self.kind != OWN else 0.0)  # a master weight and its gradient
-
-
-def _check(options: RateOptions, name: str, good: bool, rule: str) -> None:
-    """Raises: OperantError unless the option is good."""
-    if not good:
-        raise OperantError(f"optimizer.{name}={getattr(options, name)}: it must be {rule}")
 
 
 def unused(kind: str) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
+from operant.bounds import bounded, check_bounds
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
@@ -30,13 +31,17 @@ from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
 
 
+def _are_threads(count: int | str) -> bool:
+    return count >= 1 if isinstance(count, int) else count == "auto"
+
+
 @dataclass(frozen=True)
 class LearnerOptions:
     """General options."""
 
     seed: int = 0
     """Seed of every random number."""
-    on_length: str = "ended"
+    on_length: str = bounded("ended", choices=("ended", "penalty", "drop", "bootstrap"))
     """How a reply that hit its length limit is treated: ended | penalty (score.missing_stop) | drop | bootstrap."""
     device: str = "auto"
     """Where the models live: auto (a GPU where torch has one), cpu, cuda, cuda:1, ..."""
@@ -44,23 +49,23 @@ class LearnerOptions:
     """Recompute log-probs and values in a second pass, even if decoding stored them. None: in bfloat16, where a token
     decoded alone and the same token in a whole row differ in the second digit, and with engines that compute elsewhere
     (openai, vllm)."""
-    max_staleness: int | None = None
+    max_staleness: int | None = bounded(None, at_least=0)
     """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
-    importance: str = "none"
+    importance: str = bounded("none", choices=WEIGHTS)
     """Importance weights in the loss, for turns of earlier weights or another sampler: none; token: of each token;
     sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
-    importance_cap: float | None = 2.0
+    importance_cap: float | None = bounded(2.0, above=0)
     """The largest importance weight; none: any."""
     importance_mask: bool = False
     """Masked importance sampling: tokens (or replies) whose weight is above the cap are not trained on. False: their
     weight is the cap, truncated importance sampling."""
-    select: str | None = None
+    select: str | None = bounded(None, fits=best.parse, rule=best.RULE)
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
     above X; none: all."""
-    select_unit: str = "episode"
+    select_unit: str = bounded("episode", choices=best.UNITS)
     """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
-    threads: int | str = "auto"
+    threads: int | str = bounded("auto", fits=_are_threads, rule="auto, or a number of at least 1")
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
     for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
     keep_memory: bool = True
@@ -70,7 +75,7 @@ class LearnerOptions:
     """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/scale.md)."""
     offload: str = "none"
     """With fsdp on a GPU, what the CPU's memory has: none; reference; optimizer: policy, gradients and states; both."""
-    watch_every: int = 10
+    watch_every: int = bounded(10, at_least=0)
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
     never. Tensors above 65,536 numbers are sampled."""
     keep_gradients: bool = False
@@ -78,18 +83,7 @@ class LearnerOptions:
     take as much memory as the trained weights. None are kept of an update that was refused or stopped early."""
 
     def __post_init__(self) -> None:
-        if self.on_length not in ("ended", "penalty", "drop", "bootstrap"):
-            raise OperantError(f"on_length={self.on_length!r}: it must be ended, penalty, drop or bootstrap")
-        if self.max_staleness is not None and self.max_staleness < 0:
-            raise OperantError(f"learner.max_staleness={self.max_staleness}: it must be at least 0, or none")
-        if self.importance not in WEIGHTS:
-            raise OperantError(f"learner.importance={shown(self.importance)}: it must be {', '.join(WEIGHTS)}")
-        if self.importance_cap is not None and self.importance_cap <= 0:
-            raise OperantError(f"learner.importance_cap={self.importance_cap:g}: it must be above 0, or none")
-        if self.select is not None:
-            best.parse(self.select)
-        if self.select_unit not in best.UNITS:
-            raise OperantError(f"learner.select_unit={shown(self.select_unit)}: it must be {' or '.join(best.UNITS)}")
+        check_bounds(self, "learner")
         if self.importance_mask and (self.importance == "none" or self.importance_cap is None):
             idle = "importance=none" if self.importance == "none" else "importance_cap=none"
             raise OperantError(f"learner.importance_mask with learner.{idle}: no weight is above a cap; leave it out")
@@ -98,10 +92,6 @@ class LearnerOptions:
                 f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
                 "policy before the update; leave rescore out"
             )
-        if self.threads < 1 if isinstance(self.threads, int) else self.threads != "auto":
-            raise OperantError(f"threads={self.threads!r}: it must be auto, or a number of at least 1")
-        if self.watch_every < 0:
-            raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 
 
 def schema(algorithm: Algorithm) -> dict[str, Any]:

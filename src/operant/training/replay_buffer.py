@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from operant import distributed
+from operant.bounds import bounded, check_bounds
 from operant.objectives.kl import EXACT
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
@@ -27,17 +28,14 @@ class ReplayOptions:
     Raises: OperantError for a share outside 0 to 1, or a capacity below 1.
     """
 
-    share: float = 0.0
+    share: float = bounded(0.0, at_least=0, at_most=1)
     """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of the step
     itself are, too. 0: none, on-policy; 1: all, off-policy."""
-    capacity: int = 10_000
+    capacity: int = bounded(10_000, at_least=1)
     """Replies that the buffer keeps, over all ranks: the newest ones."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise OperantError(f"replay.share={self.share}: it must lie in 0..1")
-        if self.capacity < 1:
-            raise OperantError(f"replay.capacity={self.capacity}: it must be at least 1")
+        check_bounds(self, "replay")
 
 
 def check(options: Mapping[str, Any]) -> None:

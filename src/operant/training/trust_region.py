@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant import distributed
+from operant.bounds import bounded
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.objectives import losses
@@ -40,43 +41,30 @@ class TrustRegionOptions(MicroBatchOptions):
     Raises: OperantError for a value out of range.
     """
 
-    target_kl: float = 0.01
+    target_kl: float = bounded(0.01, above=0)
     """The most nats per token that a step may move the policy: KL(old || new), mean over the tokens of the batch."""
-    kl: str = "exact"
+    kl: str = bounded("exact", choices=("exact", "sampled"))
     """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without a copy of the
     policy."""
-    solver_steps: int = 10
+    solver_steps: int = bounded(10, at_least=1)
     """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
-    damping: float = 0.1
+    damping: float = bounded(0.1, at_least=0)
     """Added to the diagonal of the Fisher matrix while the direction is found."""
-    fisher_share: float = 0.2
+    fisher_share: float = bounded(0.2, above=0, at_most=1)
     """The share of the replies that the Fisher matrix is computed from, but at least four replies, or all of fewer.
     They are drawn among those of all ranks."""
-    backtracks: int = 10
+    backtracks: int = bounded(10, at_least=1)
     """Lengths that the line search tries."""
-    shrink: float = 0.8
+    shrink: float = bounded(0.8, above=0, below=1)
     """Each is this share of the one before."""
-    critic_epochs: int = 5
+    critic_epochs: int = bounded(5, at_least=1)
     """Passes over the batch that train the critic."""
-    critic_minibatch: int | None = None
+    critic_minibatch: int | None = bounded(None, at_least=1)
     """Replies per optimizer step of the critic, over all ranks; None: the whole batch."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks = [
-            ("target_kl", self.target_kl > 0, "above 0"),
-            ("kl", self.kl in ("exact", "sampled"), "exact or sampled"),
-            ("solver_steps", self.solver_steps >= 1, "at least 1"),
-            ("damping", self.damping >= 0, "at least 0"),
-            ("fisher_share", 0 < self.fisher_share <= 1, "in (0, 1]"),
-            ("backtracks", self.backtracks >= 1, "at least 1"),
-            ("shrink", 0 < self.shrink < 1, "in (0, 1)"),
-            ("critic_epochs", self.critic_epochs >= 1, "at least 1"),
-            ("critic_minibatch", self.critic_minibatch is None or self.critic_minibatch >= 1, "at least 1, or none"),
-        ]
-        for name, good, rule in checks:
-            if not good:
-                raise OperantError(f"update.{name}={getattr(self, name)!r}: it must be {rule}")
+    @property
+    def copies(self) -> int:
+        return int(self.kl == "exact")  # the policy before the step
 
 
 class TrustRegion(GradientUpdate):

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from operant import distributed
+from operant.bounds import bounded
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.rollouts.collate import played, token_weights, units
@@ -25,7 +26,9 @@ from operant.training.gradient_norms import NormRecorder
 from operant.training.microbatch import MicroBatchOptions, TokenBudget, accumulate
 from operant.training.objective import FAULTS, Objective
 from operant.training.optimizer import RateOptions, apply
-from operant.types import Batch, OperantError
+from operant.types import Batch
+
+STOPS = "above 0, or none; else no step would be taken"
 
 
 @dataclass(frozen=True)
@@ -35,25 +38,14 @@ class UpdateOptions(MicroBatchOptions):
     Raises: OperantError for a value out of range.
     """
 
-    epochs: int = 4
+    epochs: int = bounded(4, at_least=1)
     """Passes over the batch in each training step."""
-    minibatch: int | None = None
+    minibatch: int | None = bounded(None, at_least=1)
     """Units (episodes, pairs) per optimizer step, over all ranks; None: the whole batch."""
-    target_kl: float | None = None
+    target_kl: float | None = bounded(None, above=0, rule=STOPS)
     """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
-    ratio_threshold: float | None = None
+    ratio_threshold: float | None = bounded(None, above=0, rule=STOPS)
     """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("epochs", "minibatch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise OperantError(f"update.{name}={value}: it must be at least 1")
-        for name in ("target_kl", "ratio_threshold"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise OperantError(f"update.{name}={value}: it must be above 0, or none; else no step would be taken")
 
 
 class UpdateResult(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from operant.bounds import bounded
 from operant.import_by_name import Table
 from operant.models.policy import Policy
 from operant.sampling import Sampling
@@ -116,7 +117,7 @@ class OnePassOptions(UpdateOptions):
     Raises: OperantError for another number of epochs.
     """
 
-    epochs: int = 1
+    epochs: int = bounded(1, at_least=1)
     """Passes over the batch in each training step: 1, because the loss has no ratio that corrects a second one."""
 
     def __post_init__(self) -> None:

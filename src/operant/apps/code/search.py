@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from operant.apps.code.problems import problem_of, program_in
 from operant.apps.code.repair import TEMPLATE, repair_prompt
+from operant.bounds import bounded, check_bounds
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
 from operant.types import OUTCOMES, Engine, OperantError, Task, shown
@@ -36,14 +37,14 @@ class PrefixCritic(Protocol):
 class SearchOptions:
     """How programs are searched for. Raises: OperantError for numbers that do not fit together."""
 
-    samples: int = 1
+    samples: int = bounded(1, at_least=1)
     """Programs that a round writes for a task (N)."""
     refine: str | None = None
     """Where a program that passes the examples is cut: `critic`, behind the beginning that the critic scores best;
     `line`, at the end of some line; `random`, anywhere. None: programs are not refined."""
-    repair: int = 0
+    repair: int = bounded(0, at_least=0)
     """Failures that are repaired if no program passes the examples (M); 0: none."""
-    rounds: int = 1
+    rounds: int = bounded(1, at_least=1)
     """Rounds of refining and repairing."""
     budget: int | None = None
     """Most programs of a task over all rounds; None: no limit but the rounds."""
@@ -51,9 +52,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if self.refine not in (None, *CUTS):
             raise OperantError(f"refine={self.refine!r}: programs are cut by {', '.join(CUTS)}")
-        for name, least in {"samples": 1, "repair": 0, "rounds": 1}.items():
-            if getattr(self, name) < least:
-                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        check_bounds(self)
         if self.budget is not None and self.budget < self.samples:
             raise OperantError(
                 f"budget={self.budget} is below samples={self.samples}: it counts the programs of all rounds"

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from operant.bounds import bounded
 from operant.envs.games import GameState, Split, TextGames
-from operant.types import OperantError, Task
+from operant.types import Task
 
 NAMES = (
     "attic balcony bathroom bedroom cellar chapel closet corridor courtyard dungeon gallery garage garden greenhouse "
@@ -280,14 +281,9 @@ def _listed(names: list[str]) -> str:
 class Rooms(TextGames):
     """The world of rooms. Its options are those of `TextGames`, and:"""
 
-    rooms: int = 8
+    rooms: int = bounded(8, at_least=3, at_most=len(NAMES))
     """Rooms of a game."""
-    max_turns: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 3 <= self.rooms <= len(NAMES):
-            raise OperantError(f"env.rooms={self.rooms}: it must lie in 3..{len(NAMES)}")
+    max_turns: int = bounded(50, at_least=1)
 
     def games(self, split: Split) -> list[Task]:
         count = self.train_games if split == "train" else self.test_games

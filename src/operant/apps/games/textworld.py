@@ -25,6 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Split, TextGames
 from operant.storage import atomic_io
 from operant.types import OperantError, Task, shown
@@ -528,22 +529,22 @@ class TextWorld(TextGames):
     """Of tw-simple: how much the objective gives away."""
     level: int | None = None
     """Of tw-coin_collector (1 to 300; None: 5) and tw-treasure_hunter (1 to 30; None: 5)."""
-    ingredients: int = 1
+    ingredients: int = bounded(1, at_least=1)
     """Of tw-cooking: ingredients of the recipe, all of which have to be found."""
     skills: tuple[str, ...] = ("open", "cook", "cut")
     """Of tw-cooking: what has to be done, of open, cook, cut, drop."""
-    rooms: int | None = None
+    rooms: int | None = bounded(None, at_least=1)
     """Of tw-cooking (1, 6, 9 or 12; None: 1) and custom (None: 5)."""
-    objects: int = 10
+    objects: int = bounded(10, at_least=1)
     """Of custom: least number of objects."""
-    quest: int = 5
+    quest: int = bounded(5, at_least=1)
     """Of custom: commands of the quest."""
-    quests: int = 1
+    quests: int = bounded(1, at_least=1)
     """Of custom: quests side by side."""
-    breadth: int = 1
+    breadth: int = bounded(1, at_least=1)
     """Of custom: parts of a quest that can be done in any order."""
-    train_games: int = 100
-    test_games: int = 20
+    train_games: int = bounded(100, at_least=1)
+    test_games: int = bounded(20, at_least=0)
     files: tuple[str, ...] = ()
     """Games to play in place of made ones: .z8 files with their .json beside them, also as .gz, or folders of such."""
     test_files: tuple[str, ...] = ()
@@ -567,9 +568,6 @@ class TextWorld(TextGames):
             raise OperantError(f"env.rooms={self.rooms}: tw-cooking has 1, 6, 9 or 12 rooms")
         if unknown := set(self.skills) - {"open", "cook", "cut", "drop"}:
             raise OperantError(f"env.skills={','.join(sorted(unknown))}: skills are open, cook, cut, drop")
-        for name in ("ingredients", "rooms", "objects", "quest", "quests", "breadth"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise OperantError(f"env.{name}={value}: it must be at least 1")
 
     def kind(self, test: bool) -> dict[str, Any]:
         """What games are made of, beside the seed, as TextWorld's challenges name it."""

@@ -33,7 +33,9 @@ PROMPT = 256
 
 def examine() -> int:
     """Print what this machine has and run the self-test; returns 0 if that passes, else 1."""
-    from operant import __version__
+    import torch
+
+    from operant import __version__, machine
     from operant.storage.hub import builtin_models, offline
 
     print(f"operant {__version__}, Python {platform.python_version()}, {platform.platform()}")
@@ -43,7 +45,14 @@ def examine() -> int:
         except PackageNotFoundError:
             found = "missing: reinstall operant"
         print(f"  {name:14} {found}")
-    _print_devices()
+    print(f"  processor      {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
+    if warning := machine.crowded():
+        print(f"  busy           {warning}: --threads 1")
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        print(f"  gpu {i}          {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
+    if not torch.cuda.is_available():
+        print("  gpu            none available to torch")
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if importlib.util.find_spec(p) is None]
         state = f"missing: pip install 'operant[{extra}]'" if missing else "installed"
@@ -67,8 +76,7 @@ def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str
     from operant.algorithms import find
     from operant.runs.config import configure
     from operant.tools.memory_plan import lines, measure, plan
-    from operant.tools.memory_plan.gpus import GPUS
-    from operant.tools.memory_plan.ranks import KINDS, on_ranks, table
+    from operant.tools.memory_plan.ranks import GPUS, KINDS, on_ranks, table
     from operant.training import sharding
     from operant.types import OperantError
 
@@ -96,26 +104,10 @@ def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str
             f"gpus={ranks} with {prompts} prompts a step: each GPU needs one; give at least 1, or raise batch"
         )
     own = config.learner["learner"]
-    chosen = getattr(own, "parallel", "ddp"), getattr(own, "offload", "none")
-    wanted = next(kind for kind, options in KINDS.items() if options == chosen)
+    wanted = next(kind for kind, options in KINDS.items() if options == (own.parallel, own.offload))
     measured = measure(config, ranks=ranks, gpu=True)
     print("\n".join(table(config, measured, ranks, GPUS[name], wanted)))
     return 0 if on_ranks(config, measured, ranks, wanted, GPUS[name]).fits else 1
-
-
-def _print_devices() -> None:
-    import torch
-
-    from operant import machine
-
-    print(f"  processor      {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
-    if warning := machine.crowded():
-        print(f"  busy           {warning}: --threads 1")
-    for i in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(i)
-        print(f"  gpu {i}          {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
-    if not torch.cuda.is_available():
-        print("  gpu            none available to torch")
 
 
 def _self_test() -> int:

@@ -1,13 +1,15 @@
 """The options of a run for `--help`, with the values of its recipe, read where they are declared."""
 
 import re
+import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from operant.bounds import rules
 from operant.import_by_name import find
-from operant.options import compose, defaults, kinds, names
+from operant.options import Factory, convert, defaults, kinds, names
 from operant.tools.cli.parser import About, sentences
 from operant.tools.cli.without_torch import without_torch
 from operant.types import OperantError
@@ -43,57 +45,45 @@ SAID_BY_THE_TYPE = r"a whole number of at most 64 bits|a finite number \(up to.*
 SHORT = {"a whole number of at most 64 bits": "a whole number", "text": ""}
 
 
-def declared(spec: str, values: Mapping[str, Any]) -> list[About]:
+@without_torch
+def declared(spec: str, values: Mapping[str, object]) -> list[About]:
     """The options of a dataclass `module:Name` of this package. values: those that are not its defaults."""
-
-    def read() -> list[About]:
-        made = find("options", *spec.split(":"))
-        return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
-
-    return without_torch(read)
+    made = find("options", *spec.split(":"))
+    return _described({"": made}, defaults(made) | {n: x for n, x in values.items() if n in defaults(made)})
 
 
+@without_torch
 def alone(option: str) -> bool:
     """Whether an option may stand without a value; true for one that no built-in method has."""
+    from operant.algorithms import ALGORITHMS
+    from operant.runs.config import config_schema
 
-    def read() -> list[Any]:
-        from operant.algorithms import ALGORITHMS
-        from operant.runs.config import config_schema
-
-        of_methods = [kinds(config_schema(method, {})) for method in ALGORITHMS]
-        return [kind for of in of_methods for name, kind in of.items() if f".{name}".endswith(f".{option}")]
-
-    found = without_torch(read)
+    of_methods = [kinds(config_schema(method, {})) for method in ALGORITHMS]
+    found = [kind for of in of_methods for name, kind in of.items() if f".{name}".endswith(f".{option}")]
     return not found or bool in found
 
 
-def common(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, tuple[Any, str]]]:
+@without_torch
+def common(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict[str, tuple[object, str]]]:
     """The method of a run, and its common options by name, each with its value and a line of text."""
-
-    def read() -> tuple[str, dict[str, tuple[Any, str]]]:
-        method, _, values, traits = settings(recipe, given)
-        shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
-        return method, {name: (values[name], text) for name, text in shown.items()}
-
-    return without_torch(read)
+    method, _, values, traits = settings(recipe, given)
+    shown = {name: text for name, (trait, text) in COMMON.items() if name in values and trait in ("", *traits)}
+    return method, {name: (values[name], text) for name, text in shown.items()}
 
 
-def every(recipe: str | None, given: Mapping[str, Any]) -> list[About]:
+@without_torch
+def every(recipe: str | None, given: Mapping[str, object]) -> list[About]:
     """All options of a run."""
+    from operant.algorithms import find, preset_names
 
-    def read() -> list[About]:
-        from operant.algorithms import find, preset_names
-
-        method, schema, values, _ = settings(recipe, given)
-        algorithm = find(method)
-        checks = {"loss": partial(algorithm.loss, None, None), "advantage": partial(algorithm.advantage or dict, None)}
-        described = _described(schema, values, checks)
-        return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
-
-    return without_torch(read)
+    method, schema, values, _ = settings(recipe, given)
+    algorithm = find(method)
+    checks = {"loss": partial(algorithm.loss, None, None), "advantage": partial(algorithm.advantage or dict, None)}
+    described = _described(schema, values, checks)
+    return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
 
 
-def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
+def settings(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
     """The method of a run, the groups of its options, the value of each that it uses, and the method's traits.
 
     Raises: OperantError as `chosen_options`.
@@ -115,41 +105,32 @@ def settings(recipe: str | None, given: Mapping[str, Any]) -> tuple[str, dict[st
 
 
 def _described(
-    schema: Mapping[str, Any], values: Mapping[str, Any], checks: Mapping[str, Callable[..., Any]] = {}
+    schema: Mapping[str, Any], values: Mapping[str, object], checks: Mapping[str, Callable[..., Any]] = {}
 ) -> list[About]:
     """What the help says of the options with these values. checks: by group, the function whose arguments they are."""
     types, places = kinds(schema), names(schema)
     texts = {group: sentences(made) for group, made in schema.items()}
+    bounds = {group: rules(made.make if isinstance(made, Factory) else made) for group, made in schema.items()}
     described = []
     for full, value in values.items():
         group, name = places[full]
-        rule = _rule({group: schema[group]}, full, types[full], checks.get(group))
+        rule = bounds[group].get(name) or _refusal(name, types[full], checks.get(group))
+        if type(None) in typing.get_args(types[full]) and "none" not in rule.lower():
+            rule = f"{rule}, or none" if rule else "none, or text"
         described.append(About(full, value, texts[group].get(name, ""), rule, types[full] is bool))
     return described
 
 
-def _rule(schema: dict[str, Any], full: str, kind: Any, check: Callable[..., Any] | None) -> str:
-    """Bounds or choices of an option, as the code itself answers to wrong values: `at least 1`."""
-    said = rf"^(?:\w+\.)?{full.rpartition('.')[2]}=.*?: it must (?:be |lie )(.*)"
-    rules = [rule for wrong in WRONG for rule in re.findall(said, _refusal(schema, full, wrong, check))]
-    only_types = {rule for rule in rules if re.fullmatch(rf"({SAID_BY_THE_TYPE})(, or none)?", rule)}
-    best = next((rule for rule in rules if rule not in only_types), rules[0] if rules else "")
-    best = re.sub(r"^None or|, or none; else no .*", lambda m: "none or" if m[0][0] == "N" else ", or none", best)
-    best = re.sub(SAID_BY_THE_TYPE, lambda m: SHORT.get(m[0], "a number"), best).strip(", ")
-    best = "" if best in ("none", "or none") else best
-    if kind in (int | None, float | None, str | None) and "none" not in best.lower():
-        return f"{best}, or none" if best else "none, or text"
-    return best
-
-
-def _refusal(schema: dict[str, Any], full: str, value: Any, check: Callable[..., Any] | None) -> str:
-    """The error of a wrong value; empty if there is none. A function checks its options before its tensors."""
-    try:
-        (composed,) = compose(schema, {full: value}).values()
-        with suppress(TypeError, AttributeError):
-            check(**composed) if check is not None else None
-    except OperantError as error:
-        return str(error)
-    except TypeError:
-        pass
-    return ""
+def _refusal(name: str, kind: Any, check: Callable[..., Any] | None) -> str:
+    """Bounds or choices of an option, as its type and the function whose argument it is answer to wrong values."""
+    said: list[str] = []
+    for wrong in WRONG:
+        try:
+            value = convert(wrong, kind, name)
+            with suppress(TypeError, AttributeError):  # a function checks its options before its tensors
+                check(**{name: value}) if check is not None else None
+        except OperantError as error:
+            said += re.findall(rf"\b{name}=.*?: it must (?:be |lie )(.*)", str(error))
+    only_types = [rule for rule in said if re.fullmatch(rf"({SAID_BY_THE_TYPE})(, or none)?", rule)]
+    rule = next((rule for rule in said if rule not in only_types), said[0] if said else "").removesuffix(", or none")
+    return re.sub(SAID_BY_THE_TYPE, lambda m: SHORT.get(m[0], "a number"), rule)

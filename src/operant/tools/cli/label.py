@@ -42,11 +42,10 @@ def label(words: Sequence[str], options: dict[str, Any]) -> int:
             if exporting is not None:
                 number = export(store, exporting, form, skips=skips)
                 print(f"{number} rows exported: {exporting}")
-            if comparing:
-                print_agreement(store)
-            if counting:
-                for line in aligned(win_rates(store)):
-                    emit(line, sys.stdout)
+            sentences, table = agreement(store) if comparing else ([], [])
+            lines = [*sentences, *([""] if table else []), *aligned(table)]
+            for line in [*lines, *(aligned(win_rates(store)) if counting else [])]:
+                emit(line, sys.stdout)
         return 0
     return serve(path, options)
 
@@ -74,7 +73,9 @@ def serve(path: Path, options: dict[str, Any]) -> int:
     if kind not in (None, *KINDS):
         raise OperantError(f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")
     overlap = None if overlap is None else convert(overlap, int, "overlap")
-    gold, opens = options.pop("gold", None), browser_wanted(options)
+    gold, opens, refused = options.pop("gold", None), options.pop("open", False), options.pop("no_open", False)
+    if opens and refused:
+        raise OperantError("--open and --no-open: give one of the two")
     port = convert(options.pop("port", 0), int, "port")
     serving = LabelServing(options.pop("host", LabelServing.host), port)
     itself = is_database(path)
@@ -89,7 +90,7 @@ def serve(path: Path, options: dict[str, Any]) -> int:
             if not is_local(serving.host):
                 print("everyone with this address and token can label; it is not encrypted: use a network you trust")
             print("open the address in a browser; press Ctrl-C to end", flush=True)
-            if opens:
+            if opens or (sys.stdout.isatty() and not refused):
                 webbrowser.open(server.url)
             try:
                 server.run()
@@ -97,14 +98,6 @@ def serve(path: Path, options: dict[str, Any]) -> int:
                 print()
         print(ending(store))
     return 0
-
-
-def browser_wanted(options: dict[str, Any]) -> bool:
-    """Whether to open the browser: as asked for, else in a terminal. Raises: OperantError for both at once."""
-    asked, refused = options.pop("open", False), options.pop("no_open", False)
-    if asked and refused:
-        raise OperantError("--open and --no-open: give one of the two")
-    return bool(asked) or (sys.stdout.isatty() and not refused)
 
 
 def ending(store: Store) -> str:
@@ -115,10 +108,3 @@ def ending(store: Store) -> str:
     people = f"{counts['labellers']} labeller{'s' * (counts['labellers'] != 1)}"
     what = f"{counts['labels']} labels by {people} are in {store.path}"
     return f"{what}; export them with: operant label {store.path} --export labels.jsonl"
-
-
-def print_agreement(store: Store) -> None:
-    """Print how far labellers agree."""
-    sentences, table = agreement(store)
-    for line in [*sentences, *([""] if table else []), *aligned(table)]:
-        emit(line, sys.stdout)

@@ -10,53 +10,12 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from operant import other_names
-from operant.options import Factory
+from operant.options import Factory, note, ours
 from operant.tools.cli.arguments import parse_text
 from operant.types import OperantError
-
-ARGUMENTS = {
-    "version": "Which consistency is learnt: v1 of one Q, v2 of a step, v3 of a path, or v2_v3 of both.",
-    "forward_share": "Weight of these losses, which train A, against those that train V: policy and copy exchanged.",
-    "freeze_later": "In v3, no gradient goes through the A of later actions.",
-    "standardise": "Subtract the mean of rewards and divide by their deviation: step, rlprompt, group or none.",
-    "shape": "Four numbers a,b,c,d: the line that maps a reward of a to c, and one of b to d.",
-    "clip": "The ratio may move by this much before the gain ends.",
-    "value_clip": "The value may move by this much before a smaller error stops counting; none: not clipped.",
-    "value_coef": "Weight of the value loss beside the policy loss.",
-    "entropy_coef": "Weight of the entropy bonus.",
-    "clip_high": "The bound above, where it is another than `clip`; none: `clip`.",
-    "scale": "Divide by the deviation of the group's returns.",
-    "deviation": "population: divided by n, plus 1e-6. sample: by n - 1, plus 1e-4, as TRL.",
-    "dual_clip": "Bounds the loss of a bad action that became likely, at this many times its advantage; above 1.",
-    "gamma": "Discount between the tokens of a reply.",
-    "lam": "Lambda of GAE between the tokens of a reply: 1 trusts returns, 0 the critic.",
-    "turn_gamma": "Discount between the turns of an episode, on top of `gamma`.",
-    "turn_lam": "Lambda between turns; none: `lam`.",
-    "level": "token: each token is an action; turn_first, turn_mean: each turn, by its first value or their mean.",
-    "omega": "Weight of the comparison of turns that begin in the same state.",
-    "whiten_scope": "Where advantages get mean 0 and variance 1: rollout, minibatch (after the cut), none.",
-    "unbiased": "Divide by n - 1 in that variance, as TRL and RL4LMs do.",
-    "whiten_rewards": "Scale rewards to variance 1 first, the mean kept.",
-    "divergence": "reverse: KL(policy || teacher). forward: KL(teacher || policy).",
-    "tau": "The expectile of V: near 1, the value of the best replies of the data; 0.5: of their mean.",
-    "cql_coef": "Weight of the term that keeps Q low where no reply has been.",
-    "bc_coef": "Weight of the imitation of the replies.",
-    "awac_beta": "The imitation's weights are exp(this * (Q - V)), at most 20; 0: all are 1.",
-    "kind": "The loss; the page of the method has the formula of each.",
-    "beta": "Coefficient of the log-ratio to the reference: a smaller one allows more distance from it.",
-    "label_smoothing": "Share of labels that are taken to be wrong; with kind sigmoid or robust.",
-    "pairs": "all: every pair of replies to a prompt; ends: only the best ones against the worst ones.",
-    "given_coef": "Weight of the cross-entropy of given replies beside the loss of the policy's own.",
-    "good_weight": "Weight of good replies.",
-    "bad_weight": "Weight of bad replies.",
-    "margin": "Scores of a pair should differ by this times the difference of their labels.",
-    "ties": "Equal labels: none: left out; davidson, rao-kupper: a model of ties.",
-    "tie": "How likely ties are in that model.",
-}
-"""The texts of options that are arguments of a pure function, whose docstring describes all of them together."""
 
 
 class About(NamedTuple):
@@ -64,7 +23,7 @@ class About(NamedTuple):
 
     name: str
     """The full name."""
-    value: Any
+    value: object
     text: str = ""
     rule: str = ""
     """Its bounds or choices, as in "at least 1"."""
@@ -113,7 +72,7 @@ class Parser(argparse.ArgumentParser):
                 alone = {"nargs": "?", "const": True} if about.alone else {}
                 place.add_argument(flag(about.name), dest=about.name, metavar="VALUE", help=escaped(text), **alone)
 
-    def add_briefly(self, title: str, options: Mapping[str, tuple[Any, str]]) -> None:
+    def add_briefly(self, title: str, options: Mapping[str, tuple[object, str]]) -> None:
         """Add options under a title, one line each: its value, and what it is."""
         group = self.add_argument_group(title)
         for name, (value, text) in options.items():
@@ -133,12 +92,11 @@ class Parser(argparse.ArgumentParser):
         if rest and not more:
             name = next(iter(rest))
             last = name.rpartition(".")[2]
-            near = [n for ours in other_names.ours(last) if (n := ours.rpartition(".")[2]) in own] or [last] * (
-                last in own
-            )
-            note = f" ({other_names.note(last)})" if near and other_names.note(last) else ""
-            near = near or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
-            hint = f"did you mean {near[0]!r}?{note}" if near else f"`{self.prog} --help` lists all"
+            here = [option for full in ours(last) if (option := full.rpartition(".")[2]) in own]
+            here = here or ([last] if last in own else [])
+            aside = f" ({note(last)})" if here and note(last) else ""
+            near = here or [n for n in MEANT.get(last, ()) if n in own] or difflib.get_close_matches(name[:100], own, 1)
+            hint = f"did you mean {near[0]!r}?{aside}" if near else f"`{self.prog} --help` lists all"
             if name in ("model", "policy") and re.search(r"MODEL|runs/x", str(self.usage)):
                 hint = f"a model is named without an option: {self.prog} {rest[name]}"
             raise OperantError(f"option {name[:100]!r} is unknown; {hint}")
@@ -172,12 +130,14 @@ _parsed = cache(lambda made: ast.parse(textwrap.dedent(inspect.getsource(made)))
 """The source of a class, which is slow to find: the options of all methods share few."""
 
 
-def sentences(made: Any) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line; `ARGUMENTS` for those of a function."""
+def sentences(made: object) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line; for the arguments of a function, which its docstring
+    describes all together, those of arguments.txt."""
     if isinstance(made, Factory):
         return {}
     if not inspect.isclass(made):
-        return ARGUMENTS
+        lines = (Path(__file__).parent / "arguments.txt").read_text(encoding="utf-8").splitlines()
+        return {name: text for name, _, text in (line.partition(": ") for line in lines)}
     found = {}
     for base in filter(is_dataclass, reversed(made.__mro__)):
         (node,) = _parsed(base).body
@@ -188,7 +148,7 @@ def sentences(made: Any) -> dict[str, str]:
     return found
 
 
-def as_typed(value: Any) -> str:
+def as_typed(value: object) -> str:
     """A value as one would type it."""
     if value is None:
         return "none"

@@ -137,7 +137,12 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
                 refused += sum(played.refused[slot] for slot in wanted)
             games = [played.games[slot] for slot in range(finished)]
             for game in games[: asked.transcripts]:
-                print_transcript(name, game)
+                say(f"--- {name}: {game['name']}, {result(game)}", game["objective"])
+                for turn in game["turns"]:
+                    by = "" if turn["by"] == "policy" else f"  [{turn['by']}]"
+                    thought = f"  ({turn['thought']})" if turn["thought"] else ""
+                    say(turn["state"], f"> {turn['command']}{thought}{by}")
+                say(game.get("final", {}).get("state", ""))
             table += [game_row(name, games)] if games else []
     finally:
         if asked.record is not None:
@@ -161,16 +166,6 @@ def result(game: Mapping[str, Any]) -> str:
     """How a game ended: `won in 7 turns`."""
     turns = f"{len(game['turns'])} turn{'s' * (len(game['turns']) != 1)}"
     return f"won in {turns}" if game["won"] else f"{'lost after' if game['lost'] else 'not won in'} {turns}"
-
-
-def print_transcript(name: str, game: Mapping[str, Any]) -> None:
-    """Print a game turn by turn."""
-    say(f"--- {name}: {game['name']}, {result(game)}", game["objective"])
-    for turn in game["turns"]:
-        by = "" if turn["by"] == "policy" else f"  [{turn['by']}]"
-        thought = f"  ({turn['thought']})" if turn["thought"] else ""
-        say(turn["state"], f"> {turn['command']}{thought}{by}")
-    say(game.get("final", {}).get("state", ""))
 
 
 def say(*texts: str) -> None:

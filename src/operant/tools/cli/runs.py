@@ -68,7 +68,9 @@ def _row(folder: Path) -> dict[str, Any]:
 
 def _texts(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row of the table."""
-    known = row.get("before") is not None
+    known, seconds = row.get("before") is not None, time.time() - row["changed"]
+    units = (("d", 86400), ("h", 3600), ("min", 60))
+    age = next((f"{seconds / length:.0f} {unit}" for unit, length in units if seconds >= length), "now")
     steps = f" {row['step']}" if row["state"] == "finished" else f" {row.get('step', 0)}/{row.get('steps', 0)}"
     return {
         "run": plain(row["run"]),
@@ -77,17 +79,9 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str]:
         "score": f"{number(row['before'])} -> {number(row['after'])}" if known else "",
         "score of": str(row.get("score") or ""),
         "KL": f"{row['kl']:.1f}" if row.get("kl") is not None else "",
-        "age": _age(time.time() - row["changed"]),
+        "age": age,
         "verdict": plain(row["verdict"]),
     }
-
-
-def _age(seconds: float) -> str:
-    """Return a time in its largest unit: `3 min`."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return "now"
 
 
 def table(rows: Sequence[Mapping[str, str]], width: int | None) -> list[str]:

@@ -1,40 +1,47 @@
 """Answers that need the declarations of options alone, in a tenth of the time that importing torch takes."""
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import wraps
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 SLOW = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pyarrow", "filelock")
 """Packages that take long to import, and that the modules of options and methods use in their functions only."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def without_torch(compute: Callable[[], T], slow: Collection[str] = SLOW) -> T:
-    """What `compute` returns, which imports what it needs. Empty modules stand in for the slow packages meanwhile.
+def without_torch(compute: Callable[P, T]) -> Callable[P, T]:
+    """A function that imports what it needs, with empty modules in the place of the slow packages meanwhile.
 
     Where that does not do, as for a user's module that uses torch when it is imported, or where torch is there already,
-    `compute` has the packages themselves. Nothing that was imported beside the empty modules stays.
+    it has the packages themselves. Nothing that was imported beside the empty modules stays.
     """
-    if "torch" in sys.modules:
-        return compute()
-    before, finder = {*sys.modules}, _Finder(slow)
-    sys.meta_path.insert(0, finder)
-    try:
-        return compute()
-    except Exception:  # a mistake of the user's is raised once more below, in its own words
-        pass
-    finally:
-        sys.meta_path.remove(finder)
-        for name in {*sys.modules} - before:
-            if name.partition(".")[0] in ("operant", *slow):
-                del sys.modules[name]
-                package, _, module = name.rpartition(".")
-                vars(sys.modules.get(package)).pop(module, None) if package in sys.modules else None
-    return compute()
+
+    @wraps(compute)
+    def computed(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch" in sys.modules:
+            return compute(*args, **kwargs)
+        before, finder = {*sys.modules}, _Finder()
+        sys.meta_path.insert(0, finder)
+        try:
+            return compute(*args, **kwargs)
+        except Exception:  # a mistake of the user's is raised once more below, in its own words
+            pass
+        finally:
+            sys.meta_path.remove(finder)
+            for name in {*sys.modules} - before:
+                if name.partition(".")[0] in ("operant", *SLOW):
+                    del sys.modules[name]
+                    package, _, module = name.rpartition(".")
+                    vars(sys.modules[package]).pop(module, None) if package in sys.modules else None
+        return compute(*args, **kwargs)
+
+    return computed
 
 
 class _AnyClass(type):
@@ -77,11 +84,8 @@ class _Empty(ModuleType):
 
 
 class _Finder(MetaPathFinder, Loader):
-    def __init__(self, slow: Collection[str]):
-        self.slow = slow
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in self.slow else None
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in SLOW else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Empty(spec.name)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
 from operant.tools.report.server import is_known_host, listening_error, url_of
@@ -56,12 +57,11 @@ class LabelServing:
 
     host: str = "127.0.0.1"
     """The address to listen on. 0.0.0.0 lets everyone label who can reach this machine and has the token."""
-    port: int = 0
+    port: int = bounded(0, at_least=0, below=65536, rule="0 (any free port) to 65535")
     """The port; 0: the one of last time if it is free, so that open pages find the server again, else any."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise OperantError(f"port={self.port}: it must be 0 (any free port) to 65535")
+        check_bounds(self)
 
 
 class RefusedError(Exception):

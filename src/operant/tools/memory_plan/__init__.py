@@ -28,7 +28,7 @@ from operant.runs.config import Config
 from operant.sampling import encode_prompt
 from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import fake_tensors
-from operant.tools.memory_plan.model import MemoryModel, classifier_memory, config_of, tokenizer_of
+from operant.tools.memory_plan.model import MemoryModel, bytes_of, classifier_memory, config_of, tokenizer_of
 from operant.training.options import find_device
 from operant.types import OperantError, shown
 
@@ -211,12 +211,12 @@ def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool 
             "scoring": model.scoring(shape.scored, prompt, shape.reply),
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
-        gradients, units = model.gradients(), model.units()
+        gradients, units = bytes_of(model.trained), model.units()
     return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
 
 
 @contextmanager
-def explained(policy: Any) -> Iterator[None]:
+def explained(policy: object) -> Iterator[None]:
     """Turn an exception inside this context, whose computations are those of a run, into a sentence on the model."""
     try:
         yield
@@ -236,7 +236,7 @@ def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, 
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
     parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
-    whole = bool(getattr(model_config, "is_encoder_decoder", False))
+    whole = bool(model_config.is_encoder_decoder)
     forms = forms | {"form": named_parts.form(train.form, parts["form"]), "cue": not whole}
     env = named_parts.make("env", train.env, parts["env"]) if train.tasks is None else None
     source, held_out_source = named_parts.sources(train, parts["tasks"], env)

@@ -8,10 +8,10 @@ memory.most - before        # bytes at the peak, beyond the model
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,20 +31,26 @@ class Memory(TorchDispatchMode):
         self.most = self.now
         return self
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., object],
+        types: object,
+        args: Iterable[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         out = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
         return out
 
-    def _count(self, storage: Any) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         """Add the bytes of a storage, and subtract them once it is freed."""
         key, size = id(storage), storage.nbytes()
         if key in self._counted:  # the result is a view, or was written in place
             return
 
-        def freed(_: Any) -> None:
+        def freed(_: object) -> None:
             del self._counted[key]
             self.now -= size
 

@@ -1,6 +1,6 @@
 """The memory of a policy, and of each phase of a step, measured on a policy whose tensors have no memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,10 @@ def config_of(name: Any) -> Any:
     """The transformers config of a model: by name, as a .json file, or that of a model or Policy from Python."""
     if not isinstance(name, str):
         return getattr(name, "config", None) or name.model.config
-    return load_config(name if is_file(name) else find_config(name))
+    return load_config(name if _is_file(name) else find_config(name))
 
 
-def is_file(name: str) -> bool:
+def _is_file(name: str) -> bool:
     """Whether a model is named by its config alone, in a file of any name."""
     return name.endswith(".json") and Path(name).is_file()
 
@@ -45,7 +45,7 @@ def tokenizer_of(name: Any) -> Any:
     """The tokenizer of a model, by name or from Python; None if it has none."""
     if not isinstance(name, str):
         return getattr(name, "tokenizer", None)
-    return load_tokenizer(Path(name).parent if is_file(name) else find_config(name))
+    return load_tokenizer(Path(name).parent if _is_file(name) else find_config(name))
 
 
 class MemoryModel:
@@ -58,22 +58,9 @@ class MemoryModel:
         self.run, self.memory, self.config = run, memory, config
         self.options: ModelOptions = run.learner["model"]
         self.algorithm = find(run.train.algorithm)
-        self.policy = self._make_policy(config)
-        self.trained = self.policy.trainable()
-        self.critic: Policy | None = None
         value = run.learner["value"]
-        if self.algorithm.needs.critic and value.critic is not None:
-            self.critic = Policy(
-                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
-            )
-            self.critic.value_head = _value_head(self.critic, value)
-            self.trained += self.critic.trainable()
-        self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
-
-    def _make_policy(self, config: Any) -> Policy:
-        value = self.run.learner["value"]
         model = self._make_model(config, trained=True)
-        policy = Policy(model, modes=Modes())
+        self.policy = policy = Policy(model, modes=Modes())
         if self.algorithm.needs.critic and value.critic is None:
             policy.value_head = _value_head(policy, value)
         if self.options.train_layers is not None:
@@ -84,13 +71,21 @@ class MemoryModel:
             policy.trunk.learn_to_skip(lambda: model(**ids, use_cache=False))
         elif self.options.train_head is not None:
             policy.head.requires_grad_(self.options.train_head)
-        return policy
+        self.trained = policy.trainable()
+        self.critic: Policy | None = None
+        if self.algorithm.needs.critic and value.critic is not None:
+            self.critic = Policy(
+                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
+            )
+            self.critic.value_head = _value_head(self.critic, value)
+            self.trained += self.critic.trainable()
+        self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()
 
     def _make_model(self, config: Any, trained: bool = False) -> Any:
         """The model, with the adapter or soft prompt of the run if it is the one that is trained."""
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-        auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
             model = auto.from_config(config, dtype=self.options.dtype).eval()
             lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
@@ -111,43 +106,31 @@ class MemoryModel:
     def permanent(self) -> dict[str, float]:
         """Bytes that are allocated during the whole run, by what they are used for."""
         low = [p for p in self.trained if p.element_size() < 4]
+        trained = bytes_of(p for p in self.policy.model.parameters() if p.requires_grad)
         learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
+        copies = {*self.algorithm.copies} - {"reference"}
+        if self.algorithm.mask is not None and self.run.learner["mask"].by == "policy":
+            copies.discard(self.algorithm.mask)
+        named, reference = self.run.train.reference, 0.0
+        if named == "copy" and "reference" in self.algorithm.copies:  # it shares every weight that is not trained
+            reference = trained
+        elif named not in (None, "none") and "reference" in self.algorithm.copies:
+            reference = bytes_of(self._make_model(config_of(named)).parameters())
         return {
-            "weights": _bytes(self.policy.parameters()) + _bytes(self.policy.buffers()),
-            "critic network": _bytes(self.critic.parameters()) if self.critic is not None else 0.0,
-            "reference": self._reference(),
-            "other copies": self._copies() * _bytes(p for p in self.policy.model.parameters() if p.requires_grad),
-            "optimizer": optimizer.state_bytes(_count(self.trained), _count(low)),
-            "kept gradients": _bytes(self.trained) if learner.keep_gradients else 0.0,
+            "weights": bytes_of(self.policy.parameters()) + bytes_of(self.policy.buffers()),
+            "critic network": bytes_of(self.critic.parameters()) if self.critic is not None else 0.0,
+            "reference": reference,
+            "other copies": (len(copies) + self.run.learner["update"].copies) * trained,
+            "optimizer": optimizer.state_bytes(*(sum(p.numel() for p in weights) for weights in (self.trained, low))),
+            "kept gradients": bytes_of(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
-
-    def gradients(self) -> float:
-        """Bytes of the gradients of all trained weights."""
-        return _bytes(self.trained)
 
     def units(self) -> tuple[float, float]:
         """Bytes of the largest block, and of all weights of policy and critic that are in no block."""
         models = [self.policy] if self.critic is None else [self.policy, self.critic]
-        blocks = [_bytes(block.parameters()) for model in models for stack in model.blocks() for block in stack]
-        return max(blocks), sum(_bytes(model.parameters()) for model in models) - sum(blocks)
-
-    def _copies(self) -> int:
-        """Number of further copies of the trained weights: mask, target, and TRPO's policy before a step."""
-        learner = self.run.learner
-        names = {name for name in self.algorithm.copies if name != "reference"}
-        if self.algorithm.mask is not None and learner["mask"].by == "policy":
-            names.discard(self.algorithm.mask)
-        return len(names) + (getattr(learner["update"], "kl", None) == "exact")
-
-    def _reference(self) -> float:
-        """Bytes of the reference: a frozen copy shares every weight that is not trained."""
-        reference = self.run.train.reference
-        if reference in (None, "none") or "reference" not in self.algorithm.copies:
-            return 0.0
-        if reference == "copy":
-            return _bytes(p for p in self.policy.model.parameters() if p.requires_grad)
-        return _bytes(self._make_model(config_of(reference)).parameters())
+        blocks = [bytes_of(block.parameters()) for model in models for stack in model.blocks() for block in stack]
+        return max(blocks), sum(bytes_of(model.parameters()) for model in models) - sum(blocks)
 
     # --- during one phase of a step -----------------------------------------------------------------------------------
 
@@ -158,7 +141,7 @@ class MemoryModel:
         out = self.policy.model(**self._ids(rows, prompt, 1), use_cache=True)
         prefill, cache = self.memory.most - before, out.past_key_values
         layers: Sequence[Any] = getattr(cache, "layers", None) or cache.self_attention_cache.layers
-        cached = _bytes(tensor for layer in layers for tensor in (layer.keys, layer.values))
+        cached = bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values))
         whole = cached * (prompt + reply) / max(prompt, 1)
         return {"cache": whole, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
 
@@ -174,7 +157,7 @@ class MemoryModel:
 
         accumulates: the gradients of an earlier micro-batch are there already.
         """
-        gradients, kept = _bytes(self.trained), self.run.learner["learner"].keep_gradients
+        gradients, kept = bytes_of(self.trained), self.run.learner["learner"].keep_gradients
         with torch.enable_grad():
             before = self.memory.peak().now
             for _ in range(2 if accumulates else 1):
@@ -189,7 +172,16 @@ class MemoryModel:
         """A loss that takes as much memory as the objective."""
         policy = self.policy
         states = self._states(policy, rows, prompt, reply)
-        loss = _scored(policy, states).sum()
+        chunks = states.split(max(1, BUDGET // policy.vocabulary))  # those of `logprobs.score`
+
+        def score(chunk: Tensor) -> Tensor:
+            return _LossOfLogits.apply(policy.logits(chunk))  # type: ignore[return-value]
+
+        if len(chunks) == 1 or not torch.is_grad_enabled():
+            loss = torch.cat([score(chunk) for chunk in chunks]).sum()
+        else:
+            scored = [checkpoint(score, chunk, use_reentrant=False) for chunk in chunks]
+            loss = torch.cat(scored).sum()  # type: ignore[misc]
         if policy.value_head is not None:  # Q values exist in chunks, as logits do
             outputs = [*policy.value_head.parameters()][-1].numel()
             loss = loss + policy.value_head(states[: max(1, BUDGET // outputs)].float()).sum()
@@ -221,7 +213,7 @@ class MemoryModel:
     def _ids(self, rows: int, prompt: int, reply: int) -> dict[str, Tensor]:
         """Token ids of the model's inputs, all 0."""
         shapes = {"input_ids": (rows, prompt + reply - 1)}
-        if getattr(self.config, "is_encoder_decoder", False):
+        if self.config.is_encoder_decoder:
             shapes = {"input_ids": (rows, prompt), "decoder_input_ids": (rows, reply)}
         return {name: torch.zeros(shape, dtype=torch.long) for name, shape in shapes.items()}
 
@@ -239,7 +231,7 @@ def classifier_memory(classifier: Classifier, tokens: int, memory: Memory) -> fl
     ids = torch.zeros(classifier.batch, min(tokens, longest), dtype=torch.long)
     before = memory.peak().now
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
-    return _bytes(model.parameters()) + _bytes(model.buffers()) + memory.most - before
+    return bytes_of(model.parameters()) + bytes_of(model.buffers()) + memory.most - before
 
 
 def meta_to_fake(model: nn.Module) -> nn.Module:
@@ -273,18 +265,6 @@ class _LossOfLogits(torch.autograd.Function):
         return torch.empty_like(ctx.saved_tensors[0])
 
 
-def _scored(policy: Policy, states: Tensor) -> Tensor:
-    """Score hidden states [N, D] -> [N], in the chunks of `logprobs.score`."""
-    chunks = states.split(max(1, BUDGET // policy.vocabulary))
-
-    def one(chunk: Tensor) -> Tensor:
-        return _LossOfLogits.apply(policy.logits(chunk))  # type: ignore[return-value]
-
-    if len(chunks) == 1 or not torch.is_grad_enabled():
-        return torch.cat([one(chunk) for chunk in chunks])
-    return torch.cat([checkpoint(one, chunk, use_reentrant=False) for chunk in chunks])  # type: ignore[misc]
-
-
 def _value_head(policy: Policy, options: ValueOptions) -> Any:
     """A head of the size of `models.value_head.ValueHead`, with the Q values of every token if there are some."""
     width, outputs = policy.head.weight.shape[1], 1 + 2 * policy.vocabulary * options.actions
@@ -293,10 +273,6 @@ def _value_head(policy: Policy, options: ValueOptions) -> Any:
     return nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, outputs))
 
 
-def _count(tensors: Any) -> int:
-    return sum(t.numel() for t in tensors)
-
-
-def _bytes(tensors: Any) -> float:
+def bytes_of(tensors: Iterable[Tensor]) -> float:
     """Bytes of distinct tensors: a tied weight counts once."""
     return float(sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()))

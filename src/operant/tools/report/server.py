@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from operant.bounds import bounded, check_bounds
 from operant.tools.report.api import RequestError, Site
 from operant.tools.report.html import as_json
 from operant.types import OperantError
@@ -36,12 +37,11 @@ class Serving:
     """Serve the live page with every reply instead of writing report.html."""
     host: str = "127.0.0.1"
     """The address to listen on. 0.0.0.0 shows the run to everyone who can reach this machine."""
-    port: int = 8265
+    port: int = bounded(8265, at_least=0, below=65536, rule="0 (any free port) to 65535")
     """The port to listen on. 0: any free port."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
-            raise OperantError(f"port={self.port}: it must be 0 (any free port) to 65535")
+        check_bounds(self)
 
 
 def serve(folder: str | Path, options: Serving) -> int:

@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from operant.bounds import bounded, check_bounds
 from operant.tools.report.compare import write_comparison
 from operant.tools.report.summary import brief
-from operant.tools.sweep.grid import Point
 from operant.tools.sweep.processes import Exit, RunCommand, run_all
-from operant.tools.sweep.state import SweepPlan, make_plan, progress, remember, steps_done
-from operant.types import OperantError
+from operant.tools.sweep.state import make_plan, progress, remember, steps_done
 
 _STATUS_SECONDS = 1.0
 
@@ -30,20 +28,18 @@ class SweepOptions:
 
     out: str | None = None
     """Folder of the sweep; by default runs/RECIPE-sweep."""
-    at_once: int = 1
+    at_once: int = bounded(1, at_least=1)
     """Number of runs in parallel; each gets an equal share of the cores."""
-    random: int = 0
+    random: int = bounded(0, at_least=0)
     """Draw this many combinations instead of running all; an option may then be a range, 1e-5..1e-3."""
     sweep_seed: int = 0
     """Random seed of the draws."""
 
     def __post_init__(self) -> None:
-        for name, least in {"at_once": 1, "random": 0}.items():
-            if getattr(self, name) < least:
-                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        check_bounds(self)
 
 
-def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: SweepOptions | None = None) -> int:
+def sweep(run_options: Mapping[str, object], recipe: str | None = None, options: SweepOptions | None = None) -> int:
     """Make every run that is missing, then compare all runs; returns 1 if a run failed, else 0.
 
     The first and the last combination run first: in a grid they share no swept value. If both are refused before they
@@ -59,9 +55,22 @@ def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: Sw
     states = {point.name: progress(folder / point.name) for point in plan.points}
     unfinished = [point for point in plan.points if states[point.name] != "done"]
     unfinished = [*unfinished[:1], *unfinished[1:][-1:], *unfinished[1:-1]]
-    commands = [_run_command(folder, plan, point, states[point.name] == "begun") for point in unfinished]
+    commands = []
+    for point in unfinished:
+        place = folder / point.name
+        words = [f"--{name}={text}" for name, text in {**plan.fixed, **point.values}.items()]
+        words = [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)]
+        begun = states[point.name] == "begun"
+        commands.append(RunCommand(point.name, place, ["--resume", str(place)] if begun else words))
     printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands))
-    print(_headline(folder, Counter(states.values()), options.at_once), flush=True)
+    count = Counter(states.values())
+    kinds = [(count["done"], "done"), (count["begun"], "to resume"), (count["missing"], "to start")]
+    known = ", all done"
+    if commands:
+        known = f", {options.at_once} in parallel: " if options.at_once > 1 else ": "
+        known += ", ".join(f"{number} {what}" for number, what in kinds if number)
+        known += "; Ctrl-C stops after the current step of each and saves"
+    print(f"{folder}: {count.total()} runs{known}", flush=True)
     ended, interrupted = run_all(commands, options.at_once, folder / "logs", printer.ended, printer.waiting)
     if any(folder.glob("*/config.yaml")):
         path = write_comparison([folder], say=lambda text: print(f"\n{text}\n"))
@@ -76,25 +85,6 @@ def sweep(run_options: Mapping[str, Any], recipe: str | None = None, options: Sw
     if left := len(commands) - len(ended):
         print(f"the first two were refused with the same sentence, so the other {left} were not started")
     return 1 if failed else 0
-
-
-def _run_command(folder: Path, plan: SweepPlan, point: Point, begun: bool) -> RunCommand:
-    """The command that starts the run of a point, or resumes it if it has begun."""
-    place = folder / point.name
-    if begun:
-        return RunCommand(point.name, place, ["--resume", str(place)])
-    words = [f"--{name}={text}" for name, text in {**plan.fixed, **point.values}.items()]
-    return RunCommand(point.name, place, [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)])
-
-
-def _headline(folder: Path, states: Counter[str], at_once: int) -> str:
-    """How many runs are done, to be resumed and to be started."""
-    if states["done"] == states.total():
-        return f"{folder}: {states.total()} runs, all done"
-    counts = [(states["done"], "done"), (states["begun"], "to resume"), (states["missing"], "to start")]
-    known = ", ".join(f"{count} {what}" for count, what in counts if count)
-    together = f", {at_once} in parallel" if at_once > 1 else ""
-    return f"{folder}: {states.total()} runs{together}: {known}; Ctrl-C stops after the current step of each and saves"
 
 
 class ProgressPrinter:

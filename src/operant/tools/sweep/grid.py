@@ -99,7 +99,7 @@ class Point:
 # --- from the command line --------------------------------------------------------------------------------------------
 
 
-def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
+def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
     """Split options into axes and those with one value, both by full name.
 
     options: values as text; True for an option without a value.
@@ -112,26 +112,18 @@ def divide(options: Mapping[str, Any], recipe: str | None = None) -> tuple[list[
     schema = config_schema(first.get("algorithm", base.get("algorithm", "ppo")), named_in(first, base))
     kinds = named.kinds(schema)
     axes, fixed = [], {}
-    for name, text in named.resolve(schema, options).items():
-        values = _read(name, "true" if text is True else str(text).strip(), kinds[name])
-        if isinstance(values, Axis):
-            axes.append(values)
+    for name, value in named.resolve(schema, options).items():
+        text, kind = "true" if value is True else str(value).strip(), kinds[name]
+        items = split(text)
+        if ends := _range(name, text, kind):
+            axes.append(Axis(name, ends))
+        elif len(items) == 1 or (_is_tuple(kind) and not all(item.startswith("[") for item in items)):
+            fixed[name] = canonical(name, text, kind)
         else:
-            fixed[name] = values
+            axes.append(Axis(name, tuple(dict.fromkeys(canonical(name, item, kind) for item in items))))
     if not axes:
         raise OperantError("nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
     return axes, fixed
-
-
-def _read(name: str, text: str, kind: Any) -> Axis | str:
-    """Return an axis, or the one value in canonical form."""
-    if ends := _range(name, text, kind):
-        return Axis(name, ends)
-    items = split(text)
-    listed = all(item.startswith("[") for item in items)
-    if len(items) == 1 or (_is_tuple(kind) and not listed):
-        return canonical(name, text, kind)
-    return Axis(name, tuple(dict.fromkeys(canonical(name, item, kind) for item in items)))
 
 
 def _range(name: str, text: str, kind: Any) -> Range | None:
@@ -177,7 +169,7 @@ def canonical(name: str, text: str, kind: Any) -> str:
     return text if isinstance(value, Mapping) else written(value)
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """A value as text that the command line accepts."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
@@ -200,7 +192,8 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
         if isinstance(axis.values, Range):
             raise OperantError(f"{axis.name}={axis.values.text} is a range: give the number of draws with --random N")
     listed = [axis.values for axis in axes if not isinstance(axis.values, Range)]
-    return [_point(axes, values) for values in itertools.product(*listed)]
+    names = [axis.name for axis in axes]
+    return [Point(dict(zip(names, values))) for values in itertools.product(*listed)]
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
@@ -216,8 +209,5 @@ def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
         drawn[tuple(axis.at(share) for axis, share in zip(axes, shares))] = None
     else:
         raise OperantError(f"--random {count}: the axes have only {len(drawn)} different combinations; draw fewer")
-    return [_point(axes, values) for values in drawn]
-
-
-def _point(axes: Sequence[Axis], values: Sequence[str]) -> Point:
-    return Point(dict(zip((axis.name for axis in axes), values)))
+    names = [axis.name for axis in axes]
+    return [Point(dict(zip(names, values))) for values in drawn]

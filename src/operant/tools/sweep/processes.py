@@ -109,7 +109,18 @@ def run_all(
         try:
             while running or (waiting and not interrupts):
                 while waiting and len(running) < at_once and not interrupts:
-                    running.append(_start(waiting.popleft(), at_once, logs))
+                    command = waiting.popleft()
+                    log = logs / f"{command.name}.txt"
+                    with atomic_io.explained(log), open(log, "w", encoding="utf-8") as output:
+                        process = subprocess.Popen(
+                            [sys.executable, "-m", "operant", "train", *command.words],
+                            stdin=subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            env=environment(at_once),
+                            start_new_session=True,
+                        )
+                    running.append(RunProcess(command, process, log, time.monotonic()))
                 time.sleep(_POLL)
                 for run in [*running]:
                     if (end := run.poll(len(interrupts))) is not None:
@@ -122,20 +133,6 @@ def run_all(
             for run in running:
                 run.process.kill()
     return ended, bool(interrupts)
-
-
-def _start(command: RunCommand, at_once: int, logs: Path) -> RunProcess:
-    log = logs / f"{command.name}.txt"
-    with atomic_io.explained(log), open(log, "w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "operant", "train", *command.words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment(at_once),
-            start_new_session=True,
-        )
-    return RunProcess(command, process, log, time.monotonic())
 
 
 def environment(at_once: int) -> dict[str, str]:

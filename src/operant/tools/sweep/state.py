@@ -42,24 +42,21 @@ class SweepPlan:
     """`random` and `sweep_seed` of a random search, else empty."""
 
 
-def make_plan(options: Mapping[str, Any], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
+def make_plan(options: Mapping[str, object], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
     """Make the points from options as text. Raises: OperantError for the first point that a run would refuse."""
     axes, fixed = divide(options, recipe)
     points = draw(axes, random, seed) if random else grid(axes)
-    configs = [_config_of(point, fixed, recipe) for point in points]
+    configs = []
+    for point in points:
+        given = {name: read(text) for name, text in {**fixed, **point.values}.items()}
+        try:
+            configs.append(flat(as_mapping(configure(given, recipe))))
+        except OperantError as error:
+            raise OperantError(f"{point.name}: {error}") from error
     swept = {axis.name for axis in axes}
     common = {k: v for k, v in configs[0].items() if k not in swept and all(k in c and c[k] == v for c in configs)}
     drawn = {"random": random, "sweep_seed": seed} if random else {}
     return SweepPlan(recipe, axes, fixed, points, common, drawn)
-
-
-def _config_of(point: Point, fixed: Mapping[str, str], recipe: str | None) -> dict[str, Any]:
-    """The complete configuration of a point's run, by full name."""
-    options = {name: read(text) for name, text in {**fixed, **point.values}.items()}
-    try:
-        return flat(as_mapping(configure(options, recipe)))
-    except OperantError as error:
-        raise OperantError(f"{point.name}: {error}") from error
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -74,7 +71,17 @@ def remember(folder: Path, plan: SweepPlan) -> None:
     recorded = read_sweep(folder) if path.is_file() else {}
     if not path.is_file() and folder.is_dir() and any(folder.iterdir()):
         raise OperantError(f"{folder} is not empty and has no {FILE}; choose another folder with --out")
-    _check_unchanged(folder, recorded, plan)
+    changed = {
+        name: (value, plan.common[name])
+        for name, value in recorded.get("fixed", {}).items()
+        if name in plan.common and plan.common[name] != value
+    }
+    if recorded and recorded.get("recipe") != plan.recipe:
+        changed = {"recipe": (recorded.get("recipe"), plan.recipe)} | changed
+    if changed:
+        pairs = ", ".join(f"{name} {old!r}, now {new!r}" for name, (old, new) in list(changed.items())[:3])
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise OperantError(f"{folder} was made with {pairs}{more}: use the same values, or another folder with --out")
     axes = dict(recorded.get("axes", {}))
     for axis in plan.axes:
         old, new = axes.get(axis.name), axis.text
@@ -89,21 +96,6 @@ def remember(folder: Path, plan: SweepPlan) -> None:
             if before.is_dir() and not (folder / point.name).exists():
                 before.rename(folder / point.name)
     atomic_io.write(path, yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=120))
-
-
-def _check_unchanged(folder: Path, recorded: Mapping[str, Any], plan: SweepPlan) -> None:
-    """Raises: OperantError if the recipe or a shared option differs from the recorded one."""
-    changed = {
-        name: (value, plan.common[name])
-        for name, value in recorded.get("fixed", {}).items()
-        if name in plan.common and plan.common[name] != value
-    }
-    if recorded and recorded.get("recipe") != plan.recipe:
-        changed = {"recipe": (recorded.get("recipe"), plan.recipe)} | changed
-    if changed:
-        pairs = ", ".join(f"{name} {old!r}, now {new!r}" for name, (old, new) in list(changed.items())[:3])
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        raise OperantError(f"{folder} was made with {pairs}{more}: use the same values, or another folder with --out")
 
 
 # --- how far a run is -------------------------------------------------------------------------------------------------
