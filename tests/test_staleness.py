@@ -29,7 +29,7 @@ from operant import Learner, Policy, diagnose
 from operant.rollouts.collate import collate, token_weights
 from operant.training import update
 from operant.training.objective import Objective
-from operant.training.staleness import with_importance, with_staleness
+from operant.training.select import with_importance, with_staleness
 from operant.types import OperantError, Rollout, Task, Turn
 
 # --- hand calculation -------------------------------------------------------------------------------------------------

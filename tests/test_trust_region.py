@@ -13,7 +13,7 @@ from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
-from operant.training.microbatch import TokenBudget
+from operant.training.objective import TokenBudget
 from operant.training.trust_region import TrustRegion, conjugate_gradients
 from operant.training.update import weighted
 

@@ -8,8 +8,8 @@ from toys import lm
 from operant import Learner, OperantError, Policy
 from operant.objectives import losses
 from operant.tally import Tally
-from operant.training.gradient_norms import NormRecorder
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
+from operant.training.update import NormRecorder
 from operant.types import Batch, Outputs
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4

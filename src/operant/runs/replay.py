@@ -20,7 +20,7 @@ from operant.models.policy_state import PolicyState
 from operant.runs import initial_models
 from operant.storage import manifest
 from operant.training import refused_step
-from operant.training.find_nonfinite import first_fault
+from operant.training.nonfinite import first_fault
 from operant.training.learner import Learner
 from operant.training.nonfinite import NonFinite, find_in_batch, first, located
 from operant.types import OperantError

@@ -45,7 +45,6 @@ from operant.training import refused_step, sharding, stages, step_arguments
 from operant.training.objective import Objective, make_objective, measure_terms
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
-from operant.training.progress import LastStep, Progress
 from operant.training.refused_step import RefusedStep
 from operant.training.replay_buffer import ReplayBuffer
 from operant.training.saved_learner import Saveable
@@ -58,9 +57,17 @@ from operant.training.scoring import (
     with_trunk_states,
     within_context,
 )
-from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
+from operant.training.select import with_importance
+from operant.training.setup import (
+    LastStep,
+    Progress,
+    configured_sampling,
+    load_trained_policy,
+    make_copies,
+    prepare_engine,
+    tell_room,
+)
 from operant.training.stages import TrainingStep
-from operant.training.staleness import with_importance
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
 

@@ -25,7 +25,7 @@ from operant.sampling import Sampling
 from operant.storage import old_names
 from operant.training import best, replay_buffer
 from operant.training.optimizer import OWN, RateOptions, without_unused
-from operant.training.staleness import WEIGHTS
+from operant.training.select import WEIGHTS
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
 

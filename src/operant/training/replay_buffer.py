@@ -15,8 +15,7 @@ from operant import distributed
 from operant.objectives.kl import EXACT
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
-from operant.training.select import TrainingBatch
-from operant.training.staleness import age
+from operant.training.select import TrainingBatch, age
 from operant.types import OperantError, Rollout, Task, Total, Turn
 
 

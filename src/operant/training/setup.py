@@ -1,6 +1,7 @@
 """The policy and the sampling of a learner, made from its options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from operant.models.reference import MaskOptions, PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import Env, OperantError
+from operant.types import Batch, Env, OperantError, Rollout
 
 
 def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
@@ -124,3 +125,34 @@ def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: Policy
             "stale: let it follow the policy (engine.sync=folder), correct for it (learner.importance=token), or bound "
             "it (learner.max_staleness=N)"
         )
+
+
+class Progress:
+    """The number of steps, of episodes that were trained on, and of refused steps in a row up to now."""
+
+    def __init__(self) -> None:
+        self.step, self.episodes, self.refused = 0, 0, 0
+
+    def share(self, total: int | None) -> float:
+        """The finished share of a run of `total` steps, in [0, 1]; 0 if the total is unknown."""
+        return min(self.step / total, 1.0) if total else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "episodes": self.episodes, "refused": self.refused}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.episodes, self.refused = state["step"], state["episodes"], state.get("refused", 0)
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The data of the last training step."""
+
+    rollouts: list[Rollout]
+    """All rollouts that were passed to the step."""
+    scores: Sequence[Any]
+    """One for each rollout, as the reward returned it."""
+    batch: Batch
+    places: list[int]
+    """The indices of the rollouts in the batch."""
+    sampling: Sampling

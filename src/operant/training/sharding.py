@@ -4,19 +4,18 @@ What a rank has of each parameter are some of its rows, which are plain tensors 
 treats every number alike makes the same step as on the whole tensor; others are refused.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from operant import distributed
-from operant.distributed import Shards
+from operant.distributed import Shards, rows_of
 from operant.models.reference import PolicyCopy
 from operant.objectives.kl import EXACT
-from operant.training.divided_optimizer import DividedOptimizer
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, OperantError, shown
+from operant.types import Batch, Divided, OperantError, shown
 
 PARALLEL = ("ddp", "fsdp")
 OFFLOAD = ("none", "reference", "optimizer", "both")
@@ -153,3 +152,43 @@ def parts_of_rule(learner: Any) -> dict[str, Any]:
     if optimizer is None:
         return parts
     return {"optimizer": optimizer if shards is None else DividedOptimizer(optimizer, shards)} | parts
+
+
+class DividedOptimizer:
+    """The state of an optimizer whose parameters are rows of divided ones, as a part of `RunState`."""
+
+    def __init__(self, optimizer: Any, shards: Shards):
+        self.optimizer, self.shards = optimizer, shards
+        names = {id(p): name for name, p in shards.trained.items()}
+        names |= {id(master): names[id(p)] for p, master in getattr(optimizer, "pairs", ())}
+        self.names = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        """The name of each parameter, in the order of the optimizer's own numbers."""
+        self.mastered = [names[id(p)] for p, _ in getattr(optimizer, "pairs", ())]
+
+    def state_dict(self) -> dict[str, Any]:
+        def divided(name: str, x: Any) -> Any:
+            whole = not isinstance(x, Tensor) or x.shape != self.shards.local[name].shape
+            return x if whole else self.shards.part(name, x)
+
+        return self._converted(self.optimizer.state_dict(), divided)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        def rows(name: str, x: Any) -> Any:
+            known = isinstance(x, Divided) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
+            return rows_of(x) if known else x
+
+        self.optimizer.load_state_dict(self._converted(state, rows))
+
+    def renew(self) -> None:
+        """As `MasterWeights.renew`."""
+        if hasattr(self.optimizer, "renew"):
+            self.optimizer.renew()
+
+    def _converted(self, state: dict[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """The state with `convert(name of the parameter, x)` in the place of each moment and master weight x."""
+        by_number = {
+            number: {what: convert(self.names[number], x) for what, x in values.items()}
+            for number, values in state["state"].items()
+        }
+        masters = [convert(name, x) for name, x in zip(self.mastered, state.get("masters", []), strict=True)]
+        return state | {"state": by_number} | ({"masters": masters} if "masters" in state else {})

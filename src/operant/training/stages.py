@@ -21,12 +21,11 @@ from operant.training import sharding
 from operant.training.anchors import with_anchors
 from operant.training.best import best, only, unscored_selection
 from operant.training.nonfinite import find_in_batch
-from operant.training.progress import LastStep
 from operant.training.refused_step import refuse
 from operant.training.replay_buffer import check_drawn
 from operant.training.scoring import Bootstraps, bootstrap_prompts, check_rows
-from operant.training.select import TrainingBatch, select, select_all, select_both
-from operant.training.staleness import measure, with_staleness
+from operant.training.select import TrainingBatch, measure, select, select_all, select_both, with_staleness
+from operant.training.setup import LastStep
 from operant.types import Batch, OperantError, Rollout
 
 

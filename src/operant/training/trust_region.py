@@ -21,8 +21,7 @@ from operant.objectives import losses
 from operant.objectives.kl import estimate
 from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.training.microbatch import MicroBatchOptions, TokenBudget, micro_batches
-from operant.training.objective import Objective, forward
+from operant.training.objective import MicroBatchOptions, Objective, TokenBudget, forward, micro_batches
 from operant.training.optimizer import RateOptions, make_optimizer
 from operant.training.update import UpdateOptions, UpdateResult, minibatches, numbered_units, update, weighted
 from operant.training.update_rules import GradientUpdate

@@ -9,8 +9,7 @@ import torch
 from operant.import_by_name import Table
 from operant.models.policy import Policy
 from operant.sampling import Sampling
-from operant.training.microbatch import MicroBatchOptions, TokenBudget
-from operant.training.objective import Objective
+from operant.training.objective import MicroBatchOptions, Objective, TokenBudget
 from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, rate
 from operant.training.own_optimizer import OwnOptimizer
 from operant.training.update import UpdateOptions, UpdateResult, update

@@ -25,7 +25,7 @@ from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import Memory
-from operant.training.gradient_norms import SAMPLE
+from operant.training.update import SAMPLE
 from operant.training.optimizer import RateOptions
 
 
