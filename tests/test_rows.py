@@ -88,7 +88,7 @@ def test_a_row_reads_a_target_network_with_its_values():
 
 
 def test_a_mask_reaches_the_engine():
-    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, mask="mask")
+    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, options=("mask",))
     learner = Learner(lm(), algorithm=masked, **PLAIN, top_p=0.6, truncation="stored", lr=0.1)
     for step in range(3):
         mask = learner.copies["mask"].policy

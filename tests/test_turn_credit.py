@@ -12,10 +12,10 @@ from rigs import said
 from toys import letters, lm
 
 from operant import Learner, OperantError
+from operant.algorithms.gigpo import with_anchors
 from operant.objectives.advantages import with_gae, with_groups, with_leave_one_out
 from operant.objectives.turn_returns import turn_returns, with_states, with_turn_returns
 from operant.rollouts.collate import collate, token_weights
-from operant.training.anchors import with_anchors
 from operant.types import Batch, Rollout, Step, Task, Turn
 
 PLAIN = {"whiten_scope": "none"}
@@ -187,7 +187,7 @@ MAZE = [
 )
 def test_gigpo_by_hand(options, expected, fresh):
     rollouts = [in_rows(g) for g in MAZE] if fresh else MAZE
-    batch = with_anchors(collate(rollouts, [0.0] * 3, turn_discount=0.5), rollouts, "gigpo")
+    batch = with_anchors(collate(rollouts, [0.0] * 3, turn_discount=0.5), rollouts)
     done = with_states(batch, turn_gamma=0.5, **options)
     for episode, turns in enumerate(expected):
         found = by_turn(done, done.advantages, episode)
@@ -198,7 +198,7 @@ def test_gigpo_by_hand(options, expected, fresh):
 
 def test_a_state_that_one_attempt_visits_twice_is_compared_with_itself():
     rollout = game([(0.0, ONE), (1.0, ONE), (0.0, ONE), (4.0, ONE)], keys=("", "a", "b", "a"))
-    batch = with_anchors(collate([rollout], [0.0]), [rollout], "gigpo")
+    batch = with_anchors(collate([rollout], [0.0]), [rollout])
     done = with_states(batch, turn_gamma=1.0, scale=False)
     # Returns 5, 5, 4, 4: in a 5 and 4, whose mean is 4.5. The episode is alone in its group.
     assert by_turn(done, done.advantages) == [[0.0], [0.5], [0.0], [-0.5]]
@@ -206,7 +206,7 @@ def test_a_state_that_one_attempt_visits_twice_is_compared_with_itself():
 
 def test_an_untrained_turn_has_no_part_in_a_comparison_and_discounts():
     rollout = game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a"))
-    batch = with_anchors(collate([rollout], [0.0], turn_discount=0.5), [rollout], "gigpo")
+    batch = with_anchors(collate([rollout], [0.0], turn_discount=0.5), [rollout])
     _, _, returns = turn_returns(batch, 0.5)
     assert returns.tolist() == [[1.0 + 0.5 * 2.0 + 0.25 * 4.0, 4.0]]
     assert by_turn(batch, with_turn_returns(batch, turn_gamma=0.5).returns) == [[3.0], [4.0]]
@@ -261,7 +261,7 @@ def test_the_expected_step_of_gigpo_is_that_of_the_enumerated_world():
     expected = dict.fromkeys(chance, 0.0)
     for pair in product(pays, repeat=2):
         rollouts = [game([(0.0, ONE), (pays[path], ONE)], keys=("", path[0])) for path in pair]
-        batch = with_anchors(collate(rollouts, [0.0] * 2), rollouts, "gigpo")
+        batch = with_anchors(collate(rollouts, [0.0] * 2), rollouts)
         done = with_states(batch, turn_gamma=1.0, scale=False, omega=1.0)
         plain = with_groups(batch, scale=False)
         for episode, path in enumerate(pair):

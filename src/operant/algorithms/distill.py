@@ -59,7 +59,7 @@ DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
 ALGORITHM = Algorithm(
     distillation,
     copies={"reference": "frozen"},
-    teacher=True,
+    options=("teacher",),
     needs=Needs(reward=False),
     defaults=DEFAULTS,
 )

@@ -33,7 +33,7 @@ DEFAULTS: dict[str, object] = {
 }
 
 ALGORITHM: Algorithm = replace(
-    ppo.ALGORITHM, mask="mask", copies={"reference": "frozen", "mask": ("every", 5)}, defaults=DEFAULTS
+    ppo.ALGORITHM, options=("mask",), copies={"reference": "frozen", "mask": ("every", 5)}, defaults=DEFAULTS
 )
 
 PRESETS: dict[str, dict[str, object]] = {}

@@ -33,7 +33,7 @@ Log-probs are those of the distribution that was sampled from, temperature inclu
 never trained on. The preset `textworld-rejection` has the values of the rejection sampler in the TextWorld fork of TRL.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Algorithm
 from operant.objectives import losses
 from operant.objectives.turn_returns import with_turn_returns
 
@@ -48,7 +48,6 @@ ALGORITHM = Algorithm(
     losses.imitation,
     with_turn_returns,
     copies={"reference": "frozen"},
-    needs=Needs(selection=True),
     kl=("reward", "loss"),
     defaults=DEFAULTS,
 )

@@ -79,9 +79,7 @@ ALGORITHM = Algorithm(
     look=look,
     per="sequence",
     copies={"reference": "frozen"},
-    target="target",
-    replay=True,
-    mask="mask",
+    options=("mask", "target", "replay"),
     kl=("loss",),
     defaults=DEFAULTS,
 )

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from operant import distributed
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling, token_pieces
 from operant.training.objective import Objective, forward
+from operant.training.scoring import Bootstraps
 from operant.types import Batch
 
 KNOWN = {
@@ -98,6 +100,47 @@ def first(faults: Iterable[NonFinite | None]) -> NonFinite | None:
     order = [*KNOWN.values(), "logsumexp", "loss"]
     found = [f for f in faults if f is not None]
     return min(found, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)
+
+
+# --- refused steps ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RefusedStep:
+    """A step that was not made, or not completed, because of NaN or infinity."""
+
+    stage: str
+    """observe: found before the update. update: found in an optimizer step, which ended the update."""
+    fault: NonFinite
+    parts: list[tuple[Batch, Bootstraps]]
+    """For each rank: the collated batch or the minibatch, and the states to bootstrap from."""
+    sampling: Sampling
+    coef: float
+    tokens: int
+    """The token budget of one forward and backward pass."""
+    whole: bool = True
+    """Whether no weight has changed: no optimizer step came before it in its training step."""
+
+    def message(self) -> str:
+        where = "before the update" if self.stage == "observe" else "in the update"
+        effect = "nothing has changed" if self.whole else "the optimizer steps before it stand"
+        return f"a step was refused, {where}: {self.fault.message()}; {effect}"
+
+
+def refuse(
+    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **remaining: Any
+) -> RefusedStep | None:
+    """The refused step that all ranks agree on; None if no rank found NaN or infinity. Every rank must call.
+
+    remaining: `sampling`, `coef`, `tokens` and, for an update, `whole` of the refused step.
+    """
+    rank = distributed.rank()
+    found = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
+    if found is None and stage == "observe":
+        return None
+    parts = distributed.gathered((batch.to("cpu"), dict(bootstraps)))
+    # The gradient of every rank may be finite, and their sum infinite.
+    return RefusedStep(stage, found or NonFinite("gradient norm", "not finite"), parts, **remaining)
 
 
 # --- repeating an optimizer step --------------------------------------------------------------------------------------

@@ -104,6 +104,16 @@ class LearnerOptions:
             raise OperantError(f"watch_every={self.watch_every}: it must be at least 0")
 
 
+OF_METHODS: dict[str, Any] = {
+    "teacher": TeacherOptions,
+    "condition": ConditionOptions,
+    "mask": MaskOptions,
+    "target": TargetOptions,
+    "replay": replay_buffer.ReplayOptions,
+}
+"""The groups of options that some methods have (`Algorithm.options`)."""
+
+
 def schema(algorithm: Algorithm) -> dict[str, Any]:
     """The options of a learner, by group.
 
@@ -124,13 +134,8 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "output_mlp": OutputMlpOptions,
         "value": ValueOptions,
         "model": ModelOptions,
-        "teacher": TeacherOptions if algorithm.teacher else None,
-        "condition": ConditionOptions if algorithm.condition else None,
-        "mask": MaskOptions if algorithm.mask is not None else None,
-        "target": TargetOptions if algorithm.target is not None else None,
-        "replay": replay_buffer.ReplayOptions if algorithm.replay else None,
     }
-    return {group: made for group, made in known.items() if made is not None}
+    return known | {group: OF_METHODS[group] for group in algorithm.options}
 
 
 def missing_parts(algorithm: Algorithm) -> dict[str, str]:
@@ -254,7 +259,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
-    if own.select is None and algorithm.needs.selection:
+    if own.select is None and "learner.select" in algorithm.defaults:
         raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
     if own.select is not None and algorithm.source == "data":
         raise OperantError(f"learner.select={own.select} with algorithm={name}: demonstrations have no score")
@@ -284,12 +289,12 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")
     if options["value"].actions != needs.action_values and needs.critic:
         raise OperantError(f"value.actions={options['value'].actions}: algorithm {name} decides it; leave it out")
-    if (algorithm.condition or needs.action_values) and own.importance != "none":
+    if ("condition" in algorithm.options or needs.action_values) and own.importance != "none":
         raise OperantError(
             f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
             "with; leave it out"
         )
-    masks = algorithm.mask is not None and (algorithm.mask in algorithm.copies or options["mask"].by != "policy")
+    masks = "mask" in algorithm.options and ("mask" in algorithm.copies or options["mask"].by != "policy")
     if masks and not sampling.truncates:
         raise OperantError(
             f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "

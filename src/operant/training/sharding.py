@@ -4,16 +4,18 @@ What a rank has of each parameter are some of its rows, which are plain tensors 
 treats every number alike makes the same step as on the whole tensor; others are refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 
 from operant import distributed
 from operant.distributed import Shards, rows_of
+from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.objectives.kl import EXACT
+from operant.objectives.kl import EXACT, KLOptions
+from operant.training.options import LearnerOptions
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
 from operant.types import Batch, Divided, OperantError, shown
 
@@ -58,18 +60,13 @@ def check(update: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def copies(learner: Any) -> list[PolicyCopy]:
-    """The reference and the other copies of the policy."""
-    return [*([learner.reference] if learner.reference is not None else []), *learner.copies.values()]
-
-
-def divide(learner: Any) -> None:
-    """Divide the policy and the own weights of its copies, if the options say so and there are several ranks.
+def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) -> None:
+    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks.
 
     Raises: OperantError for a model that cannot be divided, and for offloading without several ranks.
     """
-    policy, offload = learner.policy, learner.own.offload
-    if learner.own.parallel != "fsdp":
+    offload = own.offload
+    if own.parallel != "fsdp":
         return
     if distributed.world() == 1:
         if offload != "none":
@@ -89,14 +86,13 @@ def divide(learner: Any) -> None:
             "learner.parallel=fsdp with value.critic=copy of a model with frozen weights: both have the same ones, and "
             "each would divide them; use a value head (value.critic=none), or learner.parallel=ddp"
         )
-    mask = learner.copies.get(learner.algorithm.mask or "")  # it is read while replies are generated, so it stays whole
-    apart, of_policy = [c for c in copies(learner) if c is not mask], {id(p) for p in policy.parameters()}
-    for copied in apart:
+    of_policy = {id(p) for p in policy.parameters()}
+    for copied in copies:
         others = [p for p in copied.policy.parameters() if id(p) in of_policy]
         if len([*copied.policy.parameters()]) > len(others):
             copied.shards = Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both"))
     policy.shards = Shards(policy, _units, offload=offload in ("optimizer", "both"))
-    for copied in apart:
+    for copied in copies:
         if copied.shards is not None:
             copied.shards.free()
 
@@ -109,15 +105,16 @@ def _units(policy: Any) -> list[nn.Module]:
 
 
 @contextmanager
-def updating(learner: Any, batch: Batch) -> Iterator[None]:
-    """A context for an update, in which each rank has only its parts of the policy. Every rank must call.
+def updating(
+    policy: Policy, present: Callable[[], AbstractContextManager[None]], kl: KLOptions, batch: Batch
+) -> Iterator[None]:
+    """A context for an update, in which each rank has only its parts of a divided policy. Every rank must call.
+
+    present: the context in which copies of the policy are whole.
 
     Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other.
     """
-    shards, kl = learner.policy.shards, learner.kl
-    if shards is None:
-        yield
-        return
+    shards = policy.shards
     if distributed.largest(int(batch.choices is not None)):
         raise OperantError(
             "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally often in "
@@ -125,33 +122,11 @@ def updating(learner: Any, batch: Batch) -> Iterator[None]:
         )
     # The loss may read the reference, which shares frozen weights with the policy: they are whole then.
     reads = (kl.loss_coef > 0 and kl.loss_kind in EXACT) or (kl.direct and kl.kind in EXACT) or batch.hinted is not None
-    with present(learner) if reads else nullcontext():
-        shards.module.modes = learner.policy.modes
+    with present() if reads else nullcontext():
+        shards.module.modes = policy.modes
         shards.free(frozen=not reads)
         yield
         shards.gather()
-
-
-@contextmanager
-def present(learner: Any, only: Any = None) -> Iterator[None]:
-    """Inside this context, the copies of the policy are whole on every rank. Every rank must call.
-
-    only: the policy of the one copy that is needed.
-    """
-    with ExitStack() as stack:
-        for copied in copies(learner):
-            if only is None or copied.policy is only:
-                stack.enter_context(copied.present())
-        yield
-
-
-def parts_of_rule(learner: Any) -> dict[str, Any]:
-    """The parts of the update rule's state; the optimizer's has this rank's rows, if the policy is divided."""
-    parts, shards = {f"update/{name}": part for name, part in learner.rule.parts().items()}, learner.policy.shards
-    optimizer = parts.pop("update/optimizer", None)
-    if optimizer is None:
-        return parts
-    return {"optimizer": optimizer if shards is None else DividedOptimizer(optimizer, shards)} | parts
 
 
 class DividedOptimizer:

@@ -25,8 +25,8 @@ from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import Memory
-from operant.training.update import SAMPLE
 from operant.training.optimizer import RateOptions
+from operant.training.update import SAMPLE
 
 
 def config_of(name: Any) -> Any:
@@ -136,8 +136,8 @@ class MemoryModel:
         """Number of further copies of the trained weights: mask, target, and TRPO's policy before a step."""
         learner = self.run.learner
         names = {name for name in self.algorithm.copies if name != "reference"}
-        if self.algorithm.mask is not None and learner["mask"].by == "policy":
-            names.discard(self.algorithm.mask)
+        if "mask" in learner and learner["mask"].by == "policy":
+            names.discard("mask")
         return len(names) + (getattr(learner["update"], "kl", None) == "exact")
 
     def _reference(self) -> float:
