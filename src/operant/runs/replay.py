@@ -19,10 +19,10 @@ import torch
 from operant.models.policy_state import PolicyState
 from operant.runs import initial_models
 from operant.storage import manifest
-from operant.training import refused_step, stages
+from operant.training import refused_step
 from operant.training.learner import Learner
 from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, first_fault, located
-from operant.training.stages import TrainingStep
+from operant.training.stages import TrainingStep, credited
 from operant.types import OperantError
 
 
@@ -88,8 +88,8 @@ def _repeat(learner: Learner, refusal: RefusedStep, rank: int) -> NonFinite | No
     if refusal.stage == "observe":
         step = TrainingStep([], None, refusal.sampling)
         step.batch, step.collated, step.bootstraps = batch, batch, bootstraps
-        stages.run([*learner.stages.score, *learner.stages.look], learner, step)
-        batch = stages.credited(learner, step.batch, refusal.coef).to("cpu")
+        learner.stages.run(step, "score", "look")
+        batch = credited(learner, step.batch, refusal.coef).to("cpu")
         fault = find_in_batch(batch)
     else:
         objective = learner.objective(refusal.sampling)

@@ -33,11 +33,12 @@ from operant.rollouts.generation_kwargs import from_generation_kwargs, warned
 from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
-from operant.training import refused_step, stages, step_arguments
+from operant.training import refused_step, step_arguments
 from operant.training.objective import measure_terms
 from operant.training.saved_learner import Saveable
+from operant.training.select import select_all
 from operant.training.setup import default_engine
-from operant.training.stages import Stages, TrainingStep
+from operant.training.stages import Stages, TrainingStep, credited, sync
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
@@ -205,19 +206,21 @@ class Learner(Saveable):
         self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
         step = TrainingStep(rollouts, scores, sampling, lr, self.controller.coef)
         try:
-            stages.run([*self.stages.select, *self.stages.mix], self, step)
-            stages.observe(self, self.stages, step)
+            self.stages.run(step, "select", "mix")
+            with self.timing("observe"), self.present():
+                distributed.together(lambda: self.stages.run(step, "rows", "score"))
+                distributed.together(lambda: self.stages.run(step, "look"))
         except OperantError:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
-        stages.run(self.stages.learn, self, step)
+        self.stages.run(step, "credit", "update")
         pooled = distributed.pool(step.tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:
             metrics = {"update/refused": 1.0} | {k: x for k, x in metrics.items() if math.isfinite(x)}
             if self.refused.whole:
                 self.moments.load_state_dict(moments_before)
-        stages.sync(self, metrics)
+        sync(self, metrics)
         return self._log(metrics, step.coef, lr)
 
     @cached_property
@@ -232,7 +235,7 @@ class Learner(Saveable):
         """
         moments, step = self.moments.state_dict(), TrainingStep(rollouts, scores, self.sampling)
         try:
-            stages.run(self.stages.select, self, step)
+            self.stages.run(step, "select")
         finally:
             self.moments.load_state_dict(moments)
         return self._credited(step).to("cpu"), step.selected.places
@@ -240,8 +243,8 @@ class Learner(Saveable):
     def _credited(self, step: TrainingStep) -> Batch:
         """The batch of a step whose replies are selected, with its advantages."""
         with self.present():
-            stages.run([*self.stages.rows, *self.stages.score, *self.stages.look], self, step)
-        return stages.credited(self, step.batch, self.controller.coef)
+            self.stages.run(step, "rows", "score", "look")
+        return credited(self, step.batch, self.controller.coef)
 
     def measure(self, rollouts: list[Rollout]) -> dict[str, float]:
         """The metrics of the method's own loss on demonstrations, such as held-out ones, by name. Nothing changes.
@@ -250,7 +253,7 @@ class Learner(Saveable):
         """
         sampling, tally = self.sampling.plain, Tally()
         step = TrainingStep(rollouts, None, sampling)
-        stages.select_given(self, step)
+        step.selected = step.learnt = select_all(rollouts)
         batch = self._credited(step)
         objective, budget = self.objective(sampling), self.budget.tokens
         with self.present():

@@ -1,10 +1,10 @@
-"""The stages of a training step: select, rows, score, look, credit, measure, refuse or update, keep, sync.
+"""The stages of a training step, in their order: select, mix, rows, score, look, credit, update; then `sync`.
 
-A learner has lists of them (`Stages`), and each adds to the `TrainingStep` what the next ones read. A replay buffer,
-hints of a teacher, wanted returns, importance weights, a selection of the best: each is a stage that a list has or not.
+Each adds to the `TrainingStep` what the next ones read. A replay buffer, hints of a teacher, wanted returns, importance
+weights, a selection of the best: each is a stage that a learner has or not, which its first line says.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,9 +44,7 @@ class TrainingStep:
     selected: TrainingBatch = field(init=False)
     """The replies of this step that are trained on, with their scores."""
     learnt: TrainingBatch = field(init=False)
-    """What is trained on: the selected replies, or some of them and earlier ones."""
-    replies: list[Rollout] = field(init=False)
-    """The same as they become rows: with the prompts that the method trains behind."""
+    """What is trained on: the selected replies, or some of them and earlier ones, behind the prompts of the method."""
     collated: Batch = field(init=False)
     bootstraps: scoring.Bootstraps = field(init=False)
     batch: Batch = field(init=False)
@@ -62,65 +60,61 @@ class TrainingStep:
 
 
 Stage = Callable[[LearnerParts, TrainingStep], None]
+When = Callable[[LearnerParts], bool]
+STAGES: dict[str, list[tuple[Stage, When]]] = {}
+"""The stages of each phase of a step, in the order of this file, and which learners have them."""
+
+
+def stage(phase: str, when: When = lambda learner: True) -> Callable[[Stage], Stage]:
+    """Add a function to the stages of a phase, for learners of which `when` is true."""
+
+    def add(function: Stage) -> Stage:
+        STAGES.setdefault(phase, []).append((function, when))
+        return function
+
+    return add
 
 
 class Stages:
-    """The stages of a learner's steps, by its method and its options."""
+    """The stages of one learner, chosen when it is first used."""
 
     def __init__(self, learner: LearnerParts):
-        options, own, method = learner.options, learner.own, learner.algorithm
-        given = method.source == "data"
-        one_number_is_lost = method.needs.token_scores and not options["advantage"].get("gamma")
-        unread = (given and learner.reference is None) or "condition" in options
-        self.select = _used(
-            (check_single_tokens, one_number_is_lost), (select_given, given), (select_scored, not given)
-        )
-        self.mix = _used((mix_in_earlier, learner.buffer is not None))
-        self.rows = _used(
-            (begin_rows, True),
-            (refuse_undrawn, "replay" in options),
-            (forget_guidance, method.needs.action_values),
-            (state_returns, "condition" in options),
-            (make_rows, True),
-            (add_hints, "teacher" in options),
-            (mark_rows, method.collated is not None),
-            (move_rows, True),
-        )
-        self.score = _used(
-            (cache_states, unread),
-            (add_scores, not unread),
-            (weigh, not unread and own.importance != "none"),
-            (bootstrap, not unread),
-        )
-        self.look = _used((look, method.look is not None))
-        self.learn = _used(
-            (credit_best if own.select is not None and not given else credit, True),
-            (measure_batch, True),
-            (measure_staleness, learner.buffer is None),
-            (refuse_or_update, True),
-            (see_returns, learner.wanted is not None),
-            (keep_last_step, True),
-        )
+        self.learner = learner
+        self.of_phase = {phase: [one for one, when in some if when(learner)] for phase, some in STAGES.items()}
+
+    def run(self, step: TrainingStep, *phases: str) -> None:
+        """Run the stages of these phases, one after the other."""
+        for phase in phases:
+            for one in self.of_phase[phase]:
+                one(self.learner, step)
 
 
-def _used(*stages: tuple[Stage, bool]) -> list[Stage]:
-    return [stage for stage, used in stages if used]
+def _given(learner: LearnerParts) -> bool:
+    """Whether it learns from demonstrations alone."""
+    return learner.algorithm.source == "data"
 
 
-def run(stages: Iterable[Stage], learner: LearnerParts, step: TrainingStep) -> None:
-    """Run stages one after the other."""
-    for stage in stages:
-        stage(learner, step)
+def _compares(learner: LearnerParts) -> bool:
+    """Whether it reads log-probs of the rows: demonstrations need none, unless policy and reference are compared."""
+    return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
 # --- select -----------------------------------------------------------------------------------------------------------
 
 
+@stage("select", lambda learner: learner.algorithm.needs.token_scores and not learner.options["advantage"].get("gamma"))
+def check_single_tokens(learner: LearnerParts, step: TrainingStep) -> None:
+    """Refuse one number a reply, where it would reach one token."""
+    distributed.together(lambda: check_token_scores(step.rollouts, step.scores, learner.named["algorithm"]))
+
+
+@stage("select", _given)
 def select_given(learner: LearnerParts, step: TrainingStep) -> None:
     """Select all demonstrations."""
     step.selected = step.learnt = select.select_all(step.rollouts)
 
 
+@stage("select", lambda learner: not _given(learner))
 def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
     """Select the replies that have a score, and process their scores."""
     rollouts, scores, own = step.rollouts, step.scores, learner.own
@@ -143,11 +137,7 @@ def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
     step.selected = step.learnt = chosen(rollouts, [0.0] * len(rollouts) if scores is None else scores, **shaping)
 
 
-def check_single_tokens(learner: LearnerParts, step: TrainingStep) -> None:
-    """Refuse one number a reply, where it would reach one token."""
-    distributed.together(lambda: check_token_scores(step.rollouts, step.scores, learner.named["algorithm"]))
-
-
+@stage("mix", lambda learner: learner.buffer is not None)
 def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
     """Learn from some of the replies of this step, and from earlier ones."""
     assert learner.buffer is not None
@@ -157,55 +147,61 @@ def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def begin_rows(learner: LearnerParts, step: TrainingStep) -> None:
-    step.replies = step.learnt.rollouts
-
-
+@stage("rows", lambda learner: "replay" in learner.options)
 def refuse_undrawn(learner: LearnerParts, step: TrainingStep) -> None:
-    check_drawn(step.replies, learner.options)
+    """Refuse replies from elsewhere whose KL would be estimated as if the policy had drawn them."""
+    check_drawn(step.learnt.rollouts, learner.options)
 
 
+@stage("rows", lambda learner: learner.algorithm.needs.action_values)
 def forget_guidance(learner: LearnerParts, step: TrainingStep) -> None:
     """Learn from what the language model itself says of guided replies, not from what they were drawn with."""
     step.sampling = replace(step.sampling, guidance=0.0)
-    step.replies = [with_prompts(rollout, lambda index, turn: turn.prompt) for rollout in step.replies]
+    bare = [with_prompts(rollout, lambda index, turn: turn.prompt) for rollout in step.learnt.rollouts]
+    step.learnt = replace(step.learnt, rollouts=bare)
 
 
+@stage("rows", lambda learner: "condition" in learner.options)
 def state_returns(learner: LearnerParts, step: TrainingStep) -> None:
     """Put the returns that the replies reached into their prompts."""
     returns, options = _reached(learner, step.learnt), learner.options["condition"]
-    step.replies = with_returns(step.replies, returns, learner.policy.tokenizer, options)
+    stated = with_returns(step.learnt.rollouts, returns, learner.policy.tokenizer, options)
+    step.learnt = replace(step.learnt, rollouts=stated)
 
 
+@stage("rows")
 def make_rows(learner: LearnerParts, step: TrainingStep) -> None:
     """Collate the replies."""
     policy, numbers = learner.policy, learner.policy.numbers
-    if not step.replies:  # another rank has some
+    if not step.learnt.rollouts:  # another rank has some
         step.collated = nothing(numbers)
         return
-    rows = _collated(learner, step, step.replies)
+    rows = _collated(learner, step, step.learnt.rollouts)
     if "condition" in learner.options:
         scoring.check_rows(rows, policy, " with its return")
-    step.collated = select.with_staleness(rows, step.replies, policy.version)
+    step.collated = select.with_staleness(rows, step.learnt.rollouts, policy.version)
 
 
+@stage("rows", lambda learner: "teacher" in learner.options)
 def add_hints(learner: LearnerParts, step: TrainingStep) -> None:
     """Add the rows as the teacher reads them."""
     hinted = step.collated
-    if step.replies:
+    if step.learnt.rollouts:
         assert learner.reference is not None  # `check_reference` has refused it
-        rollouts = with_hints(step.replies, learner.policy.tokenizer, learner.options["teacher"])
+        rollouts = with_hints(step.learnt.rollouts, learner.policy.tokenizer, learner.options["teacher"])
         hinted = _collated(learner, step, rollouts)
         scoring.check_rows(hinted, learner.reference.policy, " with its hint")
     step.collated = step.collated.with_(hinted=hinted)
 
 
+@stage("rows", lambda learner: learner.algorithm.collated is not None)
 def mark_rows(learner: LearnerParts, step: TrainingStep) -> None:
     """Let the method add fields that it reads from the replies."""
     assert learner.algorithm.collated is not None
-    step.collated = learner.algorithm.collated(step.collated, step.replies, learner.between_turns)
+    step.collated = learner.algorithm.collated(step.collated, step.learnt.rollouts, learner.between_turns)
 
 
+@stage("rows")
 def move_rows(learner: LearnerParts, step: TrainingStep) -> None:
     """Move the rows to the device of the policy, and find the states whose value the critic has to add."""
     policy, cut_too = learner.policy, learner.own.on_length == "bootstrap"
@@ -235,18 +231,13 @@ def _reached(learner: LearnerParts, selected: TrainingBatch) -> list[list[float]
 # --- score and look ---------------------------------------------------------------------------------------------------
 
 
-def observe(learner: LearnerParts, stages: Stages, step: TrainingStep) -> None:
-    """Make the rows of the replies, score them, and let the method look at them."""
-    with learner.timing("observe"), learner.present():
-        distributed.together(lambda: run([*stages.rows, *stages.score], learner, step))
-        distributed.together(lambda: run(stages.look, learner, step))
-
-
+@stage("score", lambda learner: not _compares(learner))
 def cache_states(learner: LearnerParts, step: TrainingStep) -> None:
     """Add the states of a frozen trunk: demonstrations need no scores unless policy and reference are compared."""
     step.batch = scoring.with_trunk_states(step.batch, learner.policy, learner.budget.tokens)
 
 
+@stage("score", _compares)
 def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
     """Add log-probs, values, reference log-probs and KL."""
     scored = scoring.score_batch(
@@ -261,6 +252,7 @@ def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
     step.batch = scored.with_(hinted=step.batch.hinted)
 
 
+@stage("score", lambda learner: _compares(learner) and learner.own.importance != "none")
 def weigh(learner: LearnerParts, step: TrainingStep) -> None:
     """Add importance weights."""
     own, sampled, unscored = learner.own, step.collated.logprobs, step.collated.unscored
@@ -268,11 +260,13 @@ def weigh(learner: LearnerParts, step: TrainingStep) -> None:
     step.batch = select.with_importance(step.batch, sampled, own.importance, own.importance_cap, **how)
 
 
+@stage("score", _compares)
 def bootstrap(learner: LearnerParts, step: TrainingStep) -> None:
     """Add the values of the states at which episodes were cut."""
     step.batch = scoring.with_bootstraps(step.batch, step.bootstraps, learner.policy, learner.budget.tokens)
 
 
+@stage("look", lambda learner: learner.algorithm.look is not None)
 def look(learner: LearnerParts, step: TrainingStep) -> None:
     """Add the fields of the method's hook. Every rank must call: it may read all rows."""
     assert learner.algorithm.look is not None
@@ -303,6 +297,7 @@ def credited(learner: LearnerParts, batch: Batch, coef: float) -> Batch:
     return made if batch.demonstrated is None else spread_over(batch, rows, made)
 
 
+@stage("credit", lambda learner: learner.own.select is None or _given(learner))
 def credit(learner: LearnerParts, step: TrainingStep) -> None:
     """Charge KL, and add the advantages."""
     with learner.timing("advantage"):
@@ -310,6 +305,7 @@ def credit(learner: LearnerParts, step: TrainingStep) -> None:
     step.seen = step.batch.with_(states=None).to("cpu")
 
 
+@stage("credit", lambda learner: learner.own.select is not None and not _given(learner))
 def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
     """The same; the best replies alone move the weights (`learner.select`)."""
     own, places = learner.own, [rollout.place for rollout in step.learnt.rollouts] or [None]
@@ -322,6 +318,7 @@ def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
     step.tally.merge(tally)
 
 
+@stage("update")
 def measure_batch(learner: LearnerParts, step: TrainingStep) -> None:
     """Measure the replies, their scores and advantages."""
     generated, texts = step.generated(learner.algorithm.source), learner.policy.tokenizer is not None
@@ -329,6 +326,7 @@ def measure_batch(learner: LearnerParts, step: TrainingStep) -> None:
     step.tally = tally.merge(collect.of_batch(played(step.seen)[1], step.coef)).merge(collect.of_given(step.seen))
 
 
+@stage("update", lambda learner: learner.buffer is None)
 def measure_staleness(learner: LearnerParts, step: TrainingStep) -> None:
     """Measure how far the sampler of the replies is from the policy."""
     own = played(step.collated)[1]  # a demonstration has no sampler, and hides nothing of the others
@@ -338,6 +336,7 @@ def measure_staleness(learner: LearnerParts, step: TrainingStep) -> None:
     step.tally.merge(select.measure(generated, version, played(step.seen)[1], cap, sampled, mask=mask))
 
 
+@stage("update")
 def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     """Move the weights, unless the batch has NaN or infinity; both end in `learner.refused`."""
     about = {"tokenizer": learner.policy.tokenizer, "sampling": step.sampling, "coef": step.coef}
@@ -367,6 +366,7 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
         learner.refused = refuse("update", bad.fault, bad.batch, {}, **about, tokens=bad.tokens, whole=bad.first)
 
 
+@stage("update", lambda learner: learner.wanted is not None)
 def see_returns(learner: LearnerParts, step: TrainingStep) -> None:
     """Keep the best returns, which the next step asks for."""
     assert learner.wanted is not None
@@ -375,6 +375,7 @@ def see_returns(learner: LearnerParts, step: TrainingStep) -> None:
         learner.wanted.see([whole[0] for part in found for whole in part])
 
 
+@stage("update")
 def keep_last_step(learner: LearnerParts, step: TrainingStep) -> None:
     """Keep what the diagnosis and the log of replies read."""
     learner.last_step = LastStep(step.rollouts, step.selected.raw_scores, step.seen, step.learnt.places, step.sampling)
