@@ -78,5 +78,3 @@ ALGORITHM = Algorithm(
     kl=("loss",),
     defaults=grpo.DEFAULTS,
 )
-
-PRESETS: dict[str, dict[str, object]] = {}
