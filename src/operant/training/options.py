@@ -165,7 +165,6 @@ def learner_options(
     given: the caller's options, which replace all others. above: values that replace the method's and the preset's.
     Returns the options by group, complete, and the names of preset options that were left out because they belong to
     another method.
-    Raises: OperantError for an unknown option, a wrong value, or options that contradict each other.
     """
     algorithm = find(name)
     known, chosen = schema(algorithm), preset(preset_name)
@@ -182,10 +181,7 @@ def with_base(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose the options of a learner from full names and check them together: one object for each group.
-
-    Raises: OperantError for a wrong value, or options that contradict each other.
-    """
+    """Compose the options of a learner from full names and check them together: one object for each group."""
     known = schema(find(name))
     composed = compose(known, given)
     for group in ("loss", "advantage"):
@@ -197,10 +193,7 @@ def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's options under their full names.
-
-    Raises: OperantError for an unknown option; if another method has it, the message names that method.
-    """
+    """The caller's options under their full names."""
     old_names.refuse(given)
     if given.get("optimizer.kind") == OWN and "optimizer.kind" not in names(known):
         raise OperantError(f"optimizer: the update rule of algorithm {name} makes its own steps; leave it out")
@@ -321,10 +314,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
-    """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None).
-
-    Raises: OperantError.
-    """
+    """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None)."""
     optimizer, following = options.get("optimizer"), []
     if isinstance(optimizer, RateOptions):
         following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
@@ -343,7 +333,6 @@ def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> No
     """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to, and
     a teacher that is missing, or that cannot follow the policy.
 
-    Raises: OperantError.
     """
     kl, teacher = options["kl"], options.get("teacher")
     if teacher is not None and reference is None:

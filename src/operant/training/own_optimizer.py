@@ -18,7 +18,6 @@ def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
-    Raises: OperantError for an option that an optimizer of the user's own decides.
     """
     if optimizer is None:
         return None, dict(options)
@@ -31,10 +30,7 @@ def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str
 
 
 def check_given(options: Mapping[str, Any], optimizer: Any, lr_scheduler: Any) -> None:
-    """Check that the composed options and the user's objects go together, before anything loads.
-
-    Raises: OperantError.
-    """
+    """Check that the composed options and the user's objects go together, before anything loads."""
     kind = getattr(options.get("optimizer"), "kind", None)
     if optimizer is None and kind == OWN:
         raise OperantError(
@@ -59,7 +55,6 @@ class OwnOptimizer:
 
     optimizer: the optimizer, or a function that makes it from the list of trained parameters. lr_scheduler: a scheduler
     of that optimizer, or a function that makes it from the optimizer; it makes a step after every training step.
-    Raises: OperantError if the optimizer does not train exactly the parameters of the policy, or cannot be used.
     """
 
     def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: Any = None):

@@ -37,7 +37,6 @@ def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any
     """Write the bundle atomically, in place of an older one of that name.
 
     about: algorithm, options and names of the models.
-    Raises: OperantError if no step was refused, or the disk refuses.
     """
     if refusal is None:
         raise OperantError("the last step was not refused, so there is no bundle to write")

@@ -47,7 +47,6 @@ class Saveable(LearnerParts):
 
         The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
         folder for other programs. With several ranks, every rank calls it.
-        Raises: OperantError for a folder that holds anything else, or if the disk refuses.
         """
         if self.updating:
             raise OperantError(
@@ -79,7 +78,6 @@ class Saveable(LearnerParts):
 
         What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
         such as a loaded model or an optimizer, are to be given again, as they were at first.
-        Raises: OperantError for a folder without a saved learner, or for an argument that is missing or not needed.
         """
         objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
         objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}

@@ -48,8 +48,6 @@ def select(
     drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
     that is older than this; `version` is that of the policy.
     judged: False: the scores stand for none, and are no metrics.
-    Raises: OperantError on every rank if scores and rollouts differ in number, a score is NaN or infinite, or no reply
-    is left on any rank.
     """
     raw = distributed.together(lambda: _finite_scores(rollouts, scores))
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
@@ -168,7 +166,6 @@ def with_importance(
     sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
     token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
     mask: a weight above the cap is 0. A demonstration has no sampler, and the weight 1.
-    Raises: OperantError if an action of another reply has no log-prob under its sampler.
     """
     own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
     unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)

@@ -229,10 +229,7 @@ def default_engine(policy: object) -> Engine:
 
 
 def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
-    """Load the policy to its device, with a critic if the algorithm needs one. Its parameters are equal on all ranks.
-
-    Raises: OperantError if a finished Policy lacks the critic.
-    """
+    """Load the policy to its device, with a critic if the algorithm needs one. Its parameters are equal on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)
     if learner.keep_memory and device.type == "cpu":
@@ -289,11 +286,7 @@ def make_copies(
 
 
 def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
-    """The configured sampling; the model's stop tokens are used if none are configured.
-
-    Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context, and as
-    `Sampling.of`.
-    """
+    """The configured sampling; the model's stop tokens are used if none are configured."""
     sampling: Sampling = options["sampling"]
     if options["kl"].coef or options["kl"].loss_coef:
         warned(sampling)
@@ -320,11 +313,7 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
 
 
 def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
-    """Tell the engine which tokens the method `name` masks.
-
-    Raises: OperantError for an engine that cannot mask, or one that keeps its weights, if stale replies are neither
-    corrected nor bounded.
-    """
+    """Tell the engine which tokens the method `name` masks."""
     if mask is not None:
         if not hasattr(engine, "mask_with"):
             raise OperantError(f"algorithm={name} masks tokens, and {type(engine).__name__} has no mask_with")

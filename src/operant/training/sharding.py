@@ -24,10 +24,7 @@ OFFLOAD = ("none", "reference", "optimizer", "both")
 
 
 def check(update: Any, options: Mapping[str, Any]) -> None:
-    """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads.
-
-    Raises: OperantError.
-    """
+    """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads."""
     own, rule = options["learner"], find_rule(update)
     for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
         if (value := getattr(own, name)) not in known:
@@ -61,10 +58,7 @@ def check(update: Any, options: Mapping[str, Any]) -> None:
 
 
 def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) -> None:
-    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks.
-
-    Raises: OperantError for a model that cannot be divided, and for offloading without several ranks.
-    """
+    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks."""
     offload = own.offload
     if own.parallel != "fsdp":
         return
@@ -112,7 +106,6 @@ def updating(
 
     present: the context in which copies of the policy are whole.
 
-    Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other.
     """
     shards = policy.shards
     if distributed.largest(int(batch.choices is not None)):

@@ -36,7 +36,6 @@ def parsed(
     """The arguments of `Learner.step` as rollouts with scores. Every rank must call.
 
     named: `episodes`, `groups`, `next_values` and `generation`; None: not given.
-    Raises: OperantError on every rank for arguments that the method does not take, or entries that are not usable.
     """
     for given in (first, second, scores):
         if isinstance(given, (str, int, float)):
@@ -146,10 +145,7 @@ def _from_triplets(
 
 
 def judged(scored: ScoredRollouts) -> Judged | None:
-    """The checked scores, if one of them is a `Judgement` on any rank; else None. Every rank must call.
-
-    Raises: OperantError on every rank for a score that no reward may return.
-    """
+    """The checked scores, if one of them is a `Judgement` on any rank; else None. Every rank must call."""
     scores, rollouts = scored.scores or [], scored.rollouts
     if not distributed.largest(int(any(isinstance(score, Judgement) for score in scores))):
         return None
@@ -160,7 +156,6 @@ def _check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: s
     """Refuse rollouts that the method of this name cannot compare with each other. Every rank must call.
 
     groups_named: the caller passed `groups`, which are numbers of this rank.
-    Raises: OperantError on every rank if replies to one query are on several ranks, or no group on any rank has enough.
     """
     samples = algorithm.needs.samples
     if samples < 2:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,20 @@ class UpdateOptions(MicroBatchOptions):
                 raise OperantError(f"update.{name}={value}: it must be above 0, or none; else no step would be taken")
 
 
+class UpdateRun(TypedDict):
+    """What a training step says to its update."""
+
+    seed: int
+    step: int
+    places: Sequence[int | None]
+    """The index of each episode among those of all ranks, which decides its minibatches."""
+    budget: TokenBudget
+    detailed: bool
+    """Measure every gradient, weight and change."""
+    keep_gradients: bool
+    """The clipped gradients of the last optimizer step stay in the parameters."""
+
+
 class UpdateResult(NamedTuple):
     """The outcome of an update, on this rank."""
 
@@ -174,11 +188,9 @@ def update(
 
     If a log-prob, logsumexp, value, loss or gradient is NaN or infinite on any rank, that optimizer step is not made on
     any rank, and the update ends.
-    places: the index of each episode among those of all ranks, which decides its minibatches. If empty, episodes are
-    numbered round robin over the ranks. detailed: measure every gradient, weight and change (`NormRecorder`).
-    keep_gradients: the clipped gradients of the last optimizer step stay in the parameters. step_on: makes the
-    optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its second argument is the
-    factor that clips the gradients.
+    seed ... keep_gradients: as in `UpdateRun`; without `places`, episodes are numbered round robin over the ranks.
+    step_on: makes the optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its
+    second argument is the factor that clips the gradients.
     """
     tally = Tally()
     for name in ("update/steps", "update/epochs"):

@@ -1,18 +1,18 @@
 """Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from operant.import_by_name import Table
 from operant.models.policy import Policy
 from operant.sampling import Sampling
-from operant.training.objective import MicroBatchOptions, Objective, TokenBudget
+from operant.training.objective import MicroBatchOptions, Objective
 from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, rate
 from operant.training.own_optimizer import OwnOptimizer
-from operant.training.update import UpdateOptions, UpdateResult, update
+from operant.training.update import UpdateOptions, UpdateResult, UpdateRun, update
 from operant.types import Batch, OperantError, shown
 
 __all__ = [
@@ -68,20 +68,9 @@ class GradientUpdate:
         return rate(options, step, total)
 
     def update(
-        self,
-        batch: Batch,
-        objective: Objective,
-        sampling: Sampling,
-        *,
-        lr: float,
-        seed: int,
-        step: int,
-        places: Sequence[int | None],
-        budget: TokenBudget,
-        detailed: bool,
-        keep_gradients: bool,
+        self, batch: Batch, objective: Objective, sampling: Sampling, *, lr: float, **run: Unpack[UpdateRun]
     ) -> UpdateResult:
-        """Train on the batch of a training step. Every rank calls it. The arguments are those of `update.update`."""
+        """Train on the batch of a training step. Every rank calls it. The arguments are those of `update.UpdateRun`."""
         result = update(
             self.policy,
             self.optimizer,
@@ -90,12 +79,7 @@ class GradientUpdate:
             options=self.options["update"],
             optimizer_options=self.options["optimizer"],
             sampling=sampling,
-            seed=seed,
-            step=step,
-            places=places,
-            budget=budget,
-            detailed=detailed,
-            keep_gradients=keep_gradients,
+            **run,
             step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
         )
         if self.own is not None and (result.refused is None or not result.refused.first):
