@@ -46,23 +46,19 @@ class Objective:
     reference: Policy | None = None
 
 
-def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Batch, Tensor], Batch] | None:
-    """The function that whitens advantages within a minibatch; None for any other `scope`."""
-    return partial(normalised, unbiased=unbiased) if scope == "minibatch" else None
-
-
 def make_objective(
     algorithm: Algorithm, options: Mapping[str, Any], reference: Policy | None, sampling: Sampling
 ) -> Objective:
     """The objective of a learner with these options. Without a reference, it has no KL term."""
     loss, advantage = options["loss"], options["advantage"]
+    whitens = advantage.get("whiten_scope") == "minibatch"
     return Objective(
         loss=partial(algorithm.loss, **loss),
         unit=algorithm.unit,
         per=algorithm.per,
         horizon=sampling.max_tokens,
         entropy_gradient=bool(loss.get("entropy_coef")),
-        whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+        whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
         kl=options["kl"] if reference is not None else None,
         reference=reference,
     )

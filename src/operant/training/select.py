@@ -183,36 +183,3 @@ def with_importance(
     tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
     masked = torch.where(weights > most, 0.0, weights.clamp(min=tiny))
     return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(max=most), 1.0))
-
-
-def measure(
-    rollouts: Sequence[Rollout],
-    version: int,
-    batch: Batch,
-    cap: float | None,
-    sampled: torch.Tensor | None = None,
-    *,
-    mask: bool = False,
-) -> Tally:
-    """The metrics of staleness, of importance weights and of the engine's log-probs; `batch` is scored.
-
-    cap, mask: as `with_importance` had them. sampled: [B, T] log-probs under the sampler, if those of the batch were
-    computed again.
-    """
-    tally = Tally()
-    if sampled is not None and batch.logprobs is not None:
-        current = batch.actions if batch.staleness is None else batch.actions & (batch.staleness == 0)
-        gap = (batch.logprobs - sampled.to(batch.logprobs)).abs()
-        tally.mean("rollout/engine_gap", gap, current)
-        if current.any():
-            tally.extreme("rollout/engine_gap_max", float(gap[current].max()))
-    ages = [age(turn, version) for rollout in rollouts for turn in rollout.turns if turn.logprobs is not None]
-    tally.mean("rollout/staleness", ages)
-    if ages:
-        tally.extreme("rollout/staleness_max", max(ages))
-    if batch.importance is not None:
-        tally.mean("rollout/importance_mean", batch.importance, batch.actions)
-        if cap is not None:
-            over = batch.importance == 0 if mask else batch.importance >= cap
-            tally.mean("rollout/importance_clipped", over, batch.actions)
-    return tally

@@ -229,7 +229,7 @@ def default_engine(policy: object) -> Engine:
 
 
 def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
-    """Load the policy to its device, with a critic if the algorithm needs one. Its parameters are equal on all ranks."""
+    """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)
     if learner.keep_memory and device.type == "cpu":

@@ -329,11 +329,24 @@ def measure_batch(learner: LearnerParts, step: TrainingStep) -> None:
 @stage("update", lambda learner: learner.buffer is None)
 def measure_staleness(learner: LearnerParts, step: TrainingStep) -> None:
     """Measure how far the sampler of the replies is from the policy."""
-    own = played(step.collated)[1]  # a demonstration has no sampler, and hides nothing of the others
-    sampled = own.logprobs if learner.rescores and (own.unscored is None or not own.unscored.any()) else None
-    cap, mask = learner.own.importance_cap, learner.own.importance_mask
-    generated, version = step.generated(learner.algorithm.source), learner.policy.version
-    step.tally.merge(select.measure(generated, version, played(step.seen)[1], cap, sampled, mask=mask))
+    own, batch, tally = played(step.collated)[1], played(step.seen)[1], step.tally  # a demonstration has no sampler
+    if own.logprobs is not None and learner.rescores and (own.unscored is None or not own.unscored.any()):
+        current = batch.actions if batch.staleness is None else batch.actions & (batch.staleness == 0)
+        if batch.logprobs is not None:
+            gap = (batch.logprobs - own.logprobs.to(batch.logprobs)).abs()
+            tally.mean("rollout/engine_gap", gap, current)
+            if current.any():
+                tally.extreme("rollout/engine_gap_max", float(gap[current].max()))
+    turns = [turn for rollout in step.generated(learner.algorithm.source) for turn in rollout.turns]
+    ages = [select.age(turn, learner.policy.version) for turn in turns if turn.logprobs is not None]
+    tally.mean("rollout/staleness", ages)
+    if ages:
+        tally.extreme("rollout/staleness_max", max(ages))
+    if batch.importance is not None:
+        tally.mean("rollout/importance_mean", batch.importance, batch.actions)
+        if (cap := learner.own.importance_cap) is not None:
+            over = batch.importance == 0 if learner.own.importance_mask else batch.importance >= cap
+            tally.mean("rollout/importance_clipped", over, batch.actions)
 
 
 @stage("update")

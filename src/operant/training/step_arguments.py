@@ -45,7 +45,11 @@ def parsed(
     if algorithm.source == "data":
         found = _from_demonstrations(learner, first, second, {"scores": scores, **named})
     elif scores is None:
-        found = _from_generated(first, second, named, learner.sampling)
+        if others := _not_none(named):
+            raise OperantError(f"{others}: they go with step(queries, responses, scores)")
+        grouped = distributed.together(lambda: _group_by_task(first))
+        sampling = distributed.together(lambda: drawn_with(grouped, learner.sampling))
+        found = ScoredRollouts(grouped, list(second), sampling)
     else:
         found = _from_triplets(learner, first, second, scores, **named)
     _check_comparable(found.rollouts, algorithm, learner.named["algorithm"], groups_named=named["groups"] is not None)
@@ -91,17 +95,6 @@ def _from_demonstrations(
     counts = distributed.gathered(len({r.group for r in made}))  # groups in the order of the ranks, as in one process
     before = sum(counts[: distributed.rank()])
     return ScoredRollouts([replace(r, group=before + r.group) for r in made], None, sampling.plain)
-
-
-def _from_generated(
-    rollouts: Sequence[Any], scores: Sequence[Any], named: Mapping[str, Any], usual: Sampling
-) -> ScoredRollouts:
-    """The policy's own replies with their scores; `usual` is the sampling of those that do not record theirs."""
-    if others := _not_none(named):
-        raise OperantError(f"{others}: they go with step(queries, responses, scores)")
-    grouped = distributed.together(lambda: _group_by_task(rollouts))
-    sampling = distributed.together(lambda: drawn_with(grouped, usual))
-    return ScoredRollouts(grouped, list(scores), sampling)
 
 
 def _from_triplets(

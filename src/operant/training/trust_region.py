@@ -123,9 +123,8 @@ class TrustRegion(GradientUpdate):
         plain = replace(objective, whiten=None)
         rows, numbers = numbered_units(batch, objective.unit, run["places"])
         count = math.ceil(options.fisher_share * distributed.total_float(len(numbers)))
-        first = [*minibatches(numbers, max(count, LEAST), run["seed"], run["step"], 0), []][
-            0
-        ]  # [] if a threshold has kept no reply
+        drawn = minibatches(numbers, max(count, LEAST), run["seed"], run["step"], 0)
+        first = drawn[0] if drawn else []  # none, if a threshold has kept no reply
         even = batch.with_(importance=None)
         whole = weighted(even, range(len(batch)), plain).with_(importance=batch.importance)
         share = weighted(even, [row for unit in first for row in rows[unit]], plain)
