@@ -215,6 +215,8 @@ def test_replies_above_the_bound_are_left_out_and_counted():
     with pytest.raises(OperantError, match=r"learner\.max_staleness"):
         learner.step(old, by_length(old))
     assert learner.progress.step == step
+    learner, at_bound = two_steps_later(max_staleness=2)
+    assert learner.step(at_bound, by_length(at_bound))["rollout/too_stale"] == 0
 
 
 def test_without_replies_of_a_sampler_there_are_no_weights():
