@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rigs import Caught, gap, said
-from toys import CAUSAL, bare_logprobs, lm
+from toys import CAUSAL, lm
 
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
@@ -102,17 +102,6 @@ def test_3_old_and_new_values_speak_of_the_same_tokens(kind):
             states = learner.policy.model.base_model(torch.tensor([prompt])).last_hidden_state[0, -1]
             value = float(learner.policy.value_head(states))
         assert float(batch.values[row, len(prompt)]) == pytest.approx(value, abs=1e-4)
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_4_the_reference_reads_padded_rows_as_if_they_were_alone(kind):
-    policy, reference = Policy(lm(kind)), Policy(lm(kind, seed=1))
-    rollouts, right = spoken(policy)
-    for batch in (right, on_the_left(right)):
-        seen = score_batch(batch, policy, reference, SAMPLING, KLOptions())
-        for row, rollout in enumerate(rollouts):
-            truth = bare_logprobs(reference.model, rollout.turns[0].prompt, rollout.ids, 0.9)
-            assert torch.allclose(seen.ref_logprobs[row][batch.actions[row]].double(), truth, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
