@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Rollout, Step, Task, Turn, train
+from operant import Learner, Rollout, Step, Task, Turn, train
 from operant.rollouts.prompts import ConditionOptions, Wanted, returns_to_go, with_returns
 from operant.sampling import counter
 
@@ -80,22 +80,6 @@ def test_the_best_returns_of_the_step_before_are_asked_for_in_turn():
     again = Wanted(wanted.options)
     again.load_state_dict(wanted.state_dict())
     assert again.best == [4.0, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"template": "no number {prompt}"}, r"it must contain {return} and {prompt}"),
-        ({"top": 0.0}, "condition.top=0: it must lie above 0"),
-        ({"turn_gamma": 1.5}, "condition.turn_gamma=1.5"),
-        ({"digits": -1}, "condition.digits=-1"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_a_model_loads(options, message):
-    with pytest.raises(OperantError, match=message):
-        Learner("no such model", algorithm="decision", **{f"condition.{k}": v for k, v in options.items()})
-    with pytest.raises(OperantError, match=r"learner\.importance with algorithm=decision"):
-        Learner("no such model", algorithm="decision", importance="token")
 
 
 def test_the_loss_is_the_cross_entropy_behind_the_returns_that_were_reached():

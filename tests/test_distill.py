@@ -78,25 +78,6 @@ def test_hints_that_come_with_the_library():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"hint": "targte"}, r"hint 'targte' is unknown; did you mean 'target'\?"),
-        ({"hint": "no_such:thing"}, "there is no hint and no module 'no_such'"),
-        ({"template": "{hint}"}, r"teacher.template='{hint}': it must contain {hint} and {prompt}"),
-        ({"rate": 1.5}, r"teacher.rate=1.5: it must lie in 0..1"),
-        ({"rate": 0.5, "reference": 3}, "only a copy follows the policy"),
-        ({"reference": None}, "it is the teacher"),
-        ({"loss.divergence": "sideways"}, "it must be reverse or forward"),
-        ({"kl.coef": 0.1}, "algorithm distill has no reference to measure KL to"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_a_model_loads(options, message):
-    named = {k if "." in k or k == "reference" else f"teacher.{k}": v for k, v in options.items()}
-    with pytest.raises(OperantError, match=message):
-        Learner("no such model", algorithm="distill", **named)
-
-
-@pytest.mark.parametrize(
     ("hint", "message"),
     [
         ("target", "task 'a' has no target to tell the teacher"),

@@ -257,25 +257,6 @@ def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, wo
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "options", "words"),
-    [
-        ("dpo", {"reference": None}, "reference=none with algorithm=dpo: its loss compares the policy with it"),
-        ("kto", {"reference": None}, "reference=none with algorithm=kto"),
-        ("dpo", {"loss.kind": "slic"}, "sigmoid, robust, hinge, ipo or ipo-mean"),
-        ("dpo", {"loss.beta": 0.0}, "loss.beta=0: it must be above 0"),
-        ("dpo", {"loss.label_smoothing": 0.5}, "at least 0 and below 0.5"),
-        ("dpo", {"loss.kind": "ipo", "loss.label_smoothing": 0.1}, "it is for sigmoid and robust"),
-        ("dpo", {"loss.pairs": "some"}, "it must be all or ends"),
-        ("dpo", {"kl.coef": 0.1}, "algorithm dpo has no reference to measure KL to"),
-        ("kto", {"loss.bad_weight": -1.0}, "none may be negative"),
-    ],
-)
-def test_wrong_options_are_refused(algorithm, options, words):
-    with pytest.raises(OperantError, match=words):
-        Learner(lm(), algorithm=algorithm, **options)
-
-
 def test_wrong_steps_and_one_sample_are_refused(tmp_path):
     with pytest.raises(OperantError, match="samples=1 with algorithm=online-dpo: it compares the replies"):
         train(policy=lm(), algorithm="online-dpo", tasks=["a"], reward=len, samples=1, out=tmp_path / "run")

@@ -229,24 +229,6 @@ def test_without_replies_of_a_sampler_there_are_no_weights():
         learner.step(mixed, by_length(mixed))
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"importance": "tokens"}, "none, token, sequence"),
-        ({"importance": "token", "importance_cap": 0}, "above 0"),
-        ({"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
-        ({"importance": "token", "importance_cap": None, "importance_mask": True}, "with learner.importance_cap=none"),
-        ({"importance": "token", "rescore": False}, "leave rescore out"),
-        ({"max_staleness": -1}, "at least 0"),
-        ({"algorithm": "sft", "importance": "token"}, "no sampler"),
-        ({"algorithm": "sft", "max_staleness": 3}, "no sampler"),
-    ],
-)
-def test_impossible_options_are_refused(options, reason):
-    with pytest.raises(OperantError, match=reason):
-        Learner("no such model", **options)
-
-
 def test_a_current_sampler_has_weights_of_one():
     """The native engine samples from the policy itself: the weights change nothing."""
     runs = []

@@ -180,21 +180,9 @@ def test_a_critic_that_is_refused_leaves_the_step_of_the_policy_and_says_so(monk
     assert not torch.equal(flat(learner.rule.moved), before)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"update.kl": "exactly"}, r"update.kl='exactly': it must be exact or sampled"),
-        ({"update.shrink": 1.0}, r"update.shrink=1.0: it must be in \(0, 1\)"),
-        ({"update.epochs": 2}, r"'update.epochs' is unknown|update.epochs.*belongs to"),
-        ({"optimizer": torch.optim.SGD}, "trpo computes the policy's step itself"),
-    ],
-)
-def test_options_that_the_rule_cannot_use_are_a_sentence(options, says):
-    with pytest.raises(OperantError, match=says):
-        Learner(lm(), algorithm="trpo", **options)
-
-
-def test_16_bit_weights_are_refused_with_the_remedy():
+def test_16_bit_weights_and_an_own_optimizer_are_refused():
+    with pytest.raises(OperantError, match="trpo computes the policy's step itself"):
+        Learner(lm(), algorithm="trpo", optimizer=torch.optim.SGD)
     with pytest.raises(OperantError, match=r"16-bit weights.*float32"):
         Learner(lm().to(torch.bfloat16), algorithm="trpo")
 

@@ -157,11 +157,6 @@ def test_the_own_gradient_of_a_kl_charge_is_discounted_as_the_charge_is():
     assert by_turn(done, done.price) == [pytest.approx([0.2, 0.1])] * 2
 
 
-def test_an_unknown_level_is_a_sentence():
-    with pytest.raises(OperantError, match=r"advantage\.level='step': it must be token, turn_first or turn_mean"):
-        Learner(lm(), **{"advantage.level": "step"})
-
-
 # --- turns of the same state ------------------------------------------------------------------------------------------
 
 ONE = [0.0]
@@ -229,16 +224,6 @@ def test_a_later_turn_without_a_key_is_refused_with_the_remedy():
     with pytest.raises(OperantError, match=why):
         learner.learn(rollouts, [0.0, 1.0])
     assert learner.learn([said([3], [4], group=0), said([3], [5], group=0)], [0.0, 1.0])["update/steps"] == 1
-
-
-def test_what_is_out_of_range_is_a_sentence():
-    for options, message in (
-        ({"advantage.omega": -1.0}, "advantage.omega=-1.0: it must be at least 0"),
-        ({"advantage.turn_gamma": 1.5}, "advantage.turn_gamma=1.5: it must lie in 0..1"),
-        ({"advantage.deviation": "both"}, "advantage.deviation='both'"),
-    ):
-        with pytest.raises(OperantError, match=message):
-            Learner(lm(), algorithm="gigpo", **options)
 
 
 def test_the_expected_step_of_gigpo_is_that_of_the_enumerated_world():

@@ -65,23 +65,6 @@ def test_each_kind_is_torchs_own_on_the_same_gradients(case, dtype):
         assert torch.equal(p, q.to(dtype))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"kind": "sgd", "betas": (0.5, 0.9)}, r"betas=\(0.5, 0.9\).*with kind=sgd: it uses .*momentum"),
-        ({"kind": "rmsprop", "states": "8bit"}, "states=8bit.*kind=rmsprop"),
-        ({"kind": "rmsprop", "eps_placement": "tensorflow"}, "eps_placement=tensorflow.*kind=rmsprop"),
-        ({"momentum": 0.9}, "momentum=0.9.*kind=adamw"),
-        ({"kind": "adam"}, "kind='adam': it must be adamw, rmsprop, sgd, own"),
-        ({"kind": "sgd", "momentum": 1.0}, r"momentum=1.0: it must be in \[0, 1\)"),
-        ({"kind": "own"}, "Python object.*optimizer=..."),
-    ],
-)
-def test_options_that_a_kind_does_not_use_are_refused(options, says):
-    with pytest.raises(OperantError, match=says):
-        Learner(lm(), optimizer=options)
-
-
 def test_a_presets_options_for_another_kind_are_left_out():
     chosen = {"optimizer.kind": "sgd", "optimizer.momentum": 0.5}
     made = Learner(lm(), preset="openai", total_steps=3, **chosen).options["optimizer"]

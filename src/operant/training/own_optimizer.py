@@ -73,7 +73,15 @@ class OwnOptimizer:
             )
         if foreign := len(there - {id(p) for p in trained.values()}):
             raise OperantError(f"optimizer has {foreign} parameters that this policy does not train: {PASS_A_FUNCTION}")
-        self.optimizer, self.lr_scheduler = made, None if lr_scheduler is None else _scheduler(made, lr_scheduler)
+        schedule = lr_scheduler(made) if callable(lr_scheduler) else lr_scheduler
+        if schedule is not None and (not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau)):
+            raise OperantError(
+                f"lr_scheduler={shown(lr_scheduler)}: pass a torch.optim.lr_scheduler.LRScheduler whose step() takes "
+                "no metric, or a function from the optimizer to one"
+            )
+        if schedule is not None and schedule.optimizer is not made:
+            raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
+        self.optimizer, self.lr_scheduler = made, schedule
 
     def schedule(self) -> None:
         """Make a step of the scheduler, if there is one."""
@@ -90,16 +98,3 @@ class OwnOptimizer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
-
-
-def _scheduler(optimizer: Optimizer, given: Any) -> LRScheduler:
-    """The scheduler of the optimizer. Raises: OperantError if it is none, or needs a metric."""
-    made = given(optimizer) if callable(given) else given
-    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
-        raise OperantError(
-            f"lr_scheduler={shown(given)}: pass a torch.optim.lr_scheduler.LRScheduler whose step() takes no metric, "
-            "or a function from the optimizer to one"
-        )
-    if made.optimizer is not optimizer:
-        raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
-    return made

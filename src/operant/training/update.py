@@ -217,11 +217,11 @@ def update(
                 fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
                 unmoved = tally.sums["update/steps"][0] == 0
                 refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
-                return UpdateResult(_without_step(tally, measured, recorder, refused=True), refused)
+                return UpdateResult(_ended(tally, recorder, measured, refused=True), refused)
             of_epoch.merge(measured)
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
                 _clear(recorder.parameters)
-                return UpdateResult(_without_step(tally, measured, recorder, early=True), None)
+                return UpdateResult(_ended(tally, recorder, measured, early=True), None)
             bound, made = optimizer_options.max_grad_norm, partial(step_on, minibatch)
             stepped = _clip_and_step(recorder, norms, made, bound, options.ratio_threshold, measured)
             if not (keep_gradients and stepped):
@@ -230,19 +230,16 @@ def update(
                 p.grad.copy_(master.grad)  # that of the master weight was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
-    return UpdateResult(_finish(tally, recorder), None)
+    return UpdateResult(_ended(tally, recorder), None)
 
 
-def _without_step(
-    tally: Tally, measured: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False
+def _ended(
+    tally: Tally, recorder: NormRecorder, last: Tally | None = None, *, early: bool = False, refused: bool = False
 ) -> Tally:
-    """The metrics of an update that ended with a minibatch without an optimizer step; its loss is not one of them."""
-    measured.sums.pop("loss/total", None)
-    return _finish(tally.merge(measured), recorder, early=early, refused=refused)
-
-
-def _finish(tally: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False) -> Tally:
-    """Add how the update ended, and the norms of the weights."""
+    """Add how the update ended, and the norms of the weights. last: of a minibatch without an optimizer step."""
+    if last is not None:
+        last.sums.pop("loss/total", None)
+        tally.merge(last)
     tally.add("update/early_stopped", float(early))
     tally.add("update/refused", float(refused) / distributed.world(), 0.0)
     recorder.weights()
