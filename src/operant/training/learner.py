@@ -67,7 +67,7 @@ class Learner(Saveable):
 
     # --- play ---------------------------------------------------------------------------------------------------------
 
-    def generate(self, queries: Sequence[Any], **generation: Any) -> list[Rollout]:
+    def generate(self, queries: Sequence[object], **generation: Any) -> list[Rollout]:
         """Generate one reply for each query: a text, messages, ids [T] as list or tensor, or a Task.
 
         It may be called several times before a step: a repeated query gets another reply, in the same group.
@@ -146,9 +146,9 @@ class Learner(Saveable):
 
     def step(
         self,
-        first: Sequence[Any],
-        second: Sequence[Any],
-        scores: Sequence[Any] | None = None,
+        first: Sequence[object],
+        second: Sequence[object],
+        scores: Sequence[object] | None = None,
         *,
         episodes: Sequence[int] | None = None,
         groups: Sequence[int] | None = None,
@@ -187,7 +187,7 @@ class Learner(Saveable):
         return metrics
 
     def learn(
-        self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling | None = None
+        self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling | None = None
     ) -> dict[str, float]:
         """Run one training step on rollouts and their scores, and return its metrics.
 
@@ -200,7 +200,7 @@ class Learner(Saveable):
         with self._threads(min(tokens, self.budget.tokens)):
             return self._learn(rollouts, scores, sampling or default)
 
-    def _learn(self, rollouts: list[Rollout], scores: Sequence[Any] | None, sampling: Sampling) -> dict[str, float]:
+    def _learn(self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling) -> dict[str, float]:
         """Run the stages of a training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
@@ -228,7 +228,7 @@ class Learner(Saveable):
         """What a step of this learner does, by its method and options."""
         return Stages(self)
 
-    def preview(self, rollouts: list[Rollout], scores: Sequence[Any] | None) -> tuple[Batch, list[int]]:
+    def preview(self, rollouts: list[Rollout], scores: Sequence[object] | None) -> tuple[Batch, list[int]]:
         """Return the batch that a step would train on, and the indices of its rollouts. Nothing changes.
 
         Raises: OperantError as `step`.
@@ -319,7 +319,7 @@ class Learner(Saveable):
                 self.engine.sync(self.policy, self.policy.version)
 
 
-def _task(query: Any) -> Task:
+def _task(query: object) -> Task:
     """A task with the query as its prompt; equal queries have equal ids."""
     prompt = query.tolist() if isinstance(query, torch.Tensor) else query
     return Task(f"query/{prompt!r}", prompt if isinstance(prompt, str) else list(prompt))

@@ -14,7 +14,7 @@ from operant.types import OperantError, shown
 PASS_A_FUNCTION = "pass a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
 
 
-def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def with_kind(optimizer: object, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
@@ -29,7 +29,7 @@ def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str
     return optimizer, {"optimizer.kind": OWN, **options}
 
 
-def check_given(options: Mapping[str, Any], optimizer: Any, lr_scheduler: Any) -> None:
+def check_given(options: Mapping[str, Any], optimizer: object, lr_scheduler: object) -> None:
     """Check that the composed options and the user's objects go together, before anything loads."""
     kind = getattr(options.get("optimizer"), "kind", None)
     if optimizer is None and kind == OWN:
@@ -57,7 +57,7 @@ class OwnOptimizer:
     of that optimizer, or a function that makes it from the optimizer; it makes a step after every training step.
     """
 
-    def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: Any = None):
+    def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: object = None):
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(policy.trainable())
         if not isinstance(made, Optimizer):
             raise OperantError(f"optimizer: the function returned {shown(made)}, and not a torch.optim.Optimizer")

@@ -28,12 +28,12 @@ IN_A_ROW = 3
 SCHEMA = 1
 
 
-def name(model: Any) -> str | None:
+def name(model: object) -> str | None:
     """The name of a model, which another process can load; for a Python object, its class in angle brackets."""
     return model if model is None else str(model) if isinstance(model, (str, Path)) else f"<{type(model).__name__}>"
 
 
-def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any], weights: Any) -> Path:
+def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, object], weights: object) -> Path:
     """Write the bundle atomically, in place of an older one of that name.
 
     about: algorithm, options and names of the models.
@@ -97,7 +97,7 @@ def _refused_step(plain: dict[str, Any]) -> RefusedStep:
     return RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
 
 
-def keep(path: Path, put: Callable[[Path], Any]) -> None:
+def keep(path: Path, put: Callable[[Path], object]) -> None:
     """Write one more bundle of a run and delete the oldest. Raises: OperantError where the disk refuses."""
     put(path)
     with atomic_io.explained(path.parent, "delete"):

@@ -64,15 +64,15 @@ class Saveable(LearnerParts):
         cls,
         folder: str | Path,
         *,
-        policy: Any = None,
-        tokenizer: Any = None,
-        reference: Any = None,
-        algorithm: Any = None,
-        engine: Any = None,
-        env: Any = None,
-        optimizer: Any = None,
-        lr_scheduler: Any = None,
-        **options: Any,
+        policy: object = None,
+        tokenizer: object = None,
+        reference: object = None,
+        algorithm: object = None,
+        engine: object = None,
+        env: object = None,
+        optimizer: object = None,
+        lr_scheduler: object = None,
+        **options: object,
     ) -> Self:
         """The learner that was saved in a folder: its next step is the one that it would have made next.
 
@@ -121,7 +121,7 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     return json.loads(atomic_io.strict_json(content))
 
 
-def load(kind: type[L], folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> L:
+def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Mapping[str, object]) -> L:
     """Make a learner from its folder, as `Saveable.load`.
 
     objects: the constructor's arguments that may be Python objects; None: not given.
@@ -182,7 +182,7 @@ def _state(learner: LearnerParts) -> RunState:
     return state
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An option's value for a file; a Python object is its class in angle brackets."""
     if isinstance(value, (list, tuple)):
         return [_plain(x) for x in value]
@@ -191,7 +191,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float)) else name_of(value)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     return str(value).startswith("<")
 
 

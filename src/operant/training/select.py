@@ -31,7 +31,7 @@ class TrainingBatch:
 
 def select(
     rollouts: list[Rollout],
-    scores: Sequence[Any],
+    scores: Sequence[object],
     options: ScoreOptions,
     moments: RunningMoments,
     tokenizer: Any,
@@ -75,7 +75,7 @@ def select(
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
-def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) -> TrainingBatch:
+def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any) -> TrainingBatch:
     """Select the policy's own replies as `select` does, `known` being its arguments, and all demonstrations.
 
     Each demonstration is a group of its own, so that no reply is compared with it.
@@ -105,7 +105,7 @@ def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 
 
-def _finite_scores(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
+def _finite_scores(rollouts: list[Rollout], scores: Sequence[object]) -> list[Total]:
     if len(rollouts) != len(scores):
         raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
     return [_finite(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]

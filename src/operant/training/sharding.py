@@ -23,7 +23,7 @@ PARALLEL = ("ddp", "fsdp")
 OFFLOAD = ("none", "reference", "optimizer", "both")
 
 
-def check(update: Any, options: Mapping[str, Any]) -> None:
+def check(update: object, options: Mapping[str, Any]) -> None:
     """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads."""
     own, rule = options["learner"], find_rule(update)
     for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):

@@ -7,7 +7,6 @@ weights, a selection of the best: each is a stage that a learner has or not, whi
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -33,7 +32,7 @@ class TrainingStep:
     """A training step under way. A stage reads what the ones before it have set."""
 
     rollouts: list[Rollout]
-    scores: Sequence[Any] | None
+    scores: Sequence[object] | None
     """One for each rollout; None: demonstrations."""
     sampling: Sampling
     lr: float = 0.0

@@ -28,9 +28,9 @@ class ScoredRollouts(NamedTuple):
 
 def parsed(
     learner: LearnerParts,
-    first: Sequence[Any],
-    second: Sequence[Any],
-    scores: Sequence[Any] | None,
+    first: Sequence[object],
+    second: Sequence[object],
+    scores: Sequence[object] | None,
     named: Mapping[str, Any],
 ) -> ScoredRollouts:
     """The arguments of `Learner.step` as rollouts with scores. Every rank must call.
@@ -63,7 +63,7 @@ def parsed(
 
 
 def _from_demonstrations(
-    learner: LearnerParts, queries: Sequence[Any], responses: Sequence[Any], named: Mapping[str, Any]
+    learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], named: Mapping[str, Any]
 ) -> ScoredRollouts:
     """Demonstrations for a method without rewards; a response that is a text is followed by the stop token."""
     algorithm, policy, sampling = learner.named["algorithm"], learner.policy, learner.sampling
@@ -99,9 +99,9 @@ def _from_demonstrations(
 
 def _from_triplets(
     learner: LearnerParts,
-    queries: Sequence[Any],
-    responses: Sequence[Any],
-    scores: Sequence[Any],
+    queries: Sequence[object],
+    responses: Sequence[object],
+    scores: Sequence[object],
     *,
     episodes: Sequence[int] | None,
     groups: Sequence[int] | None,
@@ -173,14 +173,14 @@ def _not_none(arguments: Mapping[str, Any]) -> str:
     return ", ".join(name for name, value in arguments.items() if value is not None)
 
 
-def _group_by_task(rollouts: Sequence[Any]) -> list[Rollout]:
+def _group_by_task(rollouts: Sequence[object]) -> list[Rollout]:
     """The rollouts with groups numbered by task; rollouts of earlier steps come with numbers of those steps."""
-    wrong = next((r for r in rollouts if not isinstance(r, Rollout)), None)
-    if wrong is not None:
+    kept = [r for r in rollouts if isinstance(r, Rollout)]
+    if len(kept) < len(rollouts):
+        wrong = next(r for r in rollouts if not isinstance(r, Rollout))
         raise OperantError(f"step(replies, scores) takes the rollouts that generate returned, and not {shown(wrong)}")
     numbers: dict[str, int] = {}
-    groups = [numbers.setdefault(r.task.id, len(numbers)) for r in rollouts]
-    return [r if r.group == group else replace(r, group=group) for r, group in zip(rollouts, groups, strict=True)]
+    return [replace(r, group=numbers.setdefault(r.task.id, len(numbers))) for r in kept]
 
 
 def _query(rollout: Rollout) -> Any:

@@ -129,12 +129,12 @@ UPDATE_RULES = Table(
 """The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
 
 
-def find_rule(rule: Any) -> type[GradientUpdate]:
+def find_rule(rule: object) -> type[GradientUpdate]:
     """The class of an update rule: the rule itself, or that of a name or a `module:object`.
 
     Raises: OperantError for an unknown one, and for one that lacks a member.
     """
-    found = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
+    found: Any = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
     members = ("update_options", "optimizer_options", "parts", "learning_rate", "update")
     if lacking := [name for name in members if not hasattr(found, name)]:
         raise OperantError(f"update rule {shown(rule)} has no {lacking[0]}: derive it from GradientUpdate")
