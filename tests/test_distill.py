@@ -36,7 +36,7 @@ def read(rollout, **options):
 # --- where the hint stands --------------------------------------------------------------------------------------------
 
 
-def test_the_hint_stands_where_the_template_says_and_the_prompt_keeps_its_ids():
+def test_the_hint_stands_where_the_template_says():
     one = episode((ids("en go"), ids("b")))
     assert read(one, template="the {hint}. {prompt}") == [ids("the yes. ") + ids("en go")]
     assert read(one, template="{prompt} is {hint}!") == [ids("en go") + ids(" is yes!")]

@@ -114,7 +114,7 @@ def nucleus(model, prompt, ids, top_p, least, always):
 
 @pytest.mark.parametrize("every", [2, 0])
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every):
+def test_the_mask_is_the_nucleus_of_a_following_copy(kind, every):
     options = {"max_tokens": 4, "optimizer.lr": 5e-2, "kl.coef": 0.0, "top_p": 0.6, "top_p_least": 3, "epochs": 1}
     learner = Learner(lm(kind).double(), algorithm="nlpo", **options, **{"mask.every": every})
     first, copy, changes = lm(kind).double(), lm(kind).double(), 0
@@ -135,7 +135,7 @@ def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every)
     assert (changes > 0) == bool(every)
 
 
-def test_the_ratio_is_of_masked_probabilities_and_kl_of_unmasked_ones():
+def test_the_ratio_is_masked_and_kl_is_not():
     learner = Learner(
         lm().double(), algorithm="nlpo", reference=lm(seed=1).double(), top_p=0.5, top_p_least=2, max_tokens=3
     )
@@ -159,7 +159,7 @@ def test_a_mask_by_the_policy_itself_keeps_no_copy():
     assert all(len(set(ids) - {2}) in (4, 5) for ids in allowed)
 
 
-def test_stop_tokens_stay_however_unlikely_and_top_p_keeps_a_least_number():
+def test_stop_tokens_and_a_least_number_of_tokens_stay():
     logits = torch.tensor([[5.0, 4.0, 0.0, -1.0, -9.0], [9.0, 0.0, -1.0, -2.0, -9.0]])
     tests = [({}, [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]]), ({"top_p_least": 3}, [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])]
     tests += [({"keep_stops": True, "stop_tokens": (4,)}, [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1]])]

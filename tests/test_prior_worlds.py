@@ -42,7 +42,7 @@ class Corridor:
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_7_what_follows_a_cut_is_the_next_states_value_and_after_an_end_nothing(kind):
+def test_7_a_cut_is_followed_by_the_next_states_value(kind):
     policy, tokenizer = Policy(lm(kind, 40), letters(), value=ValueOptions(init="normal")), letters()
     ahead = tokenizer("a wall.")["input_ids"]
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_14_a_score_does_not_depend_on_its_neighbours():
         assert len(set(alone)) > 1
 
 
-def test_15_a_world_that_never_ends_an_episode_is_an_error_that_names_it():
+def test_15_a_world_that_never_ends_is_an_error():
     policy, tokenizer = Policy(lm("llama", 40)), letters()
     kept = {"engine": NativeEngine(policy), "tokenizer": tokenizer, "sampling": Sampling(max_tokens=1)}
     with pytest.raises(OperantError, match=r"Corridor has not ended task 'x' after 5 turns.*truncated=True.*max_turns"):
@@ -124,7 +124,7 @@ def test_15_a_world_that_never_ends_an_episode_is_an_error_that_names_it():
     assert learner.step(replies, [1.0] * 4)["reward/return"] == pytest.approx(1.0)
 
 
-def test_21_a_reply_cut_at_a_token_is_scored_to_there_penalised_without_it_and_paid_at_its_end():
+def test_21_a_reply_is_scored_to_the_token_that_cuts_it():
     """Three choices of 5a (P5): what the reward reads, what replaces its score, and which place is paid."""
     tokenizer = letters()
     full_stop = tokenizer.convert_tokens_to_ids(".")

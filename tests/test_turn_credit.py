@@ -123,7 +123,7 @@ def in_rows(rollout: Rollout) -> Rollout:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("level", ["token", "turn_first", "turn_mean"])
-def test_advantages_are_those_of_the_definition_and_of_any_number_of_rows(level, seed):
+def test_advantages_are_those_of_the_definition(level, seed):
     games = drawn_games(seed)
     discount = RATES["gamma"] * RATES["turn_gamma"]
     done, rows = (
@@ -150,7 +150,7 @@ def test_a_turn_of_one_token_is_the_same_at_every_level():
     assert all(torch.allclose(done[0].advantages, other.advantages, atol=1e-6) for other in done[1:])
 
 
-def test_the_own_gradient_of_a_kl_charge_is_discounted_as_the_charge_is():
+def test_the_gradient_of_a_kl_charge_is_discounted():
     batch = collate([game(TWO)], [0.0])
     batch = batch.with_(price=0.2 * batch.actions)
     done = with_gae(batch, level="turn_first", **RATES, **PLAIN)
@@ -191,7 +191,7 @@ def test_gigpo_by_hand(options, expected, fresh):
     assert not done.advantages[~batch.actions].any()
 
 
-def test_a_state_that_one_attempt_visits_twice_is_compared_with_itself():
+def test_a_state_visited_twice_is_compared_with_itself():
     rollout = game([(0.0, ONE), (1.0, ONE), (0.0, ONE), (4.0, ONE)], keys=("", "a", "b", "a"))
     batch = with_anchors(collate([rollout], [0.0]), [rollout])
     done = with_states(batch, turn_gamma=1.0, scale=False)
@@ -199,7 +199,7 @@ def test_a_state_that_one_attempt_visits_twice_is_compared_with_itself():
     assert by_turn(done, done.advantages) == [[0.0], [0.5], [0.0], [-0.5]]
 
 
-def test_an_untrained_turn_has_no_part_in_a_comparison_and_discounts():
+def test_an_untrained_turn_is_not_compared_and_discounts():
     rollout = game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a"))
     batch = with_anchors(collate([rollout], [0.0], turn_discount=0.5), [rollout])
     _, _, returns = turn_returns(batch, 0.5)
@@ -207,7 +207,7 @@ def test_an_untrained_turn_has_no_part_in_a_comparison_and_discounts():
     assert by_turn(batch, with_turn_returns(batch, turn_gamma=0.5).returns) == [[3.0], [4.0]]
 
 
-def test_gigpo_compares_attempts_by_the_plain_sum_of_their_rewards_beside_an_untrained_turn():
+def test_gigpo_compares_attempts_by_the_plain_sum_of_rewards():
     """By hand, at 0.5: attempts are worth 1 + 2 + 4 = 7 and 1; from the start on, 1 + 0.5 * 2 + 0.25 * 4 = 3 and 1."""
     skipping = game([(1.0, ONE), (2.0, None), (4.0, ONE)], keys=("", "", "a"))
     attempts = [skipping, game([(1.0, ONE)], keys=("",))]
@@ -226,7 +226,7 @@ def test_a_later_turn_without_a_key_is_refused_with_the_remedy():
     assert learner.learn([said([3], [4], group=0), said([3], [5], group=0)], [0.0, 1.0])["update/steps"] == 1
 
 
-def test_the_expected_step_of_gigpo_is_that_of_the_enumerated_world():
+def test_the_expected_step_of_gigpo_by_enumeration():
     """All groups of two games in a world of two turns with two replies each, weighted by how often they are drawn.
 
     Without scale and at turn_gamma 1, the comparison of states has, in expectation, half of the policy gradient of the
@@ -264,7 +264,7 @@ def test_the_expected_step_of_gigpo_is_that_of_the_enumerated_world():
 # --- groups of games --------------------------------------------------------------------------------------------------
 
 
-def test_games_of_one_task_are_a_group_and_a_game_has_one_advantage_in_all_its_rows():
+def test_games_of_one_task_are_a_group():
     """Totals 1, -1 and 3, the latter in another group with one of -1: +-1, +-2; leave one out: +-2, +-4."""
     long = game([(0.0, ONE), (0.0, [0.0, 0.0]), (-1.0, ONE)], fresh=True)
     rollouts = [game([(1.0, ONE)]), long, game([(3.0, ONE)], group=1), game([(-1.0, [0.0, 0.0])], group=1)]

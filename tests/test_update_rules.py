@@ -97,7 +97,7 @@ def own_run(out, **more):
     return train(lm(), out=out, **SMALL, **TINY, **made, **more)
 
 
-def test_an_optimizer_and_a_schedule_of_ones_own_are_left_alone_and_resumed(tmp_path):
+def test_an_own_optimizer_and_schedule_are_resumed(tmp_path):
     whole = own_run(
         tmp_path / "whole", steps=4, preset="trl", **{"update.minibatch": 4, "optimizer.max_grad_norm": 0.1}
     )
@@ -163,7 +163,7 @@ def test_what_does_not_fit_an_own_optimizer_is_a_sentence(given, says):
 @pytest.mark.parametrize(
     "options", [{}, {"optimizer.kind": "sgd"}, {"optimizer.states": "8bit"}, {"model.precision": "bfloat16"}]
 )
-def test_kept_gradients_are_the_clipped_ones_and_change_no_number(options):
+def test_kept_gradients_are_the_clipped_ones(options):
     learners = [Learner(lm(), keep_gradients=keep, **options) for keep in (False, True)]
     for _ in range(2):
         plain, kept = (learner.step(QUERIES, REPLIES, SCORES) for learner in learners)
@@ -209,7 +209,7 @@ def test_the_example_goes_along_the_natural_gradient():
     assert metrics["update/steps"] == 1 and metrics["update/grad_norm"] == pytest.approx(float(g.norm()), rel=1e-5)
 
 
-def test_the_examples_options_and_state_are_its_own_and_it_resumes_to_the_bit(tmp_path):
+def test_the_examples_state_is_its_own_and_is_resumed(tmp_path):
     def run(name, **more):
         return train(lm(), out=tmp_path / name, **SMALL, **TINY, **NATURAL, **{"optimizer.lr": 1e-2}, **more)
 
