@@ -26,7 +26,7 @@ def learnt_from(one):
     return [row.tolist() for row in batch.tokens[:, 1:]], batch.rewards.sum(1).tolist()
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_replies_of_another_sampler_lead_to_the_optimum(share):
     """Two tokens of four letters: p(x, y) = exp(r(x, y)) / Z, whoever has written the replies of the buffer."""
     chance = torch.Generator().manual_seed(3)

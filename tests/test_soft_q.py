@@ -242,6 +242,7 @@ def test_presets_have_the_published_numbers(preset, wanted):
     assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted
 
 
+@pytest.mark.slow  # test_replies_of_another_sampler_lead_to_the_optimum is quicker
 def test_a_bandits_policy_becomes_proportional_to_exp_reward():
     """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
     chance = torch.Generator().manual_seed(3)
