@@ -35,9 +35,9 @@ from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, step_arguments
 from operant.training.objective import measure_terms
+from operant.training.parts import default_engine
 from operant.training.saved_learner import Saveable
 from operant.training.select import select_all
-from operant.training.setup import default_engine
 from operant.training.stages import Stages, TrainingStep, credited, sync
 from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
 

@@ -26,8 +26,8 @@ from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import newest_whole
 from operant.training.options import checked_options, schema
+from operant.training.parts import LearnerParts
 from operant.training.refused_step import name as name_of
-from operant.training.setup import LearnerParts
 from operant.types import OperantError, shown
 
 MARK = "learner.json"

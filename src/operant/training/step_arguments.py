@@ -13,7 +13,7 @@ from operant.rewards import Judged, judge
 from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import declared, drawn_with, warn_of_unscored
 from operant.sampling import Sampling
-from operant.training.setup import LearnerParts
+from operant.training.parts import LearnerParts
 from operant.types import Judgement, OperantError, Rollout, shown
 
 
