@@ -235,15 +235,15 @@ def methods() -> str:
     table += "|---|---|---|---|---|---|---|\n"
     for name, row in ALGORITHMS.items():
         critic = "a critic with Q values" if row.needs.action_values else "a critic"
-        needs = [critic] * row.needs.critic + ["a teacher"] * row.teacher
-        needs += ["a reference"] * ("reference" in row.copies and not row.kl and not row.teacher)
+        needs = [critic] * row.needs.critic + ["a teacher"] * ("teacher" in row.options)
+        needs += ["a reference"] * ("reference" in row.copies and not row.kl and "teacher" not in row.options)
         needs += [f"{row.needs.samples} replies a prompt"] * (row.needs.samples > 1)
-        needs += ["a key of each state (`Step.key`)"] * row.needs.keys + ["`learner.select`"] * row.needs.selection
+        needs += ["a key of each state (`Step.key`)"] * (row.collated is not None)
+        needs += ["`learner.select`"] * ("learner.select" in row.defaults)
         own = ", ".join(f"`{full}` {as_typed(value)}" for full, value in row.defaults.items())
-        hidden = (
-            " without a reward" * (not row.needs.reward and not row.needs.labels)
-            + ", their returns in the prompt" * row.condition
-        )
+        hidden = " without a reward" * (
+            not row.needs.reward and not row.needs.labels
+        ) + ", their returns in the prompt" * ("condition" in row.options)
         source = {"play": "its own replies", "data": "labelled replies" if row.needs.labels else "given replies"}
         source["both"] = "its own replies and given ones"
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""

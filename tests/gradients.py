@@ -11,9 +11,10 @@ from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives import losses
+from operant.objectives.advantages import normalised
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
-from operant.training.objective import Objective, minibatch_whitening
+from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions
 from operant.training.update import UpdateOptions, update
 from operant.types import Batch
@@ -95,7 +96,7 @@ def caught(policy: Policy, batch: Batch, *, per="token", micro=8192, minibatch=N
         policy,
         optimizer,
         batch,
-        Objective(LOSS, per=per, horizon=HORIZON, whiten=minibatch_whitening("minibatch", False) if whitened else None),
+        Objective(LOSS, per=per, horizon=HORIZON, whiten=partial(normalised, unbiased=False) if whitened else None),
         options=UpdateOptions(epochs=1, minibatch=minibatch, micro_tokens=micro),
         optimizer_options=OptimizerOptions(max_grad_norm=None),
         sampling=Sampling(),

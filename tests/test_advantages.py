@@ -225,7 +225,7 @@ def conversation(between: list[int], behind: list[int], score: float = 1.0) -> B
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_the_last_action_has_the_reward_and_the_world_decays_nothing(gamma):
+def test_the_last_action_is_paid_and_the_world_decays_nothing(gamma):
     expected = None
     for between, behind in (([12], []), ([12, 13, 14, 15], [16, 17, 18]), ([3] * 9, [4])):
         batch = conversation(between, behind)
@@ -300,7 +300,7 @@ def test_leave_one_out_by_hand():
     assert result.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
 
 
-def test_group_advantages_stand_on_every_action_of_every_row_of_an_episode():
+def test_group_advantages_stand_on_every_row_of_an_episode():
     """Episode 1 has two rows and is paid 1 + 3; its group's other attempt is paid 2."""
     batch = Batch.given([[1], [1], [1, 1]], [[2, 3], [4], [5, 6]])
     rewards = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 3.0]])

@@ -58,7 +58,7 @@ def test_pieces_of_any_lengths_make_the_reply_of_generate(kind, more):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "bart"])
-def test_a_piece_follows_the_tokens_that_it_is_given_whoever_has_drawn_them(kind):
+def test_a_piece_follows_the_tokens_that_it_is_given(kind):
     """Its log-probs are those of transformers' own forward pass behind these tokens."""
     policy, prompts, begun = Policy(lm(kind, len(letters())), letters()), [[5, 6, 7], [8, 9]], [[7, 8, 9], [10]]
     pieces = NativeEngine(policy).generate_more(prompts, begun, [4, 9], Sampling(max_tokens=9), [1, 2])
@@ -129,7 +129,7 @@ class Script:
         return pieces
 
 
-def test_groups_that_were_begun_first_end_first_with_all_that_each_piece_has_told():
+def test_groups_that_were_begun_first_end_first():
     """Three steps of three tokens, with the state of a checkpoint between them; some tasks are begun twice."""
     engine, sampling = Script(), Sampling(max_tokens=7, stop_tokens=(2,))
     lengths, told, groups = [2, 7, 1, 3, 9], [], []
@@ -161,7 +161,7 @@ def test_groups_that_were_begun_first_end_first_with_all_that_each_piece_has_tol
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_every_step_trains_on_whole_groups_of_the_oldest_tasks_that_have_ended(samples, tmp_path):
+def test_every_step_trains_on_the_oldest_groups_that_have_ended(samples, tmp_path):
     """No reply is lost or trained on twice, and none waits for more than a few steps."""
     batches = []
 
@@ -261,7 +261,7 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_step_that_earlier_weights_have_played_tells_what_an_earlier_step_has_begun(ahead, tmp_path):
+def test_a_step_names_what_an_earlier_step_has_begun(ahead, tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
     run = train(
         model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
@@ -270,7 +270,7 @@ def test_a_step_that_earlier_weights_have_played_tells_what_an_earlier_step_has_
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_demonstrations_are_those_of_the_tasks_that_a_step_trains_on(ahead, tmp_path, monkeypatch):
+def test_demonstrations_are_those_of_the_trained_tasks(ahead, tmp_path, monkeypatch):
     """Also in the first step, which begins twice as many, and later, when older tasks end first."""
     played, given = [], []
 
@@ -345,7 +345,7 @@ class Pays:
         ({"max_tokens": 3}, "partial_rollout_tokens=3 with sampling.max_tokens=3: no reply would be carried over"),
     ],
 )
-def test_options_that_do_not_fit_are_refused_before_a_model_loads(given, message):
+def test_options_that_do_not_fit_are_refused(given, message):
     with pytest.raises(OperantError, match=message):
         configure({"policy": "no/such/model", "tasks": TASKS, "reward": count_a, **SMALL, **GIVEN, **given})
 
@@ -372,7 +372,7 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
         ({"env": Pays()}, "partial_rollout_tokens=3 with the world Pays: it plays more than one reply"),
     ],
 )
-def test_what_cannot_be_carried_over_is_refused_and_no_folder_is_left(given, message, tmp_path):
+def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
     with pytest.raises(OperantError, match=message):
         train(
             **{

@@ -53,7 +53,7 @@ def plain(model, other, sampling) -> torch.Tensor:
 @pytest.mark.parametrize(
     "sampling", [Sampling(), Sampling(temperature=0.7, banned=(19,), min_tokens=2, stop_tokens=(2,))]
 )
-def test_inside_the_context_the_second_derivative_is_that_of_a_float64_twin(kind, packing, sampling):
+def test_inside_the_second_derivative_is_that_of_a_float64_twin(kind, packing, sampling):
     policy, old = (Policy(lm(kind, seed=s), options=ModelOptions(packing=packing)) for s in (0, 1))
     batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3)
     parameters = policy.trainable()
@@ -69,7 +69,7 @@ def test_inside_the_context_the_second_derivative_is_that_of_a_float64_twin(kind
     assert float(one.detach()) == pytest.approx(float(two.detach()), rel=1e-5)
 
 
-def test_outside_it_is_refused_with_the_remedy_and_not_a_wrong_number():
+def test_outside_it_is_refused_with_the_remedy():
     policy = Policy(lm("gpt2"), value=ValueOptions(init="normal"))
     batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3)
     out = policy(batch)

@@ -148,7 +148,7 @@ def test_grpo_is_the_sum_over_its_groups(shape, size, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_grpo_pays_the_kl_and_without_a_scale_a_share_of_the_reward(size, monkeypatch):
+def test_grpo_without_a_scale_climbs_a_share_of_the_reward(size, monkeypatch):
     """One token: (n - 1) / n of the gradient of E[reward], as each reply is among those it is compared with."""
 
     def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ HINT = [5, 1]
 
 
 @pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), ("ragged", 2)])
-def test_distill_descends_on_the_divergence_in_the_states_that_it_visits(shape, size, monkeypatch):
+def test_distill_descends_on_the_divergence_in_visited_states(shape, size, monkeypatch):
     """Of every reply that can be said, the KL to the teacher behind its hint before each token, whatever the reward."""
     mine = expected("distill", shape, size, monkeypatch, **{"teacher.hint": lambda rollout: HINT})
     said, model, teacher = replies(shape), small(0), small(1)
@@ -328,7 +328,7 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
 
 
 CLAIMED = {
-    "distill": test_distill_descends_on_the_divergence_in_the_states_that_it_visits,
+    "distill": test_distill_descends_on_the_divergence_in_visited_states,
     "gigpo": test_gigpo_of_one_turn_counts_the_comparison_twice,
     "rejection": test_rejection_imitates_the_best_of_what_is_drawn,
     "ppo": test_ppo_climbs_the_return,

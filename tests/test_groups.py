@@ -42,7 +42,7 @@ def test_one_sample_a_prompt_is_refused(algorithm):
         configure(GIVEN | {"algorithm": algorithm, "samples": 1})
 
 
-def test_options_of_another_method_in_a_recipe_are_left_out_and_named():
+def test_a_recipes_options_of_another_method_are_left_out():
     config = configure({"algorithm": "grpo"}, "sentiment")
     left = "advantage.lam kl.coef loss.value_clip loss.value_coef update.epochs"
     assert config.left_out == {"sentiment": left.split()}
@@ -128,7 +128,7 @@ def test_triplets_without_anything_to_compare_are_refused():
     Learner(lm(), max_tokens=2).step([[5], [6]], [[7], [8]], [0.0, 2.0])  # PPO compares nothing
 
 
-def test_a_group_that_loses_replies_to_abstentions_keeps_its_meaning():
+def test_a_group_with_abstentions_keeps_its_meaning():
     """One of three abstains: the others are compared; a group that only one is left of has advantage 0."""
     learner = Learner(lm(), algorithm="grpo", max_tokens=2, **{"advantage.scale": False})
     learner.step([[5]] * 3 + [[6]] * 2, [[7], [8], [9], [10], [11]], [0.0, None, 1.0, 5.0, None])
@@ -138,7 +138,7 @@ def test_a_group_that_loses_replies_to_abstentions_keeps_its_meaning():
 # --- generate, generate, step -----------------------------------------------------------------------------------------
 
 
-def test_replies_that_are_generated_call_by_call_are_those_of_one_call():
+def test_replies_of_several_calls_are_those_of_one_call():
     queries = [[5, 6], [7], [5, 6], [7], [5, 6]]
     whole = Learner(lm(), max_tokens=6).generate(queries)
     learner = Learner(lm(), max_tokens=6)
@@ -151,7 +151,7 @@ def test_replies_that_are_generated_call_by_call_are_those_of_one_call():
     assert learner.generate([[7]])[0].group == 0
 
 
-def test_replies_that_are_kept_from_an_earlier_step_are_compared_with_their_own():
+def test_replies_of_an_earlier_step_are_compared_with_their_own():
     """Group numbers begin anew with every step, and both pairs would be group 0."""
     learner = Learner(lm(), algorithm="grpo", max_tokens=3, **{"advantage.scale": False})
     pool = learner.generate([[5], [5]])

@@ -208,23 +208,6 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
     assert len({tuple(reply.action) for reply in replies}) == 1, "so much guidance is greedy"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss.tau": 1.0}, "loss.tau=1.0: it must lie between 0 and 1"),
-        ({"advantage.gamma": 1.5}, "advantage.gamma=1.5: it must lie in 0..1"),
-        ({"value.actions": False}, "value.actions=False: algorithm ilql decides it"),
-        ({"value.critic": "copy"}, "Q values are heads of the policy itself"),
-        ({"importance": "token"}, "learner.importance with algorithm=ilql"),
-        ({"algorithm": "ppo", "sampling.guidance": 2.0}, "algorithm ppo has no Q values"),
-        ({"algorithm": "ppo", "value.actions": True}, "value.actions=True: algorithm ppo decides it"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_a_model_loads(options, message):
-    with pytest.raises(OperantError, match=message):
-        Learner("no such model", **{"algorithm": "ilql"} | options)
-
-
 def test_guidance_without_q_values_is_a_sentence():
     with pytest.raises(OperantError, match="the policy has no Q values to guide it"):
         Policy(lm()).forward(Batch.given([[3]], [[4]]), Sampling(guidance=1.0))

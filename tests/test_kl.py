@@ -53,7 +53,7 @@ def expected_gradient(logits: torch.Tensor, behaviour: torch.Tensor, ref: torch.
 
 @pytest.mark.parametrize("off", [False, True], ids=["on-policy", "off-policy"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_expected_gradient_of_every_loss_form_is_that_of_the_kl(kind, off):
+def test_the_expected_gradient_of_every_form_is_that_of_the_kl(kind, off):
     for seed in range(5):
         logits, ref = categorical(seed), categorical(50 + seed)
         behaviour = categorical(99 + seed) if off else logits
@@ -170,7 +170,7 @@ CHARGES = {
 
 
 @pytest.mark.parametrize("kind", CHARGES)
-def test_a_charge_in_the_reward_has_the_whole_gradient_of_what_it_expects(kind):
+def test_a_charge_in_the_reward_has_the_whole_gradient(kind):
     """One token, enumerated. Without the direct term a state's exact KL would be a baseline: no gradient at all."""
     replies, coef = [[v] for v in range(V)], 0.2
     probs = [float(bare_logprobs(small(0), PROMPT, r, T).exp()) for r in replies]
@@ -210,7 +210,7 @@ def whole_reply_gradient() -> torch.Tensor:
     ],
     ids=["reward, gamma 1", "reward, gamma 0.5", "loss"],
 )
-def test_only_the_reward_form_has_the_gradient_of_the_whole_replys_kl(options, right):
+def test_only_the_reward_form_has_the_gradient_of_a_replys_kl(options, right):
     """Two tokens, enumerated over 36 replies: the cost of the second state is credited to the first token, or not."""
     replies = [list(y) for y in product(range(V), repeat=2)]
     steps = stepped(replies, max_tokens=2, **options)
@@ -234,7 +234,7 @@ def mean_k1(sampling: Sampling) -> float:
     return float((drawn * estimate("k1", P.log(), Q.log())).sum())
 
 
-def test_k1_is_a_kl_where_sampling_is_pure_and_a_warning_names_what_is_not():
+def test_k1_is_a_kl_where_sampling_is_pure():
     assert mean_k1(Sampling()) == pytest.approx(float((P * (P / Q).log()).sum())) == pytest.approx(0.04527, abs=1e-5)
     assert Sampling().warning() is None and Sampling(temperature=0.5, min_tokens=3).warning() is None
     for name, value in {"top_k": 2, "top_p": 0.6, "min_p": 0.5}.items():

@@ -31,7 +31,7 @@ def test_where_memory_runs_out_the_step_is_made_anew(monkeypatch):
     assert made[1] == "failed" and gap(mine, right) < 1e-5
 
 
-def test_what_was_found_by_running_out_is_remembered_and_a_fixed_size_is_an_error():
+def test_the_size_that_fits_is_remembered():
     budget = UpdateOptions(micro_tokens=512).budget()
     budget.halve(RuntimeError())
     again = UpdateOptions(micro_tokens=512).budget()

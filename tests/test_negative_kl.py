@@ -76,7 +76,7 @@ def test_undeclared_it_is_one_candidate_of_several(cause, word, opposite):
     assert word in candidates and opposite not in candidates and "," in candidates
 
 
-def test_declaring_a_setting_that_cannot_be_scored_changes_no_number():
+def test_declaring_an_unscored_setting_changes_no_number():
     runs = [[m["kl/per_reply"] for m in wrong("min_length", declared).history] for declared in (True, False)]
     assert runs[0] == runs[1]
 
@@ -89,7 +89,7 @@ def test_padding_is_recognised_and_makes_kl_negative():
 
 
 @pytest.mark.parametrize("cause", ["hot", "cold"])
-def test_a_declared_temperature_is_a_note_and_an_undeclared_one_shows_at_the_first_step(cause):
+def test_an_undeclared_temperature_shows_at_the_first_step(cause):
     assert names(declared := wrong(cause, True)) == {"declared_otherwise"}
     assert NEGATIVE.kl(declared, 2)[0] > 0
     made = NEGATIVE.CAUSES[cause]

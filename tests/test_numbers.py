@@ -95,7 +95,7 @@ def word_without_norm(student: Learner) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
-def test_a_forward_pass_that_overflows_is_refused_before_the_update(algorithm):
+def test_an_overflowing_forward_pass_is_refused(algorithm):
     student = learner(algorithm)
     word_without_norm(student)
     refused(student)
@@ -118,7 +118,7 @@ def test_a_critic_that_overflows_is_refused():
     assert student.refused.fault.what == "value"
 
 
-def test_a_return_that_cannot_be_squared_is_refused_in_the_update_and_nothing_moves():
+def test_a_return_that_cannot_be_squared_moves_nothing():
     """The reward is a number, and so is the advantage; its squared error is none."""
     student = learner(**{"score.scale": False, "value_clip": None, "minibatch": 8})
     refused(student, [1e30, *SCORES[1:]])
@@ -198,7 +198,7 @@ def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
             replay(tmp_path / "refused", policy=model())
 
 
-def test_a_reply_that_could_not_have_been_said_is_the_callers_mistake():
+def test_an_impossible_reply_is_the_callers_mistake():
     student = Learner(model(), **OPTIONS, banned=(12,))
     before, step = held(student), student.progress.step
     with pytest.raises(OperantError, match=r"row 1 has token 12 at column 3, which the policy cannot generate"):
@@ -251,7 +251,7 @@ def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
-def test_a_refused_update_is_made_again_from_the_weights_of_that_moment(algorithm, tmp_path, monkeypatch):
+def test_a_refused_update_is_repeated_from_its_weights(algorithm, tmp_path, monkeypatch):
     """The loss itself breaks in the last optimizer step, at one token; there the replay finds it as well."""
     student = learner(algorithm)
     row = student.algorithm
@@ -340,7 +340,7 @@ def weights_on_disk(path):
     return [load_file(p) for p in path.rglob("*.safetensors") if "refused" not in p.parts]
 
 
-def test_a_run_goes_on_after_a_refused_step_and_stops_after_three(named, tmp_path):
+def test_a_run_stops_after_three_refused_steps(named, tmp_path):
     """The critic's weights are too large for a while: in steps 2 and 3, and from step 5 on."""
     seen, healthy = [], None
     with pytest.raises(OperantError) as failed:
@@ -441,7 +441,7 @@ def ranks_work(rank: int, world: int, folder: str) -> dict:
     return found
 
 
-def test_all_ranks_refuse_together_and_the_bundle_holds_all_of_them(tmp_path):
+def test_all_ranks_refuse_together(tmp_path):
     ranks = on_ranks(ranks_work, 2, str(tmp_path))
     for case in ("observe", "update", "alone"):
         first, second = (ranks[r][case] for r in (0, 1))

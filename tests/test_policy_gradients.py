@@ -4,7 +4,7 @@ import pytest
 import torch
 from toys import bare_logprobs, bare_table, lm
 
-from operant import Learner, OperantError, Policy
+from operant import Learner, Policy
 from operant.models.value_head import ValueOptions
 from operant.runs.config import configure, recipes
 from operant.sampling import Sampling
@@ -63,12 +63,6 @@ def test_reinforce_is_the_hand_calculation(centre):
     assert float((gradient(learner) - truth).abs().max()) < 1e-6 * float(truth.abs().max())
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "reinforce"])
-def test_a_batch_is_used_once(algorithm):
-    with pytest.raises(OperantError, match=r"update.epochs=4: the gradient.*used once.*algorithm=ppo"):
-        Learner("no model is loaded", algorithm=algorithm, **{"update.epochs": 4})
-
-
 @pytest.mark.parametrize("algorithm", ["a2c", "nlpo", "reinforce", "trpo"])
 def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
     """What a recipe says of PPO's update does not stand in the way of a method with one of its own."""
@@ -120,7 +114,7 @@ def nucleus(model, prompt, ids, top_p, least, always):
 
 @pytest.mark.parametrize("every", [2, 0])
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every):
+def test_the_mask_is_the_nucleus_of_a_following_copy(kind, every):
     options = {"max_tokens": 4, "optimizer.lr": 5e-2, "kl.coef": 0.0, "top_p": 0.6, "top_p_least": 3, "epochs": 1}
     learner = Learner(lm(kind).double(), algorithm="nlpo", **options, **{"mask.every": every})
     first, copy, changes = lm(kind).double(), lm(kind).double(), 0
@@ -141,7 +135,7 @@ def test_the_mask_is_the_nucleus_of_the_copy_and_follows_the_policy(kind, every)
     assert (changes > 0) == bool(every)
 
 
-def test_the_ratio_is_of_masked_probabilities_and_kl_of_unmasked_ones():
+def test_the_ratio_is_masked_and_kl_is_not():
     learner = Learner(
         lm().double(), algorithm="nlpo", reference=lm(seed=1).double(), top_p=0.5, top_p_least=2, max_tokens=3
     )
@@ -165,22 +159,7 @@ def test_a_mask_by_the_policy_itself_keeps_no_copy():
     assert all(len(set(ids) - {2}) in (4, 5) for ids in allowed)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"top_p": 1.0}, r"sampling.top_p=1 with algorithm=nlpo.*mask does nothing"),
-        ({"mask.by": "reference"}, "mask.by='reference': it must be copy, policy or model"),
-        ({"mask.every": -1}, "mask.every=-1: it must be a number of steps"),
-        ({"top_p_least": 0}, "sampling.top_p_least=0: it must be at least 1 token"),
-        ({"algorithm": "ppo", "mask.every": 3}, r"'?mask.every'?.*algorithm=ppo: it belongs to nlpo"),
-    ],
-)
-def test_a_mask_that_cannot_be_is_a_sentence(options, says):
-    with pytest.raises(OperantError, match=says):
-        Learner("no model is loaded", **({"algorithm": "nlpo"} | options))
-
-
-def test_stop_tokens_stay_however_unlikely_and_top_p_keeps_a_least_number():
+def test_stop_tokens_and_a_least_number_of_tokens_stay():
     logits = torch.tensor([[5.0, 4.0, 0.0, -1.0, -9.0], [9.0, 0.0, -1.0, -2.0, -9.0]])
     tests = [({}, [[1, 1, 0, 0, 0], [1, 0, 0, 0, 0]]), ({"top_p_least": 3}, [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0]])]
     tests += [({"keep_stops": True, "stop_tokens": (4,)}, [[1, 1, 0, 0, 1], [1, 0, 0, 0, 1]])]

@@ -268,7 +268,7 @@ def test_more_actors_than_processors_are_refused(ray):
 
 def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_path):
     monkeypatch.setattr("operant.sandbox.ray.find_spec", lambda name: None)
-    monkeypatch.setattr("operant.training.learner.load_trained_policy", lambda *given: pytest.fail("a model loads"))
+    monkeypatch.setattr("operant.training.parts.load_trained_policy", lambda *given: pytest.fail("a model loads"))
     with pytest.raises(OperantError, match=r"pip install 'operant\[ray\]'"):
         train(model(), TASKS, count_a, out=tmp_path / "run", engine="ray", **SMALL)
     assert configure({"tasks": TASKS, "reward": count_a, "engine": "ray"}).parts["engine"]["actors"] == 2

@@ -26,8 +26,8 @@ def learnt_from(one):
     return [row.tolist() for row in batch.tokens[:, 1:]], batch.rewards.sum(1).tolist()
 
 
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_replies_of_another_sampler_lead_to_the_optimum_of_a_bandit(share):
+@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_replies_of_another_sampler_lead_to_the_optimum(share):
     """Two tokens of four letters: p(x, y) = exp(r(x, y)) / Z, whoever has written the replies of the buffer."""
     chance = torch.Generator().manual_seed(3)
     rewards = 2 * torch.rand(16, generator=chance, dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_replies_of_another_sampler_lead_to_the_optimum_of_a_bandit(share):
     assert metrics["replay/size"] == 300 and 0 < metrics["rollout/staleness"] < metrics["rollout/staleness_max"] <= 9
 
 
-def test_a_step_learns_from_the_newest_replies_in_the_share_asked_for_and_as_if_they_were_given():
+def test_a_step_learns_from_the_newest_replies_in_the_share():
     one, twin = learner(**{"replay.share": 0.75, "replay.capacity": 24}), learner()
     paid, drawn = {}, []
     for step in range(20):
@@ -109,7 +109,7 @@ def test_a_buffer_that_cannot_be_is_refused(options, message):
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "plain_k3", "reverse", "forward"])
-def test_kl_of_given_replies_is_not_estimated_as_if_the_policy_had_drawn_them(kind):
+def test_kl_of_given_replies_is_not_estimated(kind):
     learner = Learner(lm(), algorithm="soft_q", kl={"loss_coef": 0.1, "loss_kind": kind}, max_tokens=2)
     drawn = learner.generate([[3], [4]])
     assert learner.step(drawn, [1.0, 0.0])["update/steps"] == 1

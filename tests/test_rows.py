@@ -11,10 +11,12 @@ from toys import letters, lm
 from operant import Learner, Policy, Task
 from operant.algorithms import find
 from operant.models.value_head import ValueOptions
+from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate, units
 from operant.rollouts.demonstrations import Demonstrations
 from operant.sampling import Sampling
-from operant.types import Batch, Rollout, Turn
+from operant.training.objective import Objective, forward
+from operant.types import Batch, Outputs, Rollout, Turn
 
 sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
 
@@ -72,6 +74,18 @@ def test_metrics_of_played_replies_do_not_see_the_given_ones():
         assert both[name] == pytest.approx(alone[name], rel=1e-5, abs=1e-7), name
 
 
+@pytest.mark.parametrize("kind", ["k3", "reverse"])
+def test_given_replies_have_no_kl_in_the_loss(kind):
+    batch = Batch.given([[4], [5]], [[6], [7]])
+    now, ref = torch.where(batch.actions, -1.0, 0.0), torch.where(batch.actions, -2.0, 0.0)
+    batch = batch.with_(raw_logprobs=now, ref_logprobs=ref, demonstrated=torch.tensor([False, True]))
+    out = Outputs(now, now, kl={"reverse": batch.actions.float()})
+    kl = KLOptions(coef=0.0, loss_coef=0.5, loss_kind=kind)
+    objective = Objective(lambda out, batch: {"loss": torch.zeros_like(now)}, kl=kl)
+    loss = forward(lambda *given, **how: out, batch, objective, Sampling())[1]["loss"]
+    assert loss[0, 1] > 0 and loss[1, 1] == 0
+
+
 def test_a_row_reads_a_target_network_with_its_values():
     learner = Learner(lm(), algorithm=ANCHORED, **PLAIN | {"optimizer.lr": 1e-2})
     for _ in range(2):
@@ -88,7 +102,7 @@ def test_a_row_reads_a_target_network_with_its_values():
 
 
 def test_a_mask_reaches_the_engine():
-    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, mask="mask")
+    masked = replace(find("ppo"), copies={"reference": "frozen", "mask": ("every", 2)}, options=("mask",))
     learner = Learner(lm(), algorithm=masked, **PLAIN, top_p=0.6, truncation="stored", lr=0.1)
     for step in range(3):
         mask = learner.copies["mask"].policy

@@ -105,7 +105,7 @@ THREE = [([5, 6], [8, 9, 4, EOS]), ([4, 3, 7], [7, EOS, 7, 5, 6]), ([9], [6, 10,
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_with_pad_equal_to_eos_every_token_said_is_trained_and_no_other(kind):
+def test_with_pad_equal_to_eos_exactly_the_reply_is_trained(kind):
     policy = Policy(lm(kind, pad_token_id=EOS))
     batch = collate([said(*turn) for turn in THREE], [1.0] * 3)
     batch = wider(batch, 3, EOS, 0.0)
@@ -143,7 +143,7 @@ def test_the_end_token_has_a_ratio_and_a_reward_where_pad_is_eos():
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_sixty_four_replies_at_low_temperature_score_as_they_were_sampled(kind):
+def test_replies_at_low_temperature_score_as_they_were_sampled(kind):
     policy = Policy(lm(kind))
     sampling = Sampling(max_tokens=12, fixed_length=True, temperature=0.7)
     prompts = [[3 + i % 17] * (1 + i % 5) for i in range(64)]
@@ -159,7 +159,7 @@ def test_sixty_four_replies_at_low_temperature_score_as_they_were_sampled(kind):
         assert float((torch.tensor(c.logprobs).double() - truth).abs().max()) < 1e-4
 
 
-def test_a_minimum_length_and_banned_tokens_are_scored_as_they_were_sampled():
+def test_a_minimum_length_and_bans_score_as_they_were_sampled():
     """Some of twenty tokens cannot be drawn; the expected log-probs are renormalised over the others in float64."""
     policy = Policy(lm())
     sampling = Sampling(max_tokens=6, min_tokens=3, stop_tokens=(2, 3, 4, 5), banned=(9, 10), temperature=1.3)
@@ -245,7 +245,7 @@ def test_stored_truncation_makes_the_mean_ratio_one(cut):
     assert float((ratio - 1).abs().max()) > 0.1
 
 
-def test_the_allowed_ids_of_every_action_travel_with_it_through_an_update():
+def test_allowed_ids_travel_with_their_action():
     with pytest.warns(UserWarning, match="top_k=4"):
         learner = Learner(lm(spread=0.2), top_k=4, truncation="stored", max_tokens=7, epochs=2, minibatch=3, lr=0.0)
     replies = learner.generate([[5, 6], [7], [8, 9, 10], [11], [12, 13]])
@@ -315,7 +315,7 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
         torch.testing.assert_close(mine.detach(), true, atol=1e-12, rtol=1e-10)
 
 
-def test_a_token_that_is_all_but_impossible_has_a_finite_gradient():
+def test_an_all_but_impossible_token_has_a_finite_gradient():
     logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
     inputs = SweepInput(
         torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)

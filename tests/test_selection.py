@@ -124,7 +124,7 @@ def test_only_the_best_move_the_weights_and_metrics_are_of_all():
 
 
 @pytest.mark.parametrize("algorithm", ["rejection", "trpo"])
-def test_a_step_in_which_none_is_above_the_threshold_changes_nothing_and_the_next_one_trains(algorithm):
+def test_a_step_with_none_above_the_threshold_changes_nothing(algorithm):
     learner = Learner(lm(), algorithm=algorithm, max_tokens=3, **{"learner.select": "above:2.5"})
     before = [p.detach().clone() for p in learner.policy.trainable()]
     metrics = learner.learn(placed(range(6)), SCORES[:6])
@@ -170,7 +170,7 @@ def test_turns_are_kept_by_their_return_across_the_episode(fresh):
     assert turns(batch, "above:1") == [(0, 2)]
 
 
-def test_the_other_turns_of_a_kept_one_are_read_and_not_trained_on():
+def test_the_other_turns_of_a_kept_one_are_only_read():
     """The gradient of a kept turn is that of the same turn as a demonstration behind the same prompt."""
     options = {"epochs": 1, "max_tokens": 3, "optimizer.eps": 1.0, "watch_every": 0, "max_grad_norm": None}
     turn = {"learner.select": "top:1", "learner.select_unit": "turn", "advantage.turn_gamma": 0.0}
@@ -188,7 +188,7 @@ def test_the_other_turns_of_a_kept_one_are_read_and_not_trained_on():
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "gigpo"])
-def test_another_method_credits_all_replies_and_trains_on_the_best(algorithm):
+def test_another_method_credits_all_and_trains_on_the_best(algorithm):
     """The advantages of a group are those of all its replies: with the better half, all that are left are positive."""
     credit = {"advantage.whiten_scope": "none"} if algorithm == "ppo" else {}
     credit |= {"learner.select": "top:2", "kl.coef": 0.0, "kl.loss_coef": 0.0}
@@ -234,14 +234,14 @@ def test_a_selection_that_cannot_be_is_a_sentence(options, message):
         configure(GIVEN | options)
 
 
-def test_a_selection_among_replies_without_scores_is_refused_in_a_loop_of_ones_own():
+def test_a_selection_among_replies_without_scores_is_refused():
     learner = Learner(lm(), algorithm="distill", **{"teacher.hint": lambda rollout: [12], "learner.select": "top:50%"})
     with pytest.raises(OperantError, match="without a reward: replies have no score"):
         learner.learn(placed(range(2)), [None, None])
     assert learner.learn(placed(range(2)), [0.0, 1.0])["select/threshold"] == 1.0
 
 
-def test_what_is_imitated_has_no_advantage_and_moves_without_a_finding():
+def test_what_is_imitated_has_no_advantage():
     """Scores of 0 are returns of 0; the cross-entropy of the replies that stay is none the less trained on."""
     learner = Learner(lm(), algorithm="rejection", max_tokens=3)
     metrics = learner.learn(placed(), [0.0] * 6 + [1.0])

@@ -48,7 +48,7 @@ def logits_by_hand(bare, mlp, prompt, action):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
-def test_logprobs_are_those_of_states_through_the_mlp_and_it_alone_is_trained(kind):
+def test_logprobs_go_through_the_mlp_which_alone_is_trained(kind):
     policy, bare = mlp_policy(kind), lm(kind, V).double()
     mlp, batch = output_mlp.find(policy.model), Batch.given(PROMPTS, REPLIES)
     out = policy.forward(batch)
@@ -59,7 +59,7 @@ def test_logprobs_are_those_of_states_through_the_mlp_and_it_alone_is_trained(ki
     assert {id(p) for p in policy.trainable()} == {id(p) for p in mlp.parameters()}
 
 
-def test_new_tokens_are_almost_equally_likely_and_greedy_decoding_is_transformers_own(tmp_path):
+def test_an_untrained_mlp_makes_tokens_almost_equally_likely(tmp_path):
     fresh = load_policy(lm("gpt2", V), mlp=OutputMlpOptions(width=64), seed=1)
     assert fresh.forward(Batch.given(PROMPTS, REPLIES)).logprobs[0, 2].exp().item() == pytest.approx(1 / V, rel=1e-2)
     policy = load_policy(lm("llama", V), mlp=WIDE, seed=1)
@@ -116,7 +116,7 @@ def test_options_that_cannot_be_are_refused(options, message):
         Learner(lm(), algorithm="soft_q", **options).step(PROMPTS, REPLIES, SCORES)
 
 
-def test_fluent_replies_have_only_tokens_that_the_frozen_model_finds_likely():
+def test_fluent_replies_have_tokens_of_the_frozen_model_alone():
     policy, bare = load_policy(lm("gpt2", V), mlp=WIDE, seed=1), lm("gpt2", V)
     learner = Learner(
         policy, algorithm="soft_q", max_tokens=3, stop_tokens=-1,
@@ -201,7 +201,7 @@ def test_every_loss_and_gradient_is_that_of_a_twin(kind, reference, version, sha
         assert torch.allclose(mine.grad, truth, atol=1e-8)
 
 
-def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
+def test_rewards_are_standardised_and_mapped_to_a_range():
     shaped = find("soft_q").advantage
     batch = replace(Batch.given([[3], [3], [4], [4]], [[5, 6], [7], [8], [9]]), groups=torch.tensor([0, 0, 1, 1]))
     rewards = torch.tensor([[0.0, 0.0, 1.0], [0.0, 3.0, 0.0], [0.0, 7.0, 0.0], [0.0, 7.0, 0.0]])
@@ -235,14 +235,15 @@ def test_rewards_are_standardised_over_a_step_or_a_task_and_mapped_to_a_range():
         ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
     ],
 )
-def test_presets_have_the_numbers_of_the_published_configurations(preset, wanted):
+def test_presets_have_the_published_numbers(preset, wanted):
     chosen = presets()[preset]
     options = learner_options(str(chosen["algorithm"]), preset, {})[0]
     known = {name: value for own in options.values() for name, value in values(own).items()} | chosen
     assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted
 
 
-def test_the_policy_of_a_bandit_becomes_proportional_to_exp_reward():
+@pytest.mark.slow  # test_replies_of_another_sampler_lead_to_the_optimum is quicker
+def test_a_bandits_policy_becomes_proportional_to_exp_reward():
     """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
     chance = torch.Generator().manual_seed(3)
     rewards = 2 * torch.rand(8, 8, generator=chance, dtype=torch.float64)

@@ -29,7 +29,7 @@ from operant import Learner, Policy, diagnose
 from operant.rollouts.collate import collate, token_weights
 from operant.training import update
 from operant.training.objective import Objective
-from operant.training.staleness import with_importance, with_staleness
+from operant.training.select import with_importance, with_staleness
 from operant.types import OperantError, Rollout, Task, Turn
 
 # --- hand calculation -------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_every_action_has_the_age_of_its_turn():
     assert batch.rows(torch.tensor([1])).staleness.tolist() == [[0, 2]]
 
 
-def test_a_batch_of_current_turns_and_replies_from_elsewhere_have_no_age():
+def test_current_turns_and_replies_from_elsewhere_have_no_age():
     current = [said([1], [2], logprobs=[-1.0], version=7), said([1], [2], group=1)]
     assert with_staleness(collate(current, [0.0, 0.0]), current, 7).staleness is None
 
@@ -119,9 +119,7 @@ OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
         ("rloo", "ragged", 2, "sequence", OF_RLOO),
     ],
 )
-def test_with_exact_weights_the_expected_gradient_is_that_on_policy(
-    name, shape, size, importance, options, monkeypatch
-):
+def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):
     """The truth is the gradient of E[reward] - BETA KL by autograd on a bare model; a mean over two tokens is half."""
     truth = of(best_return, shape) / (len(replies(shape)[-1]) if name == "ppo" else 1)
     mine = expected_gradient(name, shape, size, monkeypatch, importance=importance, **options)
@@ -131,7 +129,7 @@ def test_with_exact_weights_the_expected_gradient_is_that_on_policy(
     assert gap(without[: len(truth)], truth) > 0.01
 
 
-def test_weights_of_single_tokens_do_not_correct_what_came_before(monkeypatch):
+def test_weights_of_tokens_do_not_correct_what_came_before(monkeypatch):
     """Nor does a cap: both trade the exact expectation for less noise."""
     truth = of(best_return, "two") / 2
     for options in ({"importance": "token"}, {"importance": "sequence", "importance_cap": 1.0}):
@@ -180,7 +178,7 @@ def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
 
 
 @pytest.mark.parametrize("charge", ["k1", "reverse", "forward"])
-def test_a_kl_in_the_loss_is_weighed_by_the_sampler_whatever_is_charged_in_the_reward(charge):
+def test_a_kl_in_the_loss_is_weighed_by_the_sampler(charge):
     """An exact charge needs a pass of the policy, and the log-probs of the sampler stay those that are stored."""
     learner, old = two_steps_later(**{"kl.coef": 0.01, "kl.kind": charge, "kl.loss_coef": 0.01, "kl.loss_kind": "k2"})
     right = []
@@ -215,6 +213,8 @@ def test_replies_above_the_bound_are_left_out_and_counted():
     with pytest.raises(OperantError, match=r"learner\.max_staleness"):
         learner.step(old, by_length(old))
     assert learner.progress.step == step
+    learner, at_bound = two_steps_later(max_staleness=2)
+    assert learner.step(at_bound, by_length(at_bound))["rollout/too_stale"] == 0
 
 
 def test_without_replies_of_a_sampler_there_are_no_weights():
@@ -225,24 +225,6 @@ def test_without_replies_of_a_sampler_there_are_no_weights():
     mixed = [*learner.generate(QUERIES), said([3, 4], [5, 6], group=9)]  # as a weight, its own probability would be 0
     with pytest.raises(OperantError, match=refusal):
         learner.step(mixed, by_length(mixed))
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"importance": "tokens"}, "none, token or sequence"),
-        ({"importance": "token", "importance_cap": 0}, "above 0"),
-        ({"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
-        ({"importance": "token", "importance_cap": None, "importance_mask": True}, "with learner.importance_cap=none"),
-        ({"importance": "token", "rescore": False}, "leave rescore out"),
-        ({"max_staleness": -1}, "at least 0"),
-        ({"algorithm": "sft", "importance": "token"}, "no sampler"),
-        ({"algorithm": "sft", "max_staleness": 3}, "no sampler"),
-    ],
-)
-def test_impossible_options_are_refused(options, reason):
-    with pytest.raises(OperantError, match=reason):
-        Learner("no such model", **options)
 
 
 def test_a_current_sampler_has_weights_of_one():

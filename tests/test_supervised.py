@@ -95,7 +95,7 @@ def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
-def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
+def test_the_loss_is_the_cross_entropy_of_the_replies(kind):
     """By bare forward passes of single rows; temperature, minimum length and bans are about samples alone."""
     pairs = [("ab", "cde"), ("b", "a"), ("the", "en go"), ("ab", "x")]
     model = lm(kind, vocab=40).double()
@@ -117,7 +117,7 @@ def test_the_loss_is_the_cross_entropy_of_the_replies_and_nothing_else(kind):
     assert [g.bytes for g in found] == [len(r) for _, r in pairs]
 
 
-def test_bits_per_byte_are_those_of_the_turns_that_are_trained_on():
+def test_bits_per_byte_are_those_of_trained_turns():
     model = lm(vocab=40).double()
     turns = [Turn(ids("a"), ids("xyxyxyx"), trained=False), Turn([*ids("axyxyxyx"), *ids("b")], [*ids("cd"), STOP])]
     rollout = Rollout(Task("0", "a"), 0, turns, ["xyxyxyx", "cd"], demonstrated=True)
@@ -128,7 +128,7 @@ def test_bits_per_byte_are_those_of_the_turns_that_are_trained_on():
     assert (held.tokens, held.bytes) == (3, 2)
 
 
-def test_a_chat_of_two_answers_is_one_row_and_prompts_between_them_cost_nothing():
+def test_a_chat_of_two_answers_is_one_row():
     model = lm(vocab=40).double()
     tokenizer = chatty()
     (task,) = load_tasks([{"messages": TALK}], tokenizer, with_replies=True)
@@ -180,7 +180,7 @@ def losses(out):
     return [json.loads(line)["supervised/loss"] for line in lines]
 
 
-def test_a_run_from_the_command_line_learns_evaluates_reports_and_resumes(files, tmp_path, capsys):
+def test_the_command_line_learns_evaluates_and_resumes(files, tmp_path, capsys):
     out = tmp_path / "whole"
     assert started(files, out, "--steps", "24", "--evaluate-every", "8") == 0
     told = capsys.readouterr().out
@@ -260,12 +260,12 @@ def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, m
     assert message in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
-def test_options_of_given_replies_are_refused_where_the_policy_plays(capsys):
+def test_options_of_given_replies_are_refused_in_play(capsys):
     assert main(["train", "sentiment", "--loss-on", "all"]) == 2
     assert "data.loss_on: algorithm ppo learns from replies that the policy generates" in capsys.readouterr().err
 
 
-def test_a_row_that_does_not_fit_the_context_is_refused_before_the_first_step(files, tmp_path):
+def test_a_row_beyond_the_context_is_refused_before_a_step(files, tmp_path):
     long = [Task("a", "ab", replies=("c",)), Task("b", "ab", replies=("c" * 70,))]
     with pytest.raises(OperantError, match=r"task 'b' has 2 tokens, and with 71 of the reply.*--data.max-length"):
         train(str(files / "model"), tasks=long, algorithm="sft", out=tmp_path / "x")

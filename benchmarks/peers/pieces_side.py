@@ -10,7 +10,7 @@ from operant.engines.native import engine
 from operant.models import logprobs
 from operant.models import options as model_options
 from operant.sampling import Sampling
-from operant.training import microbatch, optimizer
+from operant.training import objective, optimizer
 
 
 def activations() -> None:
@@ -25,7 +25,7 @@ def embedding() -> None:
     def never(on: bool = True):
         yield
 
-    microbatch.direct_gradients = never
+    objective.direct_gradients = never
 
 
 def clipping() -> None:
@@ -101,7 +101,7 @@ def sorting() -> None:
             cuts[-1] += rows
         return cuts
 
-    microbatch.cut = as_they_come
+    objective.cut = as_they_come
 
 
 def attention() -> None:

@@ -20,7 +20,7 @@ from operant import Learner
 from operant.distributed import GradientSum
 from operant.rollouts.collate import token_weights
 from operant.rollouts.external import to_rollouts
-from operant.training.microbatch import accumulate
+from operant.training.objective import accumulate
 from operant.types import Batch
 
 warnings.simplefilter("ignore")

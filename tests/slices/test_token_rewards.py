@@ -50,7 +50,7 @@ def test_every_float_lands_on_its_token_and_reaches_the_returns():
     assert torch.allclose(credited.returns, returns, atol=1e-6)
 
 
-def test_they_reach_the_learner_whole_and_a_wrong_length_changes_nothing():
+def test_token_rewards_reach_the_learner_whole():
     learner = Learner(lm(), max_tokens=3, fixed_length=True, **{"kl.coef": 0.0, "optimizer.lr": 1e-2})
     before = [p.clone() for p in learner.policy.parameters()]
     replies = learner.generate([[5, 6, 7], [4]])

@@ -5,11 +5,11 @@ To add a method, add a file and its entry in `METHODS`. No code outside this pac
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.import_by_name import Lazy, Table, nearest
-from operant.import_by_name import find as find_object
 from operant.types import OperantError, shown
 
 __all__ = [
@@ -65,7 +65,7 @@ def presets() -> dict[str, dict[str, object]]:
     the layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
     from operant.algorithms import rl4lms  # a table of RL4LMs' own values, read when a preset is asked for
 
-    of_methods = [find_object("presets", module, "PRESETS") for module in METHODS.values()]
+    of_methods = [vars(import_module(module)).get("PRESETS", {}) for module in METHODS.values()]
     trunk: dict[str, object] = {"model.train_layers": "auto"}
     return {name: own for each in of_methods for name, own in each.items()} | {"trunk": trunk} | rl4lms.PRESETS
 

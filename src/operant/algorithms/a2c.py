@@ -17,25 +17,21 @@ $$\text{loss} = -A_t \log \pi(a_t) + c_v\,\tfrac12 (V_t - R_t)^2 - c_e H_t$$
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {
-    "update.epochs": 1,
-    "optimizer.kind": "rmsprop",
-    "optimizer.alpha": 0.99,
-    "optimizer.eps": 1e-5,
-    "optimizer.max_grad_norm": 0.5,
-    "advantage.lam": 1.0,
-    "advantage.whiten_scope": "none",
-    "loss.value_coef": 1.0,
-}
-
 ALGORITHM = Algorithm(
     losses.actor_critic,
     advantages.with_gae,
     copies={"reference": "frozen"},
     needs=Needs(critic=True),
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
+    defaults={
+        "update.epochs": 1,
+        "optimizer.kind": "rmsprop",
+        "optimizer.alpha": 0.99,
+        "optimizer.eps": 1e-5,
+        "optimizer.max_grad_norm": 0.5,
+        "advantage.lam": 1.0,
+        "advantage.whiten_scope": "none",
+        "loss.value_coef": 1.0,
+    },
     update="one-pass",
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

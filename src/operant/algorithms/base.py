@@ -1,10 +1,10 @@
 """The parts of a method. Each other file of this package defines a method, and its docstring is the method's page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from operant.types import AdvantageFn, Batch, LossFn, Outputs
+from operant.types import AdvantageFn, Batch, LossFn, Outputs, Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,12 +26,8 @@ class Needs:
     """Whether it learns from labelled replies: a demonstration is then paid its label (`Task.scores`)."""
     policy: str = ""
     """The policy that it needs, which generates nothing: its name in `models.base.POLICIES`. Empty: any that does."""
-    keys: bool = False
-    """Whether it compares turns that begin in the same state (`Step.key`)."""
     token_scores: bool = False
     """Whether a reward has to pay single tokens where `advantage.gamma` is 0: one number would reach one token."""
-    selection: bool = False
-    """Whether it learns only from the best replies of a step, so that `learner.select` has to say which."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +50,16 @@ class Algorithm:
     """Checks labels: `usable(labels, loss, whole=...)` gets those of each group, of all data or (`whole` False) of a
     step, and the options of the loss. It says of each group whether anything is learnt from it, and raises
     OperantError if nothing can be learnt."""
-    teacher: bool = False
-    """Whether the copy `reference` is a teacher, which reads the replies behind prompts with a hint (`teacher.*`):
-    `Outputs.kl` is then the divergence from it."""
-    condition: bool = False
-    """Whether prompts state a return (`condition.*`): the wanted one in play, and in training the one reached."""
-    mask: str | None = None
-    """The copy whose truncated distribution decides which tokens may be drawn (NLPO), as the options `mask.*` say; the
-    engine then needs a method `mask_with(policy)`."""
-    target: str | None = None
-    """The copy that follows the policy as the options `target.*` say: a target network."""
-    replay: bool = False
-    """Whether its loss holds for replies from any source, so that a step may learn from earlier ones (`replay.*`)."""
+    collated: Callable[[Batch, Sequence[Rollout], float], Batch] | None = None
+    """Adds fields to the rows of some rollouts before they are scored: `collated(batch, rollouts, turn_discount)`."""
+    options: tuple[str, ...] = ()
+    """The groups of options that it has beside those of every learner, each with what it does in a step:
+
+    `teacher`: the copy `reference` is a teacher, which reads the replies behind prompts with a hint; `Outputs.kl` is
+    then the divergence from it. `condition`: prompts state a return, the wanted one in play, and in training the one
+    reached. `mask`: the truncated distribution of the copy `mask` decides which tokens may be drawn (NLPO); the engine
+    then needs a method `mask_with(policy)`. `target`: the copy `target` follows the policy. `replay`: the loss holds
+    for replies from any source, so that a step may learn from earlier ones."""
     unit: str = "episode"
     """The unit that is shuffled and cut into minibatches: turn | episode | pair | group."""
     per: str = "token"

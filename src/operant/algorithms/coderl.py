@@ -34,8 +34,6 @@ from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 from operant.types import Batch, OperantError, Outputs
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0}
-
 
 def returns_and_programs(
     out: Outputs, batch: Batch, *, given_coef: float = 1.0, entropy_coef: float = 0.0
@@ -63,8 +61,6 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     kl=("reward", "loss"),
     needs=Needs(token_scores=True),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0},
     update="one-pass",
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

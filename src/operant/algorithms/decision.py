@@ -30,8 +30,4 @@ Like any imitation, it cannot ask for more than was seen: a return that no episo
 from operant.algorithms.base import Algorithm
 from operant.objectives import losses
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(losses.sft, condition=True, defaults=DEFAULTS)
-
-PRESETS: dict[str, dict[str, object]] = {}
+ALGORITHM = Algorithm(losses.sft, options=("condition",), defaults={"update.epochs": 1, "kl.coef": 0.0})

@@ -54,14 +54,10 @@ def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> 
     return {"loss": out.kl[divergence], "distill/divergence": out.kl[divergence].detach()}
 
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     distillation,
     copies={"reference": "frozen"},
-    teacher=True,
+    options=("teacher",),
     needs=Needs(reward=False),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -38,8 +38,6 @@ TRL's `ipo` is `ipo-mean`, and TRL 1.16 ignores label smoothing under `sigmoid`.
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives.preference import paired, preference
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     preference,
     source="data",
@@ -48,7 +46,5 @@ ALGORITHM = Algorithm(
     per="group",
     copies={"reference": "frozen"},
     needs=Needs(samples=2, reward=False, labels=True),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -21,18 +21,60 @@ tokens of a turn have its advantage; the loss is the clipped surrogate, averaged
 - KL is charged in the loss, as in GRPO. `samples` below 2 is refused.
 """
 
+from collections.abc import Sequence
+
+import torch
+
 from operant.algorithms import grpo
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import losses
 from operant.objectives.turn_returns import with_states
+from operant.types import Batch, OperantError, Rollout
+
+
+def with_anchors(batch: Batch, rollouts: Sequence[Rollout], turn_discount: float = 1.0) -> Batch:
+    """Add `anchors` to a batch of these rollouts: equal numbers for equal `Turn.key`s in a group.
+
+    All attempts at a task begin in the same state, so a first turn needs no key. `extra` gets `discounted` [B, T]: what
+    `turn_discount` has taken from the rewards of turns that are not trained on, so that whole episodes are compared by
+    the plain sum of their rewards.
+    Raises: OperantError for a later turn that is trained on and has none.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    table = torch.full((max(len(rollouts), 1), max((len(r.turns) for r in rollouts), default=1)), -1)
+    for episode, rollout in enumerate(rollouts):
+        for index, turn in enumerate(rollout.turns):
+            if index and turn.trained and not turn.key:
+                raise OperantError(
+                    f"algorithm=gigpo compares turns that begin in the same state, and turn {index + 1} of task "
+                    f"{rollout.task.id!r} has no key: let the world's step return Step(key=...), a text that is equal "
+                    "in equal states, or use grpo"
+                )
+            table[episode, index] = numbers.setdefault((rollout.group, turn.key), len(numbers))
+    found = table.to(batch.turns.device)[batch.episodes[:, None], batch.turns.clamp(min=0)]
+    taken, seen = torch.zeros_like(batch.rewards), set[int]()
+    for row, episode in enumerate(batch.episodes.tolist() if rollouts else ()):
+        if episode not in seen:  # at the first action of an episode
+            taken[row, int(batch.actions[row].int().argmax())] = discounted(rollouts[episode], turn_discount)
+        seen.add(episode)
+    return batch.with_(anchors=torch.where(batch.actions, found, -1), extra={"discounted": taken})
+
+
+def discounted(rollout: Rollout, turn_discount: float) -> float:
+    """What a discount of every turn in between takes from the rewards of turns behind the trained one before them."""
+    total, behind = 0.0, None
+    for turn in rollout.turns:
+        behind = 0 if turn.trained else None if behind is None else behind + 1
+        total += turn.reward * (1 - turn_discount**behind) if behind else 0.0
+    return total
+
 
 ALGORITHM = Algorithm(
     losses.surrogate,
     with_states,
+    collated=with_anchors,
     copies={"reference": "frozen"},
-    needs=Needs(samples=2, keys=True),
+    needs=Needs(samples=2),
     kl=("loss",),
     defaults=grpo.DEFAULTS,
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -43,5 +43,3 @@ ALGORITHM = Algorithm(
     kl=("loss",),
     defaults=DEFAULTS,
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -105,14 +105,6 @@ def q_learning(
     }
 
 
-DEFAULTS: dict[str, object] = {
-    "update.epochs": 1,
-    "kl.coef": 0.0,
-    "value.layers": 2,
-    "value.init": "torch",
-    "value.actions": True,
-}
-
 ALGORITHM = Algorithm(
     q_learning,
     with_discounts,
@@ -120,7 +112,11 @@ ALGORITHM = Algorithm(
     copies={"target": ("polyak", 0.05)},
     with_values=("target",),
     needs=Needs(critic=True, action_values=True),
-    defaults=DEFAULTS,
+    defaults={
+        "update.epochs": 1,
+        "kl.coef": 0.0,
+        "value.layers": 2,
+        "value.init": "torch",
+        "value.actions": True,
+    },
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -100,8 +100,6 @@ def with_baseline(batch: Batch) -> Batch:
     return batch.with_(extra={"baseline": baseline})
 
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     kto,
     with_baseline,
@@ -111,7 +109,5 @@ ALGORITHM = Algorithm(
     per="episode",
     copies={"reference": "frozen"},
     needs=Needs(reward=False, labels=True),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

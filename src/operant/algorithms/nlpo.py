@@ -25,15 +25,14 @@ from dataclasses import replace
 from operant.algorithms import ppo
 from operant.algorithms.base import Algorithm
 
-DEFAULTS: dict[str, object] = {
-    "sampling.top_p": 0.9,
-    "sampling.top_p_least": 100,
-    "sampling.keep_stops": True,
-    "sampling.truncation": "stored",
-}
-
 ALGORITHM: Algorithm = replace(
-    ppo.ALGORITHM, mask="mask", copies={"reference": "frozen", "mask": ("every", 5)}, defaults=DEFAULTS
+    ppo.ALGORITHM,
+    options=("mask",),
+    copies={"reference": "frozen", "mask": ("every", 5)},
+    defaults={
+        "sampling.top_p": 0.9,
+        "sampling.top_p_least": 100,
+        "sampling.keep_stops": True,
+        "sampling.truncation": "stored",
+    },
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -23,15 +23,11 @@ ends` only the best reply against the worst one.
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives.preference import preference
 
-DEFAULTS: dict[str, object] = {"samples": 2, "update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     preference,
     unit="group",
     per="group",
     copies={"reference": "frozen"},
     needs=Needs(samples=2),
-    defaults=DEFAULTS,
+    defaults={"samples": 2, "update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -73,15 +73,11 @@ def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
     return [True] * len(labels)
 
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     outcome,
     source="data",
     per="episode",
     usable=usable,
     needs=Needs(reward=False, labels=True, policy="outcome_critic"),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

@@ -7,16 +7,12 @@ r"""PPO: a clipped policy gradient with a critic.
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {}
-"""The general defaults of the options are PPO's."""
-
 ALGORITHM = Algorithm(
     losses.ppo,
     advantages.with_gae,
     copies={"reference": "frozen"},
     needs=Needs(critic=True),
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
 )
 
 PRESETS: dict[str, dict[str, object]] = {

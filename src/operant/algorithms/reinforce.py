@@ -18,15 +18,11 @@ $$G_t = \sum_{k \ge t} \gamma^{k - t} r_k, \qquad \text{loss} = -\sum_t G_t \log
 from operant.algorithms.base import Algorithm
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {"score.centre": True, "update.epochs": 1}
-
 ALGORITHM = Algorithm(
     losses.score_function,
     advantages.with_returns,
     copies={"reference": "frozen"},
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
+    defaults={"score.centre": True, "update.epochs": 1},
     update="one-pass",
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

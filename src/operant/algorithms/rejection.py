@@ -33,24 +33,21 @@ Log-probs are those of the distribution that was sampled from, temperature inclu
 never trained on. The preset `textworld-rejection` has the values of the rejection sampler in the TextWorld fork of TRL.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Algorithm
 from operant.objectives import losses
 from operant.objectives.turn_returns import with_turn_returns
-
-DEFAULTS: dict[str, object] = {
-    "learner.select": "top:50%",
-    "update.epochs": 1,
-    "kl.coef": 0.0,
-    "kl.loss_kind": "reverse",
-}
 
 ALGORITHM = Algorithm(
     losses.imitation,
     with_turn_returns,
     copies={"reference": "frozen"},
-    needs=Needs(selection=True),
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
+    defaults={
+        "learner.select": "top:50%",
+        "update.epochs": 1,
+        "kl.coef": 0.0,
+        "kl.loss_kind": "reverse",
+    },
 )
 
 PRESETS: dict[str, dict[str, object]] = {

@@ -64,8 +64,6 @@ def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
     return [True] * len(labels)
 
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
 ALGORITHM = Algorithm(
     reward_model,
     source="data",
@@ -73,7 +71,7 @@ ALGORITHM = Algorithm(
     per="group",
     usable=usable,
     needs=Needs(reward=False, labels=True, policy="reward_model"),
-    defaults=DEFAULTS,
+    defaults={"update.epochs": 1, "kl.coef": 0.0},
 )
 
 PRESETS: dict[str, dict[str, object]] = {

@@ -8,8 +8,6 @@ loss is summed over the tokens of a reply.
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {"samples": 4, "update.epochs": 1}
-
 ALGORITHM = Algorithm(
     losses.surrogate,
     advantages.with_leave_one_out,
@@ -17,7 +15,5 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     needs=Needs(samples=2),
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
+    defaults={"samples": 4, "update.epochs": 1},
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

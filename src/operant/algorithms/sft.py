@@ -29,8 +29,4 @@ loss uses no temperature, minimum length or bans.
 from operant.algorithms.base import Algorithm
 from operant.objectives import losses
 
-DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(losses.sft, source="data", defaults=DEFAULTS)
-
-PRESETS: dict[str, dict[str, object]] = {}
+ALGORITHM = Algorithm(losses.sft, source="data", defaults={"update.epochs": 1, "kl.coef": 0.0})

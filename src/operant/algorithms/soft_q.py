@@ -66,24 +66,20 @@ def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor
     return found
 
 
-DEFAULTS: dict[str, object] = {
-    "update.epochs": 1,
-    "kl.coef": 0.0,
-    "optimizer.max_grad_norm": 5.0,
-    "mask.by": "policy",
-}
-
 ALGORITHM = Algorithm(
     soft_q,
     with_shaped_rewards,
     look=look,
     per="sequence",
     copies={"reference": "frozen"},
-    target="target",
-    replay=True,
-    mask="mask",
+    options=("mask", "target", "replay"),
     kl=("loss",),
-    defaults=DEFAULTS,
+    defaults={
+        "update.epochs": 1,
+        "kl.coef": 0.0,
+        "optimizer.max_grad_norm": 5.0,
+        "mask.by": "policy",
+    },
 )
 
 RLPROMPT: dict[str, object] = {

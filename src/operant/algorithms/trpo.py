@@ -27,16 +27,12 @@ $$\theta' = \theta + \alpha\,\sqrt{\frac{2\delta}{x^\top F x}}\,x, \qquad (F + c
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {"optimizer.lr": 1e-3}
-
 ALGORITHM = Algorithm(
     losses.trust_region,
     advantages.with_gae,
     copies={"reference": "frozen"},
     needs=Needs(critic=True),
     kl=("reward", "loss"),
-    defaults=DEFAULTS,
+    defaults={"optimizer.lr": 1e-3},
     update="trust-region",
 )
-
-PRESETS: dict[str, dict[str, object]] = {}

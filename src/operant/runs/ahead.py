@@ -30,7 +30,7 @@ from operant.rollouts.carried import PartialGroup, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
-from operant.training.progress import Progress
+from operant.training.parts import Progress
 from operant.training.saved_learner import stateful_parts
 from operant.types import Completion, OperantError, RewardFn, Task
 

@@ -246,7 +246,7 @@ def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
     parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
     train = replace(train, algorithm=chosen)
     method = find(chosen)
-    corrects = method.source != "data" and not (method.condition or method.needs.action_values)
+    corrects = method.source != "data" and not ("condition" in method.options or method.needs.action_values)
     if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
         whole.setdefault("learner.importance", "token")
     learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
@@ -361,8 +361,11 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     method = f"algorithm={train.algorithm}"
     either = [
         (algorithm.source == "data", f"{method}: it plays no rollouts; leave it out"),
-        (algorithm.condition, f"{method}: what its prompts ask for depends on the step before; leave it out"),
-        (algorithm.mask is not None, f"{method}: its mask follows the policy; leave it out"),
+        (
+            "condition" in algorithm.options,
+            f"{method}: what its prompts ask for depends on the step before; leave it out",
+        ),
+        ("mask" in algorithm.options, f"{method}: its mask follows the policy; leave it out"),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
     ]
     ahead = [

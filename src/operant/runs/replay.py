@@ -20,9 +20,9 @@ from operant.models.policy_state import PolicyState
 from operant.runs import initial_models
 from operant.storage import manifest
 from operant.training import refused_step
-from operant.training.find_nonfinite import first_fault
 from operant.training.learner import Learner
-from operant.training.nonfinite import NonFinite, find_in_batch, first, located
+from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, first_fault, located
+from operant.training.stages import TrainingStep, credited
 from operant.types import OperantError
 
 
@@ -81,13 +81,15 @@ def _copies(named: Mapping[str, Any], path: Path) -> dict[str, str]:
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 
-def _repeat(learner: Learner, refusal: refused_step.RefusedStep, rank: int) -> NonFinite | None:
+def _repeat(learner: Learner, refusal: RefusedStep, rank: int) -> NonFinite | None:
     """Repeat one rank's part of the step, and return its first NaN or infinity."""
     batch, bootstraps = refusal.parts[rank]
     batch = batch.to(learner.policy.device)
     if refusal.stage == "observe":
-        scored = learner.look(learner.score(batch, bootstraps, refusal.sampling), refusal.sampling)
-        batch = learner.credit(scored, refusal.coef).to("cpu")
+        step = TrainingStep([], None, refusal.sampling)
+        step.batch, step.collated, step.bootstraps = batch, batch, bootstraps
+        learner.stages.run(step, "score", "look")
+        batch = credited(learner, step.batch, refusal.coef).to("cpu")
         fault = find_in_batch(batch)
     else:
         objective = learner.objective(refusal.sampling)

@@ -34,8 +34,12 @@ class EightBit(MasterAdamW):
                 if p.grad is not None:
                     if shrink != 1:
                         p.grad.mul_(shrink)
-                    if not self.state[p]:
-                        self.state[p].update(_initial_state(p))
+                    if not self.state[p]:  # all moments begin at 0
+                        blocks = -(-p.numel() // BLOCK)
+                        self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
+                        for name, kind in CODES.items():
+                            self.state[p][name] = torch.zeros(blocks, BLOCK, dtype=kind, device=p.device)
+                            self.state[p][f"{name}_scale"] = torch.zeros(blocks, 1, device=p.device)
                     _step(p, self.state[p], group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -43,16 +47,6 @@ class EightBit(MasterAdamW):
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state |= {name: state[name].to(kind) for name, kind in CODES.items() if name in state}
-
-
-def _initial_state(p: Tensor) -> dict[str, Any]:
-    """The state of a parameter before its first step: all moments 0."""
-    blocks = -(-p.numel() // BLOCK)
-    state: dict[str, Any] = {"step": torch.zeros((), dtype=torch.float32)}
-    for name, kind in CODES.items():
-        state[name] = torch.zeros(blocks, BLOCK, dtype=kind, device=p.device)
-        state[f"{name}_scale"] = torch.zeros(blocks, 1, device=p.device)
-    return state
 
 
 def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""The objective that an update minimises, and its gradient for one micro-batch."""
+"""The objective that an update minimises, and its gradient, micro-batch by micro-batch.
+
+Micro-batches bound the memory of a pass. Their size changes no number.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,16 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from operant import distributed
 from operant.algorithms import Algorithm
+from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.metrics import collect
+from operant.models.embedding import direct_gradients
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
 from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, loss_term
+from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.types import Batch, LossFn, Outputs
+from operant.types import Batch, LossFn, OperantError, Outputs
+from operant.watchdog import beat
 
 FAULTS = "update/faults"
 """The number of sums of a micro-batch that were not finite. The update removes it, so it is not a metric."""
@@ -39,23 +47,19 @@ class Objective:
     reference: Policy | None = None
 
 
-def minibatch_whitening(scope: str, unbiased: bool) -> Callable[[Batch, Tensor], Batch] | None:
-    """The function that whitens advantages within a minibatch; None for any other `scope`."""
-    return partial(normalised, unbiased=unbiased) if scope == "minibatch" else None
-
-
 def make_objective(
     algorithm: Algorithm, options: Mapping[str, Any], reference: Policy | None, sampling: Sampling
 ) -> Objective:
     """The objective of a learner with these options. Without a reference, it has no KL term."""
     loss, advantage = options["loss"], options["advantage"]
+    whitens = advantage.get("whiten_scope") == "minibatch"
     return Objective(
         loss=partial(algorithm.loss, **loss),
         unit=algorithm.unit,
         per=algorithm.per,
         horizon=sampling.max_tokens,
         entropy_gradient=bool(loss.get("entropy_coef")),
-        whiten=minibatch_whitening(advantage.get("whiten_scope", "none"), advantage.get("unbiased", False)),
+        whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
         kl=options["kl"] if reference is not None else None,
         reference=reference,
     )
@@ -150,3 +154,99 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     if gap and bool(current.any()):
         tally.extreme("rollout/logprob_gap", float(log_ratio[current[at].cpu()].abs().max()))
         collect.of_likelihood(tally, batch, out, current)
+
+
+# --- micro-batches ----------------------------------------------------------------------------------------------------
+
+
+LEAST = 64
+"""The smallest budget in tokens. If memory runs out with less, something else uses it."""
+
+
+class TokenBudget:
+    """The tokens of one forward and backward pass, including padding if rows are padded; halved if memory runs out.
+
+    It is part of the state of a run, so a resumed run starts with the size that fitted.
+    """
+
+    def __init__(self, tokens: int, *, fixed: bool = False):
+        self.tokens, self.fixed = tokens, fixed
+
+    def halve(self, error: BaseException) -> None:
+        """Raises: OperantError where the size is fixed, or nothing is left to halve."""
+        if self.fixed or self.tokens <= LEAST:
+            asked = "micro_batch=fixed" if self.fixed else f"at {self.tokens} tokens a pass"
+            raise OperantError(
+                f"memory ran out in the update ({asked}): lower update.micro_tokens (now {self.tokens}), train fewer "
+                "layers (preset=trunk), or set model.gradient_checkpointing; `operant doctor --plan` estimates the need"
+            ) from error
+        self.tokens //= 2
+
+    def state_dict(self) -> dict[str, int]:
+        return {"tokens": self.tokens}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.tokens = min(self.tokens, state["tokens"])
+
+
+@dataclass(frozen=True)
+class MicroBatchOptions:
+    """How a batch is cut to fit into memory: the options `update.*` that every update rule has."""
+
+    micro_tokens: int = bounded(8192, at_least=1)
+    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
+    number."""
+    micro_batch: str = bounded("auto", choices=("auto", "fixed"))
+    """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "update")
+
+    @property
+    def copies(self) -> int:
+        """Number of further copies of the trained weights that an update keeps."""
+        return 0
+
+    def budget(self) -> TokenBudget:
+        """The tokens of a micro-batch, which are halved if memory runs out."""
+        return TokenBudget(self.micro_tokens, fixed=self.micro_batch == "fixed")
+
+
+def accumulate(
+    policy: GradientSum, whole: Batch, objective: Objective, sampling: Sampling, budget: TokenBudget, *, gap: bool
+) -> Tally:
+    """Add the gradients of a minibatch over all ranks, micro-batch by micro-batch, and return its metrics.
+
+    If memory runs out, it starts again with half the token budget; with several ranks, which wait for each other, that
+    is an error. The parameters must have no gradients before.
+    """
+    module: Any = policy.module
+    while True:
+        tally = Tally()
+        try:
+            with direct_gradients(distributed.world() == 1):
+                pieces = micro_batches(whole, objective.unit, budget.tokens, packed=module.packs(whole))
+                for number, piece in enumerate(pieces, 1):
+                    beat()
+                    with policy.gathering(last=number == len(pieces)):
+                        backward(policy, piece, objective, sampling, tally, gap=gap)
+            return tally
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            # Without a GPU, torch raises a RuntimeError with this text.
+            exhausted = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+            if not exhausted or distributed.world() > 1:
+                raise
+            failed = error.with_traceback(None)  # the frames of the failed pass would keep its tensors alive
+        for p in policy.module.parameters():
+            p.grad = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        budget.halve(failed)
+
+
+def micro_batches(batch: Batch, unit: str, budget: int, *, packed: bool = False) -> list[Batch]:
+    """Cut a batch into units of similar length within a budget of tokens. Every rank makes the same number of them."""
+    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget, packed=packed)]
+    spare = parts[0].rows(slice(0, 1))
+    dummy = spare.with_(weights=torch.zeros_like(spare.weights))
+    return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))

@@ -26,7 +26,7 @@ from operant.sampling import Sampling
 from operant.storage import old_names
 from operant.training import best, replay_buffer
 from operant.training.optimizer import OWN, RateOptions, without_unused
-from operant.training.staleness import WEIGHTS
+from operant.training.select import WEIGHTS
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
 
@@ -94,6 +94,16 @@ class LearnerOptions:
             )
 
 
+OF_METHODS: dict[str, Any] = {
+    "teacher": TeacherOptions,
+    "condition": ConditionOptions,
+    "mask": MaskOptions,
+    "target": TargetOptions,
+    "replay": replay_buffer.ReplayOptions,
+}
+"""The groups of options that some methods have (`Algorithm.options`)."""
+
+
 def schema(algorithm: Algorithm) -> dict[str, Any]:
     """The options of a learner, by group.
 
@@ -114,13 +124,8 @@ def schema(algorithm: Algorithm) -> dict[str, Any]:
         "output_mlp": OutputMlpOptions,
         "value": ValueOptions,
         "model": ModelOptions,
-        "teacher": TeacherOptions if algorithm.teacher else None,
-        "condition": ConditionOptions if algorithm.condition else None,
-        "mask": MaskOptions if algorithm.mask is not None else None,
-        "target": TargetOptions if algorithm.target is not None else None,
-        "replay": replay_buffer.ReplayOptions if algorithm.replay else None,
     }
-    return {group: made for group, made in known.items() if made is not None}
+    return known | {group: OF_METHODS[group] for group in algorithm.options}
 
 
 def missing_parts(algorithm: Algorithm) -> dict[str, str]:
@@ -150,7 +155,6 @@ def learner_options(
     given: the caller's options, which replace all others. above: values that replace the method's and the preset's.
     Returns the options by group, complete, and the names of preset options that were left out because they belong to
     another method.
-    Raises: OperantError for an unknown option, a wrong value, or options that contradict each other.
     """
     algorithm = find(name)
     known, chosen = schema(algorithm), preset(preset_name)
@@ -167,10 +171,7 @@ def with_base(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose the options of a learner from full names and check them together: one object for each group.
-
-    Raises: OperantError for a wrong value, or options that contradict each other.
-    """
+    """Compose the options of a learner from full names and check them together: one object for each group."""
     known = schema(find(name))
     composed = compose(known, given)
     for group in ("loss", "advantage"):
@@ -182,10 +183,7 @@ def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's options under their full names.
-
-    Raises: OperantError for an unknown option; if another method has it, the message names that method.
-    """
+    """The caller's options under their full names."""
     old_names.refuse(given)
     if given.get("optimizer.kind") == OWN and "optimizer.kind" not in names(known):
         raise OperantError(f"optimizer: the update rule of algorithm {name} makes its own steps; leave it out")
@@ -244,7 +242,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
-    if own.select is None and algorithm.needs.selection:
+    if own.select is None and "learner.select" in algorithm.defaults:
         raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
     if own.select is not None and algorithm.source == "data":
         raise OperantError(f"learner.select={own.select} with algorithm={name}: demonstrations have no score")
@@ -274,12 +272,12 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")
     if options["value"].actions != needs.action_values and needs.critic:
         raise OperantError(f"value.actions={options['value'].actions}: algorithm {name} decides it; leave it out")
-    if (algorithm.condition or needs.action_values) and own.importance != "none":
+    if ("condition" in algorithm.options or needs.action_values) and own.importance != "none":
         raise OperantError(
             f"learner.importance with algorithm={name}: it does not use the probabilities that replies were drawn "
             "with; leave it out"
         )
-    masks = algorithm.mask is not None and (algorithm.mask in algorithm.copies or options["mask"].by != "policy")
+    masks = "mask" in algorithm.options and ("mask" in algorithm.copies or options["mask"].by != "policy")
     if masks and not sampling.truncates:
         raise OperantError(
             f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "
@@ -306,10 +304,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
-    """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None).
-
-    Raises: OperantError.
-    """
+    """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None)."""
     optimizer, following = options.get("optimizer"), []
     if isinstance(optimizer, RateOptions):
         following += [f"optimizer.schedule={optimizer.schedule}"] if optimizer.schedule != "constant" else []
@@ -328,7 +323,6 @@ def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> No
     """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to, and
     a teacher that is missing, or that cannot follow the policy.
 
-    Raises: OperantError.
     """
     kl, teacher = options["kl"], options.get("teacher")
     if teacher is not None and reference is None:

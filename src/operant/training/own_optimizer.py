@@ -14,11 +14,10 @@ from operant.types import OperantError, shown
 PASS_A_FUNCTION = "pass a function, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
 
 
-def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def with_kind(optimizer: object, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The user's own optimizer, or None; and the options, where its kind is `own`.
 
     optimizer: an optimizer, a function that makes one, or a mapping of the options `optimizer.*`.
-    Raises: OperantError for an option that an optimizer of the user's own decides.
     """
     if optimizer is None:
         return None, dict(options)
@@ -30,11 +29,8 @@ def with_kind(optimizer: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str
     return optimizer, {"optimizer.kind": OWN, **options}
 
 
-def check_given(options: Mapping[str, Any], optimizer: Any, lr_scheduler: Any) -> None:
-    """Check that the composed options and the user's objects go together, before anything loads.
-
-    Raises: OperantError.
-    """
+def check_given(options: Mapping[str, Any], optimizer: object, lr_scheduler: object) -> None:
+    """Check that the composed options and the user's objects go together, before anything loads."""
     kind = getattr(options.get("optimizer"), "kind", None)
     if optimizer is None and kind == OWN:
         raise OperantError(
@@ -59,10 +55,9 @@ class OwnOptimizer:
 
     optimizer: the optimizer, or a function that makes it from the list of trained parameters. lr_scheduler: a scheduler
     of that optimizer, or a function that makes it from the optimizer; it makes a step after every training step.
-    Raises: OperantError if the optimizer does not train exactly the parameters of the policy, or cannot be used.
     """
 
-    def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: Any = None):
+    def __init__(self, policy: Policy, optimizer: Any, lr_scheduler: object = None):
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(policy.trainable())
         if not isinstance(made, Optimizer):
             raise OperantError(f"optimizer: the function returned {shown(made)}, and not a torch.optim.Optimizer")
@@ -78,7 +73,15 @@ class OwnOptimizer:
             )
         if foreign := len(there - {id(p) for p in trained.values()}):
             raise OperantError(f"optimizer has {foreign} parameters that this policy does not train: {PASS_A_FUNCTION}")
-        self.optimizer, self.lr_scheduler = made, None if lr_scheduler is None else _scheduler(made, lr_scheduler)
+        schedule = lr_scheduler(made) if callable(lr_scheduler) else lr_scheduler
+        if schedule is not None and (not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau)):
+            raise OperantError(
+                f"lr_scheduler={shown(lr_scheduler)}: pass a torch.optim.lr_scheduler.LRScheduler whose step() takes "
+                "no metric, or a function from the optimizer to one"
+            )
+        if schedule is not None and schedule.optimizer is not made:
+            raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
+        self.optimizer, self.lr_scheduler = made, schedule
 
     def schedule(self) -> None:
         """Make a step of the scheduler, if there is one."""
@@ -95,16 +98,3 @@ class OwnOptimizer:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.lr_scheduler is not None:
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
-
-
-def _scheduler(optimizer: Optimizer, given: Any) -> LRScheduler:
-    """The scheduler of the optimizer. Raises: OperantError if it is none, or needs a metric."""
-    made = given(optimizer) if callable(given) else given
-    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
-        raise OperantError(
-            f"lr_scheduler={shown(given)}: pass a torch.optim.lr_scheduler.LRScheduler whose step() takes no metric, "
-            "or a function from the optimizer to one"
-        )
-    if made.optimizer is not optimizer:
-        raise OperantError("lr_scheduler schedules another optimizer than the one that was passed; pass that one")
-    return made

@@ -9,17 +9,16 @@ Its tensors may contain NaN and infinity. Nothing in it is unpickled.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from operant import distributed, machine
+from operant import machine
 from operant.options import values
 from operant.sampling import Sampling
 from operant.storage import atomic_io, manifest
 from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
-from operant.training.nonfinite import NonFinite, first, located
-from operant.training.scoring import Bootstraps
+from operant.training.nonfinite import NonFinite, RefusedStep
 from operant.types import Batch, Choices, OperantError
 
 KEPT = 3
@@ -29,54 +28,15 @@ IN_A_ROW = 3
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class RefusedStep:
-    """A step that was not made, or not completed, because of NaN or infinity."""
-
-    stage: str
-    """observe: found before the update. update: found in an optimizer step, which ended the update."""
-    fault: NonFinite
-    parts: list[tuple[Batch, Bootstraps]]
-    """For each rank: the collated batch or the minibatch, and the states to bootstrap from."""
-    sampling: Sampling
-    coef: float
-    tokens: int
-    """The token budget of one forward and backward pass."""
-    whole: bool = True
-    """Whether no weight has changed: no optimizer step came before it in its training step."""
-
-    def message(self) -> str:
-        where = "before the update" if self.stage == "observe" else "in the update"
-        effect = "nothing has changed" if self.whole else "the optimizer steps before it stand"
-        return f"a step was refused, {where}: {self.fault.message()}; {effect}"
-
-
-def refuse(
-    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **remaining: Any
-) -> RefusedStep | None:
-    """The refused step that all ranks agree on; None if no rank found NaN or infinity. Every rank must call.
-
-    remaining: `sampling`, `coef`, `tokens` and, for an update, `whole` of the refused step.
-    """
-    rank = distributed.rank()
-    found = first(distributed.gathered(None if fault is None else located(fault, batch, tokenizer, rank)))
-    if found is None and stage == "observe":
-        return None
-    parts = distributed.gathered((batch.to("cpu"), dict(bootstraps)))
-    # The gradient of every rank may be finite, and their sum infinite.
-    return RefusedStep(stage, found or NonFinite("gradient norm", "not finite"), parts, **remaining)
-
-
-def name(model: Any) -> str | None:
+def name(model: object) -> str | None:
     """The name of a model, which another process can load; for a Python object, its class in angle brackets."""
     return model if model is None else str(model) if isinstance(model, (str, Path)) else f"<{type(model).__name__}>"
 
 
-def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, Any], weights: Any) -> Path:
+def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, object], weights: object) -> Path:
     """Write the bundle atomically, in place of an older one of that name.
 
     about: algorithm, options and names of the models.
-    Raises: OperantError if no step was refused, or the disk refuses.
     """
     if refusal is None:
         raise OperantError("the last step was not refused, so there is no bundle to write")
@@ -137,7 +97,7 @@ def _refused_step(plain: dict[str, Any]) -> RefusedStep:
     return RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
 
 
-def keep(path: Path, put: Callable[[Path], Any]) -> None:
+def keep(path: Path, put: Callable[[Path], object]) -> None:
     """Write one more bundle of a run and delete the oldest. Raises: OperantError where the disk refuses."""
     put(path)
     with atomic_io.explained(path.parent, "delete"):

@@ -16,17 +16,13 @@ from operant.bounds import bounded, check_bounds
 from operant.objectives.kl import EXACT
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
-from operant.training.select import TrainingBatch
-from operant.training.staleness import age
+from operant.training.select import TrainingBatch, age
 from operant.types import OperantError, Rollout, Task, Total, Turn
 
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """How much a step learns from earlier replies.
-
-    Raises: OperantError for a share outside 0 to 1, or a capacity below 1.
-    """
+    """How much a step learns from earlier replies."""
 
     share: float = bounded(0.0, at_least=0, at_most=1)
     """Share of the replies of each update, over all ranks, that are drawn from the buffer, in which those of the step
@@ -164,18 +160,10 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         pieces = iter(state["ids"].split([size for pair in state["sizes"] for size in pair]))
-        turns = iter(
-            [
-                Turn(
-                    next(pieces).tolist(),
-                    next(pieces).tolist(),
-                    end=end,
-                    reward=reward,
-                    next_value=value,
-                    trained=trained,
-                )
-                for end, reward, value, trained in state["paid"]
-            ]
+        names = ("end", "reward", "next_value", "trained")
+        turns = (
+            Turn(next(pieces).tolist(), next(pieces).tolist(), **dict(zip(names, paid, strict=True)))
+            for paid in state["paid"]
         )
         self.kept = [
             PastReply(task, [next(turns) for _ in range(count)], score, version)

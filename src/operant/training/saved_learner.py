@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import newest_whole
 from operant.training.options import checked_options, schema
+from operant.training.parts import LearnerParts
 from operant.training.refused_step import name as name_of
 from operant.types import OperantError, shown
 
@@ -35,7 +36,10 @@ HASHES = {"policy": "frozen", "reference": "fingerprint"}
 """The parts of a learner that keep a hash of weights that do not change, and the attribute that has it."""
 
 
-class Saveable:
+L = TypeVar("L", bound=LearnerParts)
+
+
+class Saveable(LearnerParts):
     """The methods of a `Learner` that write and read its folder."""
 
     def save(self, folder: str | Path) -> Path:
@@ -43,18 +47,16 @@ class Saveable:
 
         The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
         folder for other programs. With several ranks, every rank calls it.
-        Raises: OperantError for a folder that holds anything else, or if the disk refuses.
         """
-        learner: Any = self
-        if learner.updating:
+        if self.updating:
             raise OperantError(
                 "the last update failed half-way, so the weights are those of no step: nothing was saved"
             )
-        attempts = distributed.gathered(learner.attempts.state_dict())
-        state, first = _state(learner), distributed.rank() == 0
-        content = distributed.together(lambda: prepare(learner, Path(folder), attempts, state) if first else None)
+        attempts = distributed.gathered(self.attempts.state_dict())
+        state, first = _state(self), distributed.rank() == 0
+        content = distributed.together(lambda: prepare(self, Path(folder), attempts, state) if first else None)
         if first or state.ranks is not None:
-            state.save(folder, learner.progress.step, content, keep=1)
+            state.save(folder, self.progress.step, content, keep=1)
         return Path(folder)
 
     @classmethod
@@ -62,28 +64,27 @@ class Saveable:
         cls,
         folder: str | Path,
         *,
-        policy: Any = None,
-        tokenizer: Any = None,
-        reference: Any = None,
-        algorithm: Any = None,
-        engine: Any = None,
-        env: Any = None,
-        optimizer: Any = None,
-        lr_scheduler: Any = None,
-        **options: Any,
+        policy: object = None,
+        tokenizer: object = None,
+        reference: object = None,
+        algorithm: object = None,
+        engine: object = None,
+        env: object = None,
+        optimizer: object = None,
+        lr_scheduler: object = None,
+        **options: object,
     ) -> Self:
         """The learner that was saved in a folder: its next step is the one that it would have made next.
 
         What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
         such as a loaded model or an optimizer, are to be given again, as they were at first.
-        Raises: OperantError for a folder without a saved learner, or for an argument that is missing or not needed.
         """
         objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
         objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         return load(cls, Path(folder), objects, options)
 
 
-def prepare(learner: Any, folder: Path, attempts: list[Any], state: RunState) -> dict[str, Any]:
+def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: RunState) -> dict[str, Any]:
     """Write what a learner's folder has beside the checkpoint, and return what the checkpoint has beside the state.
 
     attempts: the state of those of every rank. Raises: OperantError as `Saveable.save`.
@@ -120,7 +121,7 @@ def prepare(learner: Any, folder: Path, attempts: list[Any], state: RunState) ->
     return json.loads(atomic_io.strict_json(content))
 
 
-def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Mapping[str, object]) -> L:
     """Make a learner from its folder, as `Saveable.load`.
 
     objects: the constructor's arguments that may be Python objects; None: not given.
@@ -169,7 +170,7 @@ def load(kind: type[Any], folder: Path, objects: Mapping[str, Any], options: Map
     return learner
 
 
-def _state(learner: Any) -> RunState:
+def _state(learner: LearnerParts) -> RunState:
     """Everything that changes in the learner, its environment and its engine."""
     state = RunState()
     state.ranks = distributed if learner.policy.shards is not None else None
@@ -181,7 +182,7 @@ def _state(learner: Any) -> RunState:
     return state
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An option's value for a file; a Python object is its class in angle brackets."""
     if isinstance(value, (list, tuple)):
         return [_plain(x) for x in value]
@@ -190,7 +191,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float)) else name_of(value)
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     return str(value).startswith("<")
 
 
@@ -250,12 +251,12 @@ def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield from stateful_parts(name, thing.reward)
 
 
-def measured_modes(learner: Any) -> dict[str, Any]:
+def measured_modes(learner: LearnerParts) -> dict[str, Any]:
     """The measured modes of each model: which faster ways to compute give the same results."""
     return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
 
 
-def set_modes(learner: Any, modes: Mapping[str, Any]) -> None:
+def set_modes(learner: LearnerParts, modes: Mapping[str, Any]) -> None:
     """Set the modes from a checkpoint, so that a resumed run computes as before instead of measuring them again."""
     for name, model in _models(learner):
         known, decided = asdict(model.modes), modes.get(name)
@@ -264,7 +265,7 @@ def set_modes(learner: Any, modes: Mapping[str, Any]) -> None:
             model.modes = replace(model.modes, **{k: v for k, v in decided.items() if k in known})
 
 
-def _models(learner: Any) -> Iterator[tuple[str, Any]]:
+def _models(learner: LearnerParts) -> Iterator[tuple[str, Any]]:
     yield "policy", learner.policy
     if learner.policy.critic is not None:
         yield "critic", learner.policy.critic

@@ -27,7 +27,6 @@ def score_batch(
     """Add missing log-probs, values and reference log-probs, and the per-token KL that is charged in the reward.
 
     rescore: make a forward pass of the policy even if decoding stored all of its numbers.
-    Raises: OperantError for a row that does not fit into the model's context, or a reply of probability 0.
     """
     check_rows(batch, policy)
     batch = with_trunk_states(batch, policy, micro_tokens)
@@ -200,10 +199,7 @@ def with_bootstraps(
 
 
 def _check_probabilities(batch: Batch, out: Outputs) -> None:
-    """Refuse replies from elsewhere that contain a token of probability 0.
-
-    Raises: OperantError.
-    """
+    """Refuse replies from elsewhere that contain a token of probability 0."""
     bad = ((out.logprobs == -torch.inf) & out.logsumexp.isfinite() & batch.actions).nonzero()
     if len(bad):
         row, column = bad[0].tolist()

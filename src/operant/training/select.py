@@ -10,8 +10,7 @@ from operant import distributed
 from operant.metrics import collect, games
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
-from operant.training.staleness import age
-from operant.types import OperantError, Rollout, Total, shown, totals
+from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class TrainingBatch:
 
 def select(
     rollouts: list[Rollout],
-    scores: Sequence[Any],
+    scores: Sequence[object],
     options: ScoreOptions,
     moments: RunningMoments,
     tokenizer: Any,
@@ -49,8 +48,6 @@ def select(
     drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
     that is older than this; `version` is that of the policy.
     judged: False: the scores stand for none, and are no metrics.
-    Raises: OperantError on every rank if scores and rollouts differ in number, a score is NaN or infinite, or no reply
-    is left on any rank.
     """
     raw = distributed.together(lambda: _finite_scores(rollouts, scores))
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
@@ -78,7 +75,7 @@ def select(
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
-def select_both(rollouts: list[Rollout], scores: Sequence[Any], **known: Any) -> TrainingBatch:
+def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any) -> TrainingBatch:
     """Select the policy's own replies as `select` does, `known` being its arguments, and all demonstrations.
 
     Each demonstration is a group of its own, so that no reply is compared with it.
@@ -108,7 +105,7 @@ def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 
 
-def _finite_scores(rollouts: list[Rollout], scores: Sequence[Any]) -> list[Total]:
+def _finite_scores(rollouts: list[Rollout], scores: Sequence[object]) -> list[Total]:
     if len(rollouts) != len(scores):
         raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
     return [_finite(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
@@ -131,3 +128,58 @@ def _finite(score: Any, rollout: Rollout) -> Total:
                 f"the reward of {rollout.task.id!r} is {x}: rewards must be finite; give None to leave a reply out"
             )
     return numbers
+
+
+# --- stale replies ----------------------------------------------------------------------------------------------------
+
+
+WEIGHTS = ("none", "token", "sequence")
+"""Importance weights: none, of each token, or of the whole reply at each of its tokens."""
+
+
+def age(turn: Turn, version: int) -> int:
+    """Versions between the weights that generated a turn and `version`; 0 for replies from elsewhere, without any."""
+    return version - turn.version if turn.logprobs is not None else 0
+
+
+def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> Batch:
+    """Add the age of every action to a collated batch, unless all are current."""
+    ages = [torch.tensor([age(turn, version) for turn in rollout.turns]) for rollout in rollouts]
+    if not any(bool(of_turns.any()) for of_turns in ages):
+        return batch
+    table = torch.nn.utils.rnn.pad_sequence(ages, batch_first=True)
+    found = table[batch.episodes[:, None], batch.turns.clamp(min=0)]
+    return batch.with_(staleness=torch.where(batch.actions, found, 0))
+
+
+def with_importance(
+    batch: Batch,
+    sampled: torch.Tensor | None,
+    kind: str,
+    cap: float | None,
+    *,
+    mask: bool = False,
+    unscored: torch.Tensor | None = None,
+) -> Batch:
+    """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
+
+    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
+    token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
+    mask: a weight above the cap is 0. A demonstration has no sampler, and the weight 1.
+    """
+    own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
+    unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
+    if bool(unknown.any()):
+        raise OperantError(
+            f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
+            "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
+        )
+    log_ratio = batch.logprobs.new_zeros(own.shape) if sampled is None else batch.logprobs - sampled
+    log_ratio = torch.where(own, log_ratio, 0.0)
+    if kind == "sequence":
+        sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
+        log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
+    most, weights = float("inf") if cap is None else cap, log_ratio.exp()
+    tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
+    masked = torch.where(weights > most, 0.0, weights.clamp(min=tiny))
+    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(max=most), 1.0))

@@ -1,4 +1,4 @@
-"""The policy and the sampling of a learner, made from its options."""
+"""The policy, its copies and its sampling, made from the options of a learner."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,16 @@ from operant.models import output_mlp
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import load_policy, load_reference
 from operant.models.policy import Policy
-from operant.models.reference import MaskOptions, PolicyCopy
+from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
 from operant.types import Env, OperantError
 
 
-def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
-    """Load the policy to its device, with a critic if the algorithm needs one. Its parameters are equal on all ranks.
-
-    Raises: OperantError if a finished Policy lacks the critic.
-    """
-    learner, needs_critic = options["learner"], find(algorithm).needs.critic
+def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
+    """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
+    learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)
     if learner.keep_memory and device.type == "cpu":
         machine.keep_memory()
@@ -31,7 +28,7 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
         torch.manual_seed(learner.seed)
         loaded = load_policy(
             policy,
-            value=options["value"] if needs_critic else None,
+            value=options["value"] if needs.critic else None,
             tokenizer=tokenizer,
             options=options["model"],
             lora=options["lora"],
@@ -40,13 +37,13 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
             seed=learner.seed,
             device=device,
         ).to(device)
-    if needs_critic and not loaded.has_values:
+    if needs.critic and not loaded.has_values:
         own = isinstance(loaded, PolicyBase)
         how = "set has_values and write values" if own else "build it with value=ValueOptions()"
         raise OperantError(f"algorithm {algorithm!r} needs a critic, and the policy has none: {how}")
-    if (needed := find(algorithm).needs.policy) and not isinstance(loaded, POLICIES.find(needed)):
+    if needs.policy and not isinstance(loaded, POLICIES.find(needs.policy)):
         raise OperantError(
-            f"algorithm {algorithm!r} trains no language model: use policy={needed} with policy.trunk=MODEL, as "
+            f"algorithm {algorithm!r} trains no language model: use policy={needs.policy} with policy.trunk=MODEL, as "
             f"`operant train {algorithm} --trunk MODEL` does"
         )
     distributed.align(loaded.trainable())
@@ -54,35 +51,32 @@ def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any],
 
 
 def make_copies(
-    algorithm: Algorithm, policy: Policy, reference: Any, options: Mapping[str, Any]
+    algorithm: Algorithm, policy: Policy, reference: object, options: Mapping[str, Any]
 ) -> tuple[PolicyCopy | None, dict[str, PolicyCopy]]:
     """The reference, if the method has one, and the other copies of the policy by name."""
-    rate = options["teacher"].rate if algorithm.teacher else 0.0
-    follows = ("polyak", rate) if rate else "frozen"
-    rules = {name: rule for name, rule in algorithm.copies.items() if name != "reference"}
-    if algorithm.target is not None:
-        rules |= {algorithm.target: options["target"].rule}
-    if algorithm.mask is not None:
-        mask: MaskOptions = options["mask"]
-        rules = {name: rule for name, rule in rules.items() if name != algorithm.mask}
-        rules |= {} if mask.by == "policy" else {algorithm.mask: mask.rule if mask.by == "copy" else "frozen"}
+    rules = dict(algorithm.copies)
+    has_reference = rules.pop("reference", None) is not None
+    if "target" in options:
+        rules["target"] = options["target"].rule
+    mask = options.get("mask")
+    if mask is not None:
+        rules.pop("mask", None)
+        rules |= {} if mask.by == "policy" else {"mask": mask.rule if mask.by == "copy" else "frozen"}
     copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
-    if algorithm.mask is not None and options["mask"].by == "model":
+    if mask is not None and mask.by == "model":
         if output_mlp.find(policy.model) is None:
             raise OperantError(
                 "mask.by=model: the policy has no MLP behind a frozen model, which could say what is likely; set "
                 "output_mlp.width, or use mask.by=copy"
             )
-        output_mlp.detach(copies[algorithm.mask].policy.model)
-    return load_reference(reference, policy, follows) if "reference" in algorithm.copies else None, copies
+        output_mlp.detach(copies["mask"].policy.model)
+    rate = options["teacher"].rate if "teacher" in options else 0.0
+    follows = ("polyak", rate) if rate else "frozen"
+    return load_reference(reference, policy, follows) if has_reference else None, copies
 
 
 def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
-    """The configured sampling; the model's stop tokens are used if none are configured.
-
-    Raises: OperantError for a token outside the vocabulary, or replies that do not fit into the model's context, and as
-    `Sampling.of`.
-    """
+    """The configured sampling; the model's stop tokens are used if none are configured."""
     sampling: Sampling = options["sampling"]
     if options["kl"].coef or options["kl"].loss_coef:
         warned(sampling)
@@ -109,11 +103,7 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
 
 
 def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
-    """Tell the engine which tokens the method `name` masks.
-
-    Raises: OperantError for an engine that cannot mask, or one that keeps its weights, if stale replies are neither
-    corrected nor bounded.
-    """
+    """Tell the engine which tokens the method `name` masks."""
     if mask is not None:
         if not hasattr(engine, "mask_with"):
             raise OperantError(f"algorithm={name} masks tokens, and {type(engine).__name__} has no mask_with")

@@ -4,29 +4,27 @@ What a rank has of each parameter are some of its rows, which are plain tensors 
 treats every number alike makes the same step as on the whole tensor; others are refused.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from operant import distributed
-from operant.distributed import Shards
+from operant.distributed import Shards, rows_of
+from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.objectives.kl import EXACT
-from operant.training.divided_optimizer import DividedOptimizer
+from operant.objectives.kl import EXACT, KLOptions
+from operant.training.options import LearnerOptions
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, OperantError, shown
+from operant.types import Batch, Divided, OperantError, shown
 
 PARALLEL = ("ddp", "fsdp")
 OFFLOAD = ("none", "reference", "optimizer", "both")
 
 
-def check(update: Any, options: Mapping[str, Any]) -> None:
-    """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads.
-
-    Raises: OperantError.
-    """
+def check(update: object, options: Mapping[str, Any]) -> None:
+    """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads."""
     own, rule = options["learner"], find_rule(update)
     for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
         if (value := getattr(own, name)) not in known:
@@ -59,18 +57,10 @@ def check(update: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def copies(learner: Any) -> list[PolicyCopy]:
-    """The reference and the other copies of the policy."""
-    return [*([learner.reference] if learner.reference is not None else []), *learner.copies.values()]
-
-
-def divide(learner: Any) -> None:
-    """Divide the policy and the own weights of its copies, if the options say so and there are several ranks.
-
-    Raises: OperantError for a model that cannot be divided, and for offloading without several ranks.
-    """
-    policy, offload = learner.policy, learner.own.offload
-    if learner.own.parallel != "fsdp":
+def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) -> None:
+    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks."""
+    offload = own.offload
+    if own.parallel != "fsdp":
         return
     if distributed.world() == 1:
         if offload != "none":
@@ -90,14 +80,13 @@ def divide(learner: Any) -> None:
             "learner.parallel=fsdp with value.critic=copy of a model with frozen weights: both have the same ones, and "
             "each would divide them; use a value head (value.critic=none), or learner.parallel=ddp"
         )
-    mask = learner.copies.get(learner.algorithm.mask or "")  # it is read while replies are generated, so it stays whole
-    apart, of_policy = [c for c in copies(learner) if c is not mask], {id(p) for p in policy.parameters()}
-    for copied in apart:
+    of_policy = {id(p) for p in policy.parameters()}
+    for copied in copies:
         others = [p for p in copied.policy.parameters() if id(p) in of_policy]
         if len([*copied.policy.parameters()]) > len(others):
             copied.shards = Shards(copied.policy, _units, shared=others, offload=offload in ("reference", "both"))
     policy.shards = Shards(policy, _units, offload=offload in ("optimizer", "both"))
-    for copied in apart:
+    for copied in copies:
         if copied.shards is not None:
             copied.shards.free()
 
@@ -110,15 +99,15 @@ def _units(policy: Any) -> list[nn.Module]:
 
 
 @contextmanager
-def updating(learner: Any, batch: Batch) -> Iterator[None]:
-    """A context for an update, in which each rank has only its parts of the policy. Every rank must call.
+def updating(
+    policy: Policy, present: Callable[[], AbstractContextManager[None]], kl: KLOptions, batch: Batch
+) -> Iterator[None]:
+    """A context for an update, in which each rank has only its parts of a divided policy. Every rank must call.
 
-    Raises: OperantError on every rank, if one has a batch for which the ranks would wait for each other.
+    present: the context in which copies of the policy are whole.
+
     """
-    shards, kl = learner.policy.shards, learner.kl
-    if shards is None:
-        yield
-        return
+    shards = policy.shards
     if distributed.largest(int(batch.choices is not None)):
         raise OperantError(
             "learner.parallel=fsdp with a world that offers choices: the ranks would call the model unequally often in "
@@ -126,30 +115,48 @@ def updating(learner: Any, batch: Batch) -> Iterator[None]:
         )
     # The loss may read the reference, which shares frozen weights with the policy: they are whole then.
     reads = (kl.loss_coef > 0 and kl.loss_kind in EXACT) or (kl.direct and kl.kind in EXACT) or batch.hinted is not None
-    with present(learner) if reads else nullcontext():
-        shards.module.modes = learner.policy.modes
+    with present() if reads else nullcontext():
+        shards.module.modes = policy.modes
         shards.free(frozen=not reads)
         yield
         shards.gather()
 
 
-@contextmanager
-def present(learner: Any, only: Any = None) -> Iterator[None]:
-    """Inside this context, the copies of the policy are whole on every rank. Every rank must call.
+class DividedOptimizer:
+    """The state of an optimizer whose parameters are rows of divided ones, as a part of `RunState`."""
 
-    only: the policy of the one copy that is needed.
-    """
-    with ExitStack() as stack:
-        for copied in copies(learner):
-            if only is None or copied.policy is only:
-                stack.enter_context(copied.present())
-        yield
+    def __init__(self, optimizer: Any, shards: Shards):
+        self.optimizer, self.shards = optimizer, shards
+        names = {id(p): name for name, p in shards.trained.items()}
+        names |= {id(master): names[id(p)] for p, master in getattr(optimizer, "pairs", ())}
+        self.names = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+        """The name of each parameter, in the order of the optimizer's own numbers."""
+        self.mastered = [names[id(p)] for p, _ in getattr(optimizer, "pairs", ())]
 
+    def state_dict(self) -> dict[str, Any]:
+        def divided(name: str, x: Any) -> Any:
+            whole = not isinstance(x, Tensor) or x.shape != self.shards.local[name].shape
+            return x if whole else self.shards.part(name, x)
 
-def parts_of_rule(learner: Any) -> dict[str, Any]:
-    """The parts of the update rule's state; the optimizer's has this rank's rows, if the policy is divided."""
-    parts, shards = {f"update/{name}": part for name, part in learner.rule.parts().items()}, learner.policy.shards
-    optimizer = parts.pop("update/optimizer", None)
-    if optimizer is None:
-        return parts
-    return {"optimizer": optimizer if shards is None else DividedOptimizer(optimizer, shards)} | parts
+        return self._converted(self.optimizer.state_dict(), divided)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        def rows(name: str, x: Any) -> Any:
+            known = isinstance(x, Divided) or (isinstance(x, Tensor) and x.shape == self.shards.own[name].shape)
+            return rows_of(x) if known else x
+
+        self.optimizer.load_state_dict(self._converted(state, rows))
+
+    def renew(self) -> None:
+        """As `MasterWeights.renew`."""
+        if hasattr(self.optimizer, "renew"):
+            self.optimizer.renew()
+
+    def _converted(self, state: dict[str, Any], convert: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """The state with `convert(name of the parameter, x)` in the place of each moment and master weight x."""
+        by_number = {
+            number: {what: convert(self.names[number], x) for what, x in values.items()}
+            for number, values in state["state"].items()
+        }
+        masters = [convert(name, x) for name, x in zip(self.mastered, state.get("masters", []), strict=True)]
+        return state | {"state": by_number} | ({"masters": masters} if "masters" in state else {})

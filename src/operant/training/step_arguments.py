@@ -9,11 +9,11 @@ import torch
 
 from operant import distributed
 from operant.algorithms import Algorithm
-from operant.models.policy import Policy
 from operant.rewards import Judged, judge
 from operant.rollouts.external import to_rollouts
-from operant.rollouts.generation_kwargs import drawn_with
+from operant.rollouts.generation_kwargs import declared, drawn_with, warn_of_unscored
 from operant.sampling import Sampling
+from operant.training.parts import LearnerParts
 from operant.types import Judgement, OperantError, Rollout, shown
 
 
@@ -26,27 +26,54 @@ class ScoredRollouts(NamedTuple):
     sampling: Sampling
 
 
-def from_demonstrations(
-    queries: Sequence[Any],
-    responses: Sequence[Any],
-    other_arguments: Mapping[str, Any],
-    *,
-    algorithm: str,
-    policy: Policy,
-    sampling: Sampling,
-    labels: bool = False,
+def parsed(
+    learner: LearnerParts,
+    first: Sequence[object],
+    second: Sequence[object],
+    scores: Sequence[object] | None,
+    named: Mapping[str, Any],
 ) -> ScoredRollouts:
-    """Demonstrations for a method without rewards; a response that is a text is followed by the stop token.
+    """The arguments of `Learner.step` as rollouts with scores. Every rank must call.
 
-    labels: the method learns from labelled replies, so `scores` and `groups` are among the arguments.
-    Raises: OperantError for any other of the `other_arguments` that is not None, or queries that are rollouts.
+    named: `episodes`, `groups`, `next_values` and `generation`; None: not given.
     """
-    given = {name: other_arguments[name] for name in ("scores", "groups")} if labels else {}
-    if labels and given["scores"] is None:
+    for given in (first, second, scores):
+        if isinstance(given, (str, int, float)):
+            raise OperantError(f"step takes lists with one entry a reply, and got {shown(given)}: put it into [...]")
+    algorithm = learner.algorithm
+    labelled = algorithm.source == "data" and algorithm.needs.labels
+    if algorithm.source == "data":
+        found = _from_demonstrations(learner, first, second, {"scores": scores, **named})
+    elif scores is None:
+        if others := _not_none(named):
+            raise OperantError(f"{others}: they go with step(queries, responses, scores)")
+        grouped = distributed.together(lambda: _group_by_task(first))
+        sampling = distributed.together(lambda: drawn_with(grouped, learner.sampling))
+        found = ScoredRollouts(grouped, list(second), sampling)
+    else:
+        found = _from_triplets(learner, first, second, scores, **named)
+    _check_comparable(found.rollouts, algorithm, learner.named["algorithm"], groups_named=named["groups"] is not None)
+    if labelled and algorithm.usable is not None:  # of the labels of all ranks
+        labels: dict[int, list[float]] = {}
+        for rollout in found.rollouts:
+            labels.setdefault(rollout.group, []).append(rollout.paid)
+        of_all_ranks = [group for part in distributed.gathered(list(labels.values())) for group in part]
+        algorithm.usable(of_all_ranks, learner.options["loss"], whole=False)
+    return found
+
+
+def _from_demonstrations(
+    learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], named: Mapping[str, Any]
+) -> ScoredRollouts:
+    """Demonstrations for a method without rewards; a response that is a text is followed by the stop token."""
+    algorithm, policy, sampling = learner.named["algorithm"], learner.policy, learner.sampling
+    labels = learner.algorithm.needs.labels
+    if labels and named["scores"] is None:
         raise OperantError(f"algorithm {algorithm} learns from labels: use step(queries, responses, scores)")
-    if named := _not_none({name: x for name, x in other_arguments.items() if name not in given}):
+    taken = ("scores", "groups") if labels else ()
+    if others := _not_none({name: x for name, x in named.items() if name not in taken}):
         raise OperantError(
-            f"{named}: algorithm {algorithm} learns from demonstrations, which have none of these; use "
+            f"{others}: algorithm {algorithm} learns from demonstrations, which have none of these; use "
             "step(queries, responses)"
         )
     if any(isinstance(query, Rollout) for query in queries):
@@ -54,93 +81,74 @@ def from_demonstrations(
             f"algorithm {algorithm} learns from demonstrations, and these are the policy's own replies with scores: "
             "use step(queries, responses), or another algorithm"
         )
-    known = {"tokenizer": policy.tokenizer, "sampling": sampling, "vocabulary": policy.vocabulary}
-    paid = {"rewards": given["scores"], "groups": given["groups"]} if labels else {}
-    made = distributed.together(lambda: to_rollouts(queries, responses, ends=True, **known, **paid))
+    made = distributed.together(
+        lambda: to_rollouts(
+            queries,
+            responses,
+            ends=True,
+            tokenizer=policy.tokenizer,
+            sampling=sampling,
+            vocabulary=policy.vocabulary,
+            **({"rewards": named["scores"], "groups": named["groups"]} if labels else {}),
+        )
+    )
     counts = distributed.gathered(len({r.group for r in made}))  # groups in the order of the ranks, as in one process
     before = sum(counts[: distributed.rank()])
     return ScoredRollouts([replace(r, group=before + r.group) for r in made], None, sampling.plain)
 
 
-def from_generated(
-    rollouts: Sequence[Any], scores: Sequence[Any], other_arguments: Mapping[str, Any], usual: Sampling
-) -> ScoredRollouts:
-    """The policy's own replies with their scores. Every rank must call.
-
-    usual: the sampling of rollouts that do not record theirs.
-    Raises: OperantError for any of the `other_arguments` that is not None, or something that is not a rollout.
-    """
-    if named := _not_none(other_arguments):
-        raise OperantError(f"{named}: they go with step(queries, responses, scores)")
-    grouped = distributed.together(lambda: _group_by_task(rollouts))
-    sampling = distributed.together(lambda: drawn_with(grouped, usual))
-    return ScoredRollouts(grouped, list(scores), sampling)
-
-
-def from_triplets(
-    queries: Sequence[Any],
-    responses: Sequence[Any],
-    scores: Sequence[Any],
+def _from_triplets(
+    learner: LearnerParts,
+    queries: Sequence[object],
+    responses: Sequence[object],
+    scores: Sequence[object],
     *,
     episodes: Sequence[int] | None,
     groups: Sequence[int] | None,
     next_values: Sequence[float] | None,
     generation: Mapping[str, Any] | None,
-    policy: Policy,
-    sampling: Sampling,
 ) -> ScoredRollouts:
-    """Queries, responses and scores from elsewhere. Every rank must call.
+    """Queries, responses and scores from elsewhere.
 
     With `episodes`, the scores are stored as rewards of the turns, and every episode gets a score of 0 on top.
-    Raises: OperantError on every rank if the lists differ in length, or an entry is not usable.
     """
+    ahead = distributed.largest(int(next_values is not None and any(next_values)))
+    if ahead and not learner.algorithm.needs.critic:
+        name = learner.named["algorithm"]
+        raise OperantError(f"next_values: algorithm {name} has no critic to use them; leave them out")
+    sampling, unscored = declared(learner.sampling, generation or {})
+    if unscored:
+        warn_of_unscored(unscored)
     plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in scores]
     rollouts = distributed.together(
         lambda: to_rollouts(
             queries,
             responses,
-            tokenizer=policy.tokenizer,
+            tokenizer=learner.policy.tokenizer,
             sampling=sampling,
             episodes=episodes,
             rewards=None if episodes is None else plain,
             next_values=next_values,
             groups=groups,
             declared=dict(generation or {}),
-            vocabulary=policy.vocabulary,
+            vocabulary=learner.policy.vocabulary,
         )
     )
     return ScoredRollouts(rollouts, plain if episodes is None else [0.0] * len(rollouts), sampling)
 
 
-def check_labels(rollouts: Sequence[Rollout], algorithm: Algorithm, loss: Mapping[str, Any]) -> None:
-    """Refuse labels that a method with these options of its loss cannot learn from. Every rank must call.
-
-    Raises: OperantError on every rank, for the labels of all of them.
-    """
-    labels: dict[int, list[float]] = {}
-    for rollout in rollouts:
-        labels.setdefault(rollout.group, []).append(rollout.paid)
-    of_all_ranks = [group for part in distributed.gathered(list(labels.values())) for group in part]
-    if algorithm.usable is not None:
-        algorithm.usable(of_all_ranks, loss, whole=False)
-
-
 def judged(scored: ScoredRollouts) -> Judged | None:
-    """The checked scores, if one of them is a `Judgement` on any rank; else None. Every rank must call.
-
-    Raises: OperantError on every rank for a score that no reward may return.
-    """
+    """The checked scores, if one of them is a `Judgement` on any rank; else None. Every rank must call."""
     scores, rollouts = scored.scores or [], scored.rollouts
     if not distributed.largest(int(any(isinstance(score, Judgement) for score in scores))):
         return None
     return distributed.together(lambda: judge(lambda _: scores, rollouts, "given"))
 
 
-def check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: str, *, groups_named: bool) -> None:
+def _check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: str, *, groups_named: bool) -> None:
     """Refuse rollouts that the method of this name cannot compare with each other. Every rank must call.
 
     groups_named: the caller passed `groups`, which are numbers of this rank.
-    Raises: OperantError on every rank if replies to one query are on several ranks, or no group on any rank has enough.
     """
     samples = algorithm.needs.samples
     if samples < 2:
@@ -165,14 +173,14 @@ def _not_none(arguments: Mapping[str, Any]) -> str:
     return ", ".join(name for name, value in arguments.items() if value is not None)
 
 
-def _group_by_task(rollouts: Sequence[Any]) -> list[Rollout]:
+def _group_by_task(rollouts: Sequence[object]) -> list[Rollout]:
     """The rollouts with groups numbered by task; rollouts of earlier steps come with numbers of those steps."""
-    wrong = next((r for r in rollouts if not isinstance(r, Rollout)), None)
-    if wrong is not None:
+    kept = [r for r in rollouts if isinstance(r, Rollout)]
+    if len(kept) < len(rollouts):
+        wrong = next(r for r in rollouts if not isinstance(r, Rollout))
         raise OperantError(f"step(replies, scores) takes the rollouts that generate returned, and not {shown(wrong)}")
     numbers: dict[str, int] = {}
-    groups = [numbers.setdefault(r.task.id, len(numbers)) for r in rollouts]
-    return [r if r.group == group else replace(r, group=group) for r, group in zip(rollouts, groups, strict=True)]
+    return [replace(r, group=numbers.setdefault(r.task.id, len(numbers))) for r in kept]
 
 
 def _query(rollout: Rollout) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,17 @@ from operant.objectives import losses
 from operant.objectives.kl import estimate
 from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.training.microbatch import MicroBatchOptions, TokenBudget, micro_batches
-from operant.training.objective import Objective, forward
+from operant.training.objective import MicroBatchOptions, Objective, TokenBudget, forward, micro_batches
 from operant.training.optimizer import RateOptions, make_optimizer
-from operant.training.update import UpdateOptions, UpdateResult, minibatches, numbered_units, update, weighted
+from operant.training.update import (
+    UpdateOptions,
+    UpdateResult,
+    UpdateRun,
+    minibatches,
+    numbered_units,
+    update,
+    weighted,
+)
 from operant.training.update_rules import GradientUpdate
 from operant.types import Batch, OperantError, Outputs
 
@@ -36,10 +43,7 @@ LEAST = 4
 
 @dataclass(frozen=True)
 class TrustRegionOptions(MicroBatchOptions):
-    """The bound of a step, how its direction is found, and how often the critic sees the batch.
-
-    Raises: OperantError for a value out of range.
-    """
+    """The bound of a step, how its direction is found, and how often the critic sees the batch."""
 
     target_kl: float = bounded(0.01, above=0)
     """The most nats per token that a step may move the policy: KL(old || new), mean over the tokens of the batch."""
@@ -97,52 +101,41 @@ class TrustRegion(GradientUpdate):
         return make_optimizer(self.critic, self.options["optimizer"])
 
     def update(
-        self,
-        batch: Batch,
-        objective: Objective,
-        sampling: Sampling,
-        *,
-        lr: float,
-        seed: int,
-        step: int,
-        places: Sequence[int | None],
-        budget: TokenBudget,
-        detailed: bool,
-        keep_gradients: bool,
+        self, batch: Batch, objective: Objective, sampling: Sampling, *, lr: float, **run: Unpack[UpdateRun]
     ) -> UpdateResult:
-        """Move the policy once, then train the critic. The arguments are those of `update.update`."""
+        """Move the policy once, then train the critic."""
         assert self.critic is not None  # the constructor has refused it
         options: TrustRegionOptions = self.options["update"]
         found = Tally()
-        run = partial(update, self.policy, self.optimizer, batch, sampling=sampling, seed=seed, step=step)
-        run = partial(run, places=places, budget=budget)
+        train = partial(update, self.policy, self.optimizer, batch, sampling=sampling)
         plain = replace(objective, whiten=None)
-        rows, numbers = numbered_units(batch, objective.unit, places)
+        rows, numbers = numbered_units(batch, objective.unit, run["places"])
         count = math.ceil(options.fisher_share * distributed.total_float(len(numbers)))
-        first = [*minibatches(numbers, max(count, LEAST), seed, step, 0), []][
-            0
-        ]  # none, if a threshold has kept no reply
+        drawn = minibatches(numbers, max(count, LEAST), run["seed"], run["step"], 0)
+        first = drawn[0] if drawn else []  # none, if a threshold has kept no reply
         even = batch.with_(importance=None)
         whole = weighted(even, range(len(batch)), plain).with_(importance=batch.importance)
         share = weighted(even, [row for unit in first for row in rows[unit]], plain)
         with frozen(self.critic.parameters()):
-            result = run(
+            result = train(
                 objective,
                 options=UpdateOptions(epochs=1),
                 optimizer_options=RateOptions(max_grad_norm=None),
-                detailed=detailed,
-                keep_gradients=keep_gradients,
-                step_on=lambda trained, shrink: self._move(trained, whole, share, objective, sampling, budget, found),
+                **run,
+                step_on=lambda trained, shrink: self._move(
+                    trained, whole, share, objective, sampling, run["budget"], found
+                ),
             )
         result.tally.merge(found)
         if result.refused is not None:
             return result
         gradients = [p.grad for p in self.moved]  # kept, if they are wanted: the critic's passes would clear them
         with frozen(self.moved):
-            of_critic = run(
+            of_critic = train(
                 replace(objective, loss=critic_loss, kl=None, whiten=None),
                 options=UpdateOptions(epochs=options.critic_epochs, minibatch=options.critic_minibatch),
                 optimizer_options=self.options["optimizer"],
+                **{**run, "detailed": False, "keep_gradients": False},
                 step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
             )
         for p, gradient in zip(self.moved, gradients, strict=True):

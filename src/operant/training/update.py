@@ -6,29 +6,117 @@ first backward pass, and gradients are summed, so micro-batches, padding and ran
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from operant import distributed
 from operant.bounds import bounded
 from operant.metrics import collect
+from operant.metrics.collect import BLOCKS, GRADIENTS
 from operant.models.policy import Policy
 from operant.rollouts.collate import played, token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
-from operant.training.find_nonfinite import RefusedUpdate, first_fault
-from operant.training.gradient_norms import NormRecorder
-from operant.training.microbatch import MicroBatchOptions, TokenBudget, accumulate
-from operant.training.objective import FAULTS, Objective
+from operant.training.nonfinite import RefusedUpdate, first_fault
+from operant.training.objective import FAULTS, MicroBatchOptions, Objective, TokenBudget, accumulate
 from operant.training.optimizer import RateOptions, apply
 from operant.types import Batch
 
 STOPS = "above 0, or none; else no step would be taken"
+
+# --- norms by block ---------------------------------------------------------------------------------------------------
+
+
+SAMPLE = 1 << 16
+"""The largest sample of one tensor, in numbers. Norms of larger tensors are estimated from an evenly spaced sample."""
+
+
+def block_names(parameters: Iterable[str]) -> dict[str, str]:
+    """The block of each parameter, by name. In every architecture, the first number in a name is that of the block.
+
+    Parameters before the first block belong to `embedding`, those after it without a number to `final`, and those of a
+    critic to `value`.
+    """
+    names = list(parameters)
+    sided = any(".encoder." in name for name in names)
+    out, seen = {}, set[str]()
+    for name in names:
+        side = next((s for s in ("encoder", "decoder") if sided and f".{s}." in name), "")
+        numbered = re.match(r".*?\.(\d+)\.", name)
+        if name.startswith(("value_head", "critic")):
+            out[name] = "value"
+        elif numbered:
+            out[name] = f"{side} block {numbered[1]}".strip()
+            seen |= {side, ""}
+        else:
+            out[name] = "final" if side in seen else "embedding"
+    return out
+
+
+class NormRecorder:
+    """Adds the norms of one update to a tally. It is made before the update, because it compares weights with those."""
+
+    def __init__(self, policy: nn.Module, tally: Tally, *, detailed: bool = False):
+        """`detailed`: also add histograms of every gradient, and the norms of weights and of their change."""
+        self.tally = tally
+        self.parameters = distributed.trained(policy)
+        self.divided = getattr(policy, "shards", None) is not None
+        self.blocks = block_names(self.parameters)
+        self.detailed = detailed
+        self.before = {name: _sample(p).clone() for name, p in self.parameters.items()} if detailed else {}
+
+    def gradients(self, norms: dict[str, float]) -> None:
+        """Add the gradients of an optimizer step. `norms`: their norms by parameter."""
+        self._add("gradient", norms)
+        if self.detailed and (self.divided or distributed.rank() == 0):  # whole ones are the same on every rank
+            for name, p in self.parameters.items():
+                if p.grad is not None:
+                    self.tally.histogram(GRADIENTS + name, _sample(p.grad))
+        self.detailed = False  # histograms of the first optimizer step only
+
+    def whole(self, norms: dict[str, float]) -> dict[str, float]:
+        """The norms of whole parameters from those of this rank's rows, if they are divided. Every rank must call."""
+        return distributed.joined(norms) if self.divided else norms
+
+    def weights(self) -> None:
+        """Add the norms of the weights after the update, and of their change in it."""
+        if not self.before:
+            return
+        now = {name: _sample(p) for name, p in self.parameters.items()}
+        ratios = {name: p.numel() / max(len(now[name]), 1) for name, p in self.parameters.items()}
+        sizes = {name: _norm(x, ratios[name]) for name, x in now.items()}
+        changes = {name: _norm(x - self.before[name], ratios[name]) for name, x in now.items()}
+        for kind, norms in (("weight", sizes), ("update", changes)):
+            self._add(kind, self.whole(norms))
+
+    def _add(self, kind: str, norms: dict[str, float]) -> None:
+        """Add the norm of each block: the root of the sum of its parameters' squared norms."""
+        squares: dict[str, float] = {}
+        for name, norm in norms.items():
+            squares[self.blocks[name]] = squares.get(self.blocks[name], 0.0) + norm**2
+        for block, square in squares.items():
+            self.tally.add(f"{BLOCKS}{kind}/{block}", square**0.5)
+
+
+def _sample(x: Tensor) -> Tensor:
+    """An evenly spaced sample of a tensor. The distance is odd, so that it does not hit the same few columns only."""
+    flat = x.detach().flatten()
+    step = -(-len(flat) // SAMPLE)
+    return flat[:: step | 1 if step > 1 else 1]
+
+
+def _norm(x: Tensor, ratio: float) -> float:
+    """The norm of a tensor, estimated from a sample `x`. `ratio`: the size of the tensor over that of the sample."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * ratio**0.5
+
+
+# --- the update -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,6 +134,20 @@ class UpdateOptions(MicroBatchOptions):
     """Stop the update when the epoch's mean KL(old || new) per token exceeds this."""
     ratio_threshold: float | None = bounded(None, above=0, rule=STOPS)
     """Skip an optimizer step whose mean ratio exceeds this (TRL: 10)."""
+
+
+class UpdateRun(TypedDict):
+    """What a training step says to its update."""
+
+    seed: int
+    step: int
+    places: Sequence[int | None]
+    """The index of each episode among those of all ranks, which decides its minibatches."""
+    budget: TokenBudget
+    detailed: bool
+    """Measure every gradient, weight and change."""
+    keep_gradients: bool
+    """The clipped gradients of the last optimizer step stay in the parameters."""
 
 
 class UpdateResult(NamedTuple):
@@ -78,11 +180,9 @@ def update(
 
     If a log-prob, logsumexp, value, loss or gradient is NaN or infinite on any rank, that optimizer step is not made on
     any rank, and the update ends.
-    places: the index of each episode among those of all ranks, which decides its minibatches. If empty, episodes are
-    numbered round robin over the ranks. detailed: measure every gradient, weight and change (`NormRecorder`).
-    keep_gradients: the clipped gradients of the last optimizer step stay in the parameters. step_on: makes the
-    optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its second argument is the
-    factor that clips the gradients.
+    seed ... keep_gradients: as in `UpdateRun`; without `places`, episodes are numbered round robin over the ranks.
+    step_on: makes the optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its
+    second argument is the factor that clips the gradients.
     """
     tally = Tally()
     for name in ("update/steps", "update/epochs"):
@@ -109,11 +209,11 @@ def update(
                 fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
                 unmoved = tally.sums["update/steps"][0] == 0
                 refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
-                return UpdateResult(_without_step(tally, measured, recorder, refused=True), refused)
+                return UpdateResult(_ended(tally, recorder, measured, refused=True), refused)
             of_epoch.merge(measured)
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
                 _clear(recorder.parameters)
-                return UpdateResult(_without_step(tally, measured, recorder, early=True), None)
+                return UpdateResult(_ended(tally, recorder, measured, early=True), None)
             bound, made = optimizer_options.max_grad_norm, partial(step_on, minibatch)
             stepped = _clip_and_step(recorder, norms, made, bound, options.ratio_threshold, measured)
             if not (keep_gradients and stepped):
@@ -122,19 +222,16 @@ def update(
                 p.grad.copy_(master.grad)  # that of the master weight was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
-    return UpdateResult(_finish(tally, recorder), None)
+    return UpdateResult(_ended(tally, recorder), None)
 
 
-def _without_step(
-    tally: Tally, measured: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False
+def _ended(
+    tally: Tally, recorder: NormRecorder, last: Tally | None = None, *, early: bool = False, refused: bool = False
 ) -> Tally:
-    """The metrics of an update that ended with a minibatch without an optimizer step; its loss is not one of them."""
-    measured.sums.pop("loss/total", None)
-    return _finish(tally.merge(measured), recorder, early=early, refused=refused)
-
-
-def _finish(tally: Tally, recorder: NormRecorder, *, early: bool = False, refused: bool = False) -> Tally:
-    """Add how the update ended, and the norms of the weights."""
+    """Add how the update ended, and the norms of the weights. last: of a minibatch without an optimizer step."""
+    if last is not None:
+        last.sums.pop("loss/total", None)
+        tally.merge(last)
     tally.add("update/early_stopped", float(early))
     tally.add("update/refused", float(refused) / distributed.world(), 0.0)
     recorder.weights()

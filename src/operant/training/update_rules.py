@@ -1,8 +1,8 @@
 """Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -10,11 +10,10 @@ from operant.bounds import bounded
 from operant.import_by_name import Table
 from operant.models.policy import Policy
 from operant.sampling import Sampling
-from operant.training.microbatch import MicroBatchOptions, TokenBudget
-from operant.training.objective import Objective
+from operant.training.objective import MicroBatchOptions, Objective
 from operant.training.optimizer import OptimizerOptions, RateOptions, apply, make_optimizer, rate
 from operant.training.own_optimizer import OwnOptimizer
-from operant.training.update import UpdateOptions, UpdateResult, update
+from operant.training.update import UpdateOptions, UpdateResult, UpdateRun, update
 from operant.types import Batch, OperantError, shown
 
 __all__ = [
@@ -70,20 +69,9 @@ class GradientUpdate:
         return rate(options, step, total)
 
     def update(
-        self,
-        batch: Batch,
-        objective: Objective,
-        sampling: Sampling,
-        *,
-        lr: float,
-        seed: int,
-        step: int,
-        places: Sequence[int | None],
-        budget: TokenBudget,
-        detailed: bool,
-        keep_gradients: bool,
+        self, batch: Batch, objective: Objective, sampling: Sampling, *, lr: float, **run: Unpack[UpdateRun]
     ) -> UpdateResult:
-        """Train on the batch of a training step. Every rank calls it. The arguments are those of `update.update`."""
+        """Train on the batch of a training step. Every rank calls it. The arguments are those of `update.UpdateRun`."""
         result = update(
             self.policy,
             self.optimizer,
@@ -92,12 +80,7 @@ class GradientUpdate:
             options=self.options["update"],
             optimizer_options=self.options["optimizer"],
             sampling=sampling,
-            seed=seed,
-            step=step,
-            places=places,
-            budget=budget,
-            detailed=detailed,
-            keep_gradients=keep_gradients,
+            **run,
             step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
         )
         if self.own is not None and (result.refused is None or not result.refused.first):
@@ -147,12 +130,12 @@ UPDATE_RULES = Table(
 """The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
 
 
-def find_rule(rule: Any) -> type[GradientUpdate]:
+def find_rule(rule: object) -> type[GradientUpdate]:
     """The class of an update rule: the rule itself, or that of a name or a `module:object`.
 
     Raises: OperantError for an unknown one, and for one that lacks a member.
     """
-    found = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
+    found: Any = UPDATE_RULES.find(rule) if isinstance(rule, str) else rule
     members = ("update_options", "optimizer_options", "parts", "learning_rate", "update")
     if lacking := [name for name in members if not hasattr(found, name)]:
         raise OperantError(f"update rule {shown(rule)} has no {lacking[0]}: derive it from GradientUpdate")

@@ -25,8 +25,8 @@ from operant.runs.config import Config
 from operant.storage.hub import find_config
 from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import Memory
-from operant.training.gradient_norms import SAMPLE
 from operant.training.optimizer import RateOptions
+from operant.training.update import SAMPLE
 
 
 def config_of(name: Any) -> Any:
@@ -109,8 +109,8 @@ class MemoryModel:
         trained = bytes_of(p for p in self.policy.model.parameters() if p.requires_grad)
         learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
         copies = {*self.algorithm.copies} - {"reference"}
-        if self.algorithm.mask is not None and self.run.learner["mask"].by == "policy":
-            copies.discard(self.algorithm.mask)
+        if "mask" in self.run.learner and self.run.learner["mask"].by == "policy":
+            copies.discard("mask")
         named, reference = self.run.train.reference, 0.0
         if named == "copy" and "reference" in self.algorithm.copies:  # it shares every weight that is not trained
             reference = trained

@@ -1,0 +1,225 @@
+"""What a learner is made of: its policy, engine, world and options, and all state that changes during training."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import torch
+from torch.optim import Optimizer
+
+from operant import machine
+from operant.algorithms import DEFAULT, Algorithm, find, left_out_message
+from operant.algorithms import preset as find_preset
+from operant.engines.native.engine import NativeEngine
+from operant.engines.own import OwnEngine
+from operant.envs import SingleTurn
+from operant.models.policy import Policy
+from operant.models.policy_state import PolicyState
+from operant.models.reference import PolicyCopy
+from operant.objectives.kl import KLOptions, controller
+from operant.options import values
+from operant.rewards.shaping import RunningMoments
+from operant.rollouts.play import Attempts
+from operant.rollouts.prompts import Wanted
+from operant.sampling import Sampling
+from operant.training import refused_step, sharding
+from operant.training.nonfinite import RefusedStep
+from operant.training.objective import Objective, make_objective
+from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
+from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
+from operant.training.replay_buffer import ReplayBuffer
+from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
+from operant.training.sharding import DividedOptimizer
+from operant.training.update_rules import find_rule
+from operant.types import Batch, Engine, Env, OperantError, Rollout
+
+if TYPE_CHECKING:
+    from operant.keywords import LearnerArguments, OptimizerKeywords
+
+
+class Progress:
+    """The number of steps, of episodes that were trained on, and of refused steps in a row up to now."""
+
+    def __init__(self) -> None:
+        self.step, self.episodes, self.refused = 0, 0, 0
+
+    def share(self, total: int | None) -> float:
+        """The finished share of a run of `total` steps, in [0, 1]; 0 if the total is unknown."""
+        return min(self.step / total, 1.0) if total else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "episodes": self.episodes, "refused": self.refused}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.step, self.episodes, self.refused = state["step"], state["episodes"], state.get("refused", 0)
+
+
+@dataclass(frozen=True)
+class LastStep:
+    """The data of the last training step."""
+
+    rollouts: list[Rollout]
+    """All rollouts that were passed to the step."""
+    scores: Sequence[Any]
+    """One for each rollout, as the reward returned it."""
+    batch: Batch
+    places: list[int]
+    """The indices of the rollouts in the batch."""
+    sampling: Sampling
+
+
+class LearnerParts:
+    """What a learner is made of. `Learner` documents the arguments, and is what to do with it."""
+
+    def __init__(
+        self,
+        policy: object,
+        *,
+        tokenizer: Any = None,
+        reference: object = "copy",
+        algorithm: str | Algorithm | None = None,
+        preset: str | None = None,
+        engine: Engine | Callable[[Policy], Engine] | None = None,
+        env: Env | None = None,
+        total_steps: int | None = None,
+        optimizer: "OptimizerKeywords | Optimizer | Callable[[list[torch.nn.Parameter]], Optimizer] | None" = None,
+        lr_scheduler: object = None,
+        composed: Mapping[str, Any] | None = None,
+        **options: "Unpack[LearnerArguments]",
+    ):
+        name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
+        self.algorithm = find(name)
+        if composed is not None and (beside := ([] if preset is None else ["preset"]) + sorted(options)):
+            raise OperantError(
+                f"{', '.join(beside)} beside composed=, which has every option already: give these to "
+                "runs.config.configure, or leave composed out"
+            )
+        left_out: list[str] = []
+        if composed is None:
+            optimizer, by_name = with_kind(optimizer, cast(Mapping[str, Any], options))
+            without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
+            composed, left_out = learner_options(name, preset, by_name, above=without_kl)
+        if left_out:
+            warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
+        self.options = dict(composed)
+        """All options by group."""
+        self.own: LearnerOptions = self.options["learner"]
+        self.kl: KLOptions = self.options["kl"]
+        check_length(self.options, total_steps)
+        check_reference(self.options, name, reference)
+        check_given(self.options, optimizer, lr_scheduler)
+        sharding.check(self.algorithm.update, self.options)
+        self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
+        self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
+        others = {"tokenizer": tokenizer, "engine": engine, "env": env}
+        others |= {"algorithm": name, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        self.given = self.named | {argument: refused_step.name(thing) for argument, thing in others.items()}
+        """What the constructor was given: names, and the classes of objects in angle brackets."""
+        self.copied: dict[str, str] = {}
+        """Of a loaded learner: the names of the models that its folder has copies of, by the path of the copy."""
+        self.policy = load_trained_policy(policy, name, self.options, tokenizer)
+        """The `Policy` in training."""
+        self.sampling = configured_sampling(self.options, self.policy)
+        self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
+        mask = self.copies.get("mask") if "mask" in self.algorithm.options else None
+        # The mask is read while replies are generated, so it stays whole.
+        sharding.divide(self.policy, [copy for copy in self.all_copies if copy is not mask], self.own)
+        is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
+        self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
+        prepare_engine(self.engine, self.own, name, mask)
+        self.env = env or SingleTurn()
+        tell_room(self.env, self.policy, self.sampling)
+        own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
+        self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
+        self.wanted = Wanted(self.options["condition"]) if "condition" in self.options else None
+        """The returns that play asks for; None: prompts state none."""
+        replay = self.options.get("replay")
+        self.buffer = ReplayBuffer(replay, self.own.seed, self.own.max_staleness) if replay and replay.share else None
+        """Earlier replies; None: a step learns from its own replies alone."""
+        self.controller, self.moments = controller(self.kl), RunningMoments()
+        self.total_steps, self.progress = total_steps, Progress()
+        self.budget, self.clock = self.options["update"].budget(), machine.Clock()
+        self.attempts = Attempts()
+        """The attempts that `generate` has made since the last step."""
+        self.last_step: LastStep | None = None
+        self.updating = False
+        """True during the optimizer steps of an update, and still True after one of them raised."""
+        self.refused: RefusedStep | None = None
+        """The last step, if it was refused because of NaN or infinity."""
+        self.history: list[dict[str, float]] = []
+        """The metrics of the steps so far; of more than `HISTORY` steps, the first ones and the last."""
+        self.distributions: dict[str, Any] = {}
+        """Of the last step: `histograms`, norms by `blocks`, and every `watch_every` steps `gradients` by tensor."""
+
+    @property
+    def all_copies(self) -> list[PolicyCopy]:
+        """The reference and the other copies of the policy."""
+        return [*([self.reference] if self.reference is not None else []), *self.copies.values()]
+
+    @property
+    def rescores(self) -> bool:
+        """Whether log-probs and values are computed again, instead of taking those of the engine."""
+        usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
+        return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the environment pays rewards."""
+        return getattr(self.env, "pays", True)
+
+    @property
+    def between_turns(self) -> float:
+        """The discount from a turn to the next one."""
+        return math.prod(self.options["advantage"].get(rate, 1.0) for rate in ("gamma", "turn_gamma"))
+
+    def timing(self, phase: str) -> AbstractContextManager[None]:
+        """A context that measures the seconds of a phase of this step."""
+        return self.clock.timing(phase)
+
+    @contextmanager
+    def present(self, only: Policy | None = None) -> Iterator[None]:
+        """Inside this context, the copies of the policy, or the one whose policy is `only`, are whole on every rank."""
+        with ExitStack() as stack:
+            for copied in self.all_copies:
+                if only is None or copied.policy is only:
+                    stack.enter_context(copied.present())
+            yield
+
+    def objective(self, sampling: Sampling) -> Objective:
+        """The objective that the update minimises."""
+        reference = self.reference.policy if self.reference is not None else None
+        return make_objective(self.algorithm, self.options, reference, sampling)
+
+    def option_values(self) -> dict[str, Any]:
+        """Every option by its full name."""
+        return {f"{group}.{k}": v for group, made in self.options.items() for k, v in values(made).items()}
+
+    def parts(self) -> dict[str, Any]:
+        """All state that changes, by the name under which it is registered in `RunState`."""
+        shards, rule = self.policy.shards, dict(self.rule.parts())
+        optimizer = rule.pop("optimizer", None)
+        if optimizer is not None and shards is not None:
+            optimizer = DividedOptimizer(optimizer, shards)
+        parts = {
+            "policy": PolicyState(self.policy, shards),
+            "optimizer": optimizer,
+            **{f"update/{name}": part for name, part in rule.items()},
+            "controller": self.controller,
+            "moments": self.moments,
+            "progress": self.progress,
+            "budget": self.budget,
+            "wanted": self.wanted,
+            "replay": self.buffer,
+            "reference": self.reference,
+            **{f"shadow/{name}": copied for name, copied in self.copies.items()},
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def default_engine(policy: object) -> Engine:
+    """The engine in this process: native for a transformers model, and otherwise the policy's own `generate`."""
+    return NativeEngine(policy) if isinstance(policy, Policy) else OwnEngine(cast(Any, policy))
