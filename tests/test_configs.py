@@ -32,7 +32,7 @@ from operant.algorithms import ALGORITHMS
 from operant.api import train
 from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
+from operant.runs.notes import idle
 from operant.tools.cli import main
 from operant.tools.diagnosis import EXPLAINS
 from operant.training.learner import Learner

@@ -183,7 +183,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
     for run in steps_of(out, resume=True):
         assert run.learner.controller.coef == 0.7
         run.step()
-        run.save()
+        run.checkpoints.save()
         moved = run.learner.controller.coef
         break
     for run in steps_of(out, resume=True):
@@ -350,7 +350,7 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
         run.learner.budget.tokens = 512
         torch.set_num_threads(2)
         break_after = run.step()
-        run.save()
+        run.checkpoints.save()
         torch.set_num_threads(ran)
         assert break_after["step"] == 1
         break
@@ -368,7 +368,7 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
             assert run.learner.budget.tokens == tokens
             run.learner.budget.tokens //= 2  # memory ran out
             run.step()
-            run.save()
+            run.checkpoints.save()
             break
     for run in steps_of(out, resume=True):
         assert run.learner.budget.tokens == 512, "the checkpoint has what fitted"
@@ -459,8 +459,8 @@ def test_a_world_and_a_source_register_too_and_a_module_does_not(tmp_path):
 
     given = options(reward=Fixed(1, 1), env=World(), tasks=Source(TASKS))
     for run in runs(tmp_path / "run", policy=model(), **given):
-        assert run.stateful == ["env", "source"]
-        run.save()
+        assert run.state.stateful == ["env", "source"]
+        run.checkpoints.save()
         break
     given["env"].asked = given["tasks"].asked = 0
     for _ in runs(tmp_path / "run", policy=model(), resume=True, **given):

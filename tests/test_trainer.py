@@ -12,7 +12,7 @@ from operant.algorithms import METHODS, find, presets
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
+from operant.runs.notes import idle
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):

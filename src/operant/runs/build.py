@@ -18,6 +18,7 @@ from operant.metrics.evaluation import prepared, resolve
 from operant.models.base import ReadingPolicy
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
 from operant.models.safe_loading import load_tokenizer
+from operant.rewards import Judged
 from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
@@ -25,12 +26,15 @@ from operant.runs.ahead import Ahead
 from operant.runs.config import Config, TrainOptions
 from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
 from operant.runs.journal import Journal
+from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, score
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, RewardFn, Task, shown
+from operant.types import Engine, OperantError, RewardFn, Rollout, Task, shown
+
+CALIBRATED = 256
+"""Replies whose mean and variance are measured, as in Ziegler et al. (2019)."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,29 @@ class RunParts:
         if self.demonstrations is not None:
             tasks = [self.demonstrations.opening(task) for task in tasks]
         return [task for task in tasks for _ in range(samples)]
+
+    def play_and_score(self, train: TrainOptions) -> tuple[list[Rollout], Judged]:
+        """Play and score this rank's part of a step's tasks. An error on one rank is raised on all.
+
+        Demonstrations of the tasks follow behind the played replies, and are not judged.
+        """
+        learner, ahead = self.learner, self.ahead
+        rollouts, judged = list[Rollout](), Judged([])
+        if ahead is not None:
+            ahead.begin()
+            rollouts, judged = distributed.together(lambda: score(learner, self.reward, ahead.played()))
+            taken = ahead.tasks()
+        else:
+            taken, samples = self.order.take(train.batch // train.samples), train.samples
+            if learner.algorithm.source != "data":
+                sizes = {"chunks": train.reward_chunks, "samples": samples}
+                rollouts, judged = distributed.together(
+                    lambda: play_and_score(learner, self.attempts(taken, samples), self.reward, **sizes)
+                )
+        if (demonstrations := self.demonstrations) is not None:
+            tasks = [self.tasks[i] for i in taken]
+            rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
+        return rollouts, judged
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
@@ -163,7 +190,7 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    notes = (*of_rows, *idle(config), *notes)
+    notes = (*of_rows, *notes)
     order = Order(len(tasks), seed)
     more = (probes, demonstrations, left_out, notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
@@ -303,3 +330,22 @@ def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> D
             if (why := policy.misfit(len(turn.prompt), len(turn.action))) is not None:
                 raise OperantError(f"task {task.id!r} {why}; leave it out, or cut long rows: --data.max-length N")
     return demonstrations
+
+
+def calibrate(parts: RunParts, data: DataOptions) -> None:
+    """Make the scores of replies have mean 0 and variance 1: the labelled ones, or those of a file of its own.
+
+    A policy without such a scale is left alone.
+    Raises: OperantError for a file that cannot be read, or equal scores.
+    """
+    policy, demonstrations, tasks = parts.learner.policy, parts.demonstrations, parts.tasks
+    if not isinstance(policy, ReadingPolicy) or policy.calibrated_on is None or demonstrations is None:
+        return
+    if policy.calibrated_on != "labels":
+        tasks = load_tasks(policy.calibrated_on, None, replace(data, limit=CALIBRATED), with_replies=True)
+    rows = list[list[int]]()
+    for task in tasks:
+        rows += [rollout.turns[0].prompt + rollout.turns[0].action for rollout in demonstrations.rollouts([task])]
+        if len(rows) >= CALIBRATED:
+            break
+    policy.calibrate(rows[:CALIBRATED])
