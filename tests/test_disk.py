@@ -11,8 +11,7 @@ from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
 from operant import OperantError, train
-from operant.runs.folder import RunFolder
-from operant.runs.journal import Journal
+from operant.runs.folder import Journal, RunFolder
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
@@ -173,7 +172,7 @@ def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkey
 
 
 def test_what_waits_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("operant.runs.journal.MOST", 20)
+    monkeypatch.setattr("operant.runs.folder.MOST_WAITING", 20)
     journal = Journal(tmp_path / "no-such-folder" / "lines")
     for number in range(100):
         with pytest.raises(OperantError):

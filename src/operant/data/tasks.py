@@ -15,8 +15,7 @@ from typing import Any
 
 from operant.data.forms import Form, FormedRow, called, formed, names_in, place_of
 from operant.data.order import permutation
-from operant.data.preferences import labelled_task
-from operant.data.replies import task_with_reply
+from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter, encode_more, encode_prompt
 from operant.types import OperantError, Task, shown
@@ -122,7 +121,7 @@ def load_tasks(
     tokenizer, prompts become ids; rows that are a `Task` already stay unchanged, unless a query is cut from them.
     `context` and `max_new`, in tokens, bound the prompts, `vocabulary` their ids. A generator without end needs
     `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
-    `labelled`: these have labels (see `data/preferences.py`). `form`: makes the rows of tasks of those that a data set
+    `labelled`: these have labels (see there). `form`: makes the rows of tasks of those that a data set
     publishes (see `data/forms.py`). `cue`: whether the policy continues its prompts, and so reads the form's cue.
     `passed`: is given the numbers of rows that were `read`, and of those that are left out because they have `no text`.
 

@@ -25,8 +25,7 @@ from operant.runs import named_parts
 from operant.runs.ahead import Ahead
 from operant.runs.config import Config, TrainOptions
 from operant.runs.evaluate import Evaluator, Probes
-from operant.runs.folder import read_config
-from operant.runs.journal import Journal
+from operant.runs.folder import Journal, read_config
 from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, score
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found

@@ -27,20 +27,61 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from operant.options import read_mapping
 from operant.runs import lock
-from operant.runs.journal import Journal
 from operant.storage import atomic_io, old_names
 from operant.storage.hub import CONFIGS, OWN
 from operant.types import OperantError
 
 FAILED = "the run failed: "
 """How the line of `log.txt` begins, after its time, that an error which ended the run leaves."""
+MOST_WAITING = 64 << 20
+"""The most characters of lines that wait; above that, the oldest lines are dropped."""
 _PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
+
+State = Literal["running", "finished", "failed", "interrupted"]
+"""How a run stands."""
+
+
+class Journal:
+    """Appends lines to a file, complete and in order, even if writes fail in between."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.waiting: list[str] = []
+        """Lines that could not be written yet."""
+        self._good: int | None = None
+        """The size of the file before a write that failed, which may have left half a line."""
+
+    def add(self, line: str) -> None:
+        """Write the waiting lines and this one. Raises: OperantError if the disk refuses; all of them then wait."""
+        self.waiting.append(line)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting lines. Raises: OperantError if the disk refuses."""
+        if not self.waiting:
+            return
+        try:
+            if self._good is not None and self.size() > self._good:  # a failed write has left half a line
+                with atomic_io.explained(self.path):
+                    atomic_io.truncate(self.path, self._good)
+            self._good = self.size()
+            atomic_io.append_text(self.path, "".join(self.waiting))
+        except OperantError:
+            while sum(map(len, self.waiting)) > MOST_WAITING:
+                self.waiting.pop(0)
+            raise
+        self.waiting.clear()
+        self._good = None
+
+    def size(self) -> int:
+        """Size of the file in bytes; 0 if it does not exist."""
+        return self.path.stat().st_size if self.path.exists() else 0
 
 
 class RunFolder:
@@ -234,6 +275,37 @@ class RunFolder:
                 self.log_message("".join(traceback.format_exception(behind)).rstrip())
             self.log_message(f"{FAILED}{' '.join(str(error).split()) or type(error).__name__}")
         self.close()
+
+
+def run_folders(*places: str | Path) -> list[Path]:
+    """The run folders among `places` and up to two levels below them, as those of a sweep, newest first."""
+    found = {
+        path.parent
+        for place in map(Path, places)
+        for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+        for path in place.glob(pattern)
+    }
+    return sorted(found, key=changed, reverse=True)
+
+
+def changed(folder: Path) -> float:
+    """When a run folder last got a step, in seconds since 1970; before the first step, when it was made."""
+    metrics, config = folder / "metrics.jsonl", folder / "config.yaml"
+    return (metrics if metrics.exists() else config).stat().st_mtime
+
+
+def state(folder: Path, done: int, steps: int) -> State:
+    """How the run in `folder` stands, with `done` of `steps` steps.
+
+    It failed if an error ended it, and was interrupted if a signal did, or if its process is gone without a trace.
+    """
+    if lock.held(folder / "lock"):
+        return "running"
+    if done >= steps and is_export(folder / "export"):
+        return "finished"
+    log = folder / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return "failed" if lines and FAILED in lines[-1] else "interrupted"
 
 
 def is_export(folder: Path) -> bool:

@@ -1,5 +1,7 @@
 """Replies to many tasks: where they come from, what scores them, and the file that keeps them.
 
+A run's evaluation (`runs/evaluate.py`), `operant eval` and `generate` score replies by it.
+
 make = partial(drawn, policy=policy, engine=engine, sampling=sampling, scorers=[scorer("letters:e", {})], samples=4)
 kept = Kept(Path("replies.jsonl"), {"model": "runs/sft"})
 kept.fill(0, tasks, make, 4, print)
@@ -14,9 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from operant import rewards
+from operant import distributed, rewards
 from operant.envs import SingleTurn
 from operant.options import compose
+from operant.rewards import Judged
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.shaping import ScoreOptions, as_seen
@@ -46,18 +49,30 @@ class JudgedReply:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A reward with a name of its own in tables and files."""
+    """A reward that judges replies, those of a run's evaluation and of a command alike."""
 
     name: str
-    reward: RewardFn
+    """Its name in tables and files."""
+    reward: RewardFn | None
+    """None: only the world pays."""
     score: ScoreOptions = field(default_factory=ScoreOptions)
     """How much of a reply the reward sees."""
 
     def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
         """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
         rewards.read_with(self.reward, tokenizer)
-        seen = as_seen(rollouts, self.score, tokenizer, sampling)
-        return rewards.totals(rewards.judge(self.reward, seen).scores, seen)
+        return rewards.totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
+
+    def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[Rollout]:
+        """The rollouts as the reward and the metrics see them."""
+        return as_seen(rollouts, self.score, tokenizer, sampling)
+
+    def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
+        """What the reward says of rollouts, on all ranks. pays: the world pays, too.
+
+        Raises: OperantError of the reward.
+        """
+        return distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays))
 
     def close(self) -> None:
         """End the processes of the reward."""
