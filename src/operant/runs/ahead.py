@@ -107,8 +107,14 @@ class Ahead:
         """What `InTurn` has given the engine, until the thread uses it."""
         self.kept = KeptWeights(learner.policy, n + 1 if n else 0)
         self.thread: ThreadPoolExecutor | None = None
-        if carry:
-            check_carry(learner, carry)
+        if carry and not isinstance(learner.env, SingleTurn):
+            name = type(learner.env).__name__
+            raise OperantError(f"partial_rollout_tokens={carry} with the world {name}: it plays more than one reply")
+        if carry and not hasattr(learner.engine, "generate_more"):
+            name = type(learner.engine).__name__
+            raise OperantError(
+                f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
+            )
         if n:
             self._start()
 
@@ -116,7 +122,7 @@ class Ahead:
         """Start the thread, and give it a learner of its own."""
         learner, n = self.learner, self.n
         own = bool(getattr(learner.engine, "own_weights", False))
-        check(learner, n, own_weights=own)
+        _check(learner, n, own_weights=own)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
@@ -264,22 +270,8 @@ class InTurn:
         return self.engine
 
 
-def check_carry(learner: Learner, carry: int) -> None:
-    """Refuse a world or engine whose replies cannot be carried over. Raises: OperantError."""
-    env, engine = learner.env, learner.engine
-    if not isinstance(env, SingleTurn):
-        raise OperantError(
-            f"partial_rollout_tokens={carry} with the world {type(env).__name__}: it plays more than one reply"
-        )
-    if not hasattr(engine, "generate_more"):
-        name = type(engine).__name__
-        raise OperantError(
-            f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
-        )
-
-
-def check(learner: Learner, n: int, *, own_weights: bool) -> None:
-    """Refuse what cannot be played ahead. Raises: OperantError."""
+def _check(learner: Learner, n: int, *, own_weights: bool) -> None:
+    """Refuse what cannot be played ahead."""
     for kind, thing in (("env", learner.env), ("engine", learner.engine)):
         if any(stateful_parts(kind, thing)):
             what = "world" if kind == "env" else "engine"

@@ -172,7 +172,10 @@ def build(
     tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds)
     if env is None:
         check_chat(config, [*tasks, *held_out], policy.tokenizer)
-    tasks, left_out = _usable(learner, tasks)
+    useful = [True] * len(tasks)
+    if (usable := learner.algorithm.usable) is not None:
+        useful = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
+    tasks = [task for task, teaches in zip(tasks, useful, strict=True) if teaches]
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
         rewards.read_held_out(judge, held_out)
@@ -191,7 +194,7 @@ def build(
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     notes = (*of_rows, *notes)
     order = Order(len(tasks), seed)
-    more = (probes, demonstrations, left_out, notes)
+    more = (probes, demonstrations, useful.count(False), notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
@@ -235,8 +238,12 @@ def read_tasks(
     def read(rows: Any) -> list[Task]:
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
         notes.extend(left_out(passed, rows))
-        if passed["texts"] and rows is source and config.train.env is None:
-            notes.extend(untold(tokenizer, config.data))
+        texts = passed["texts"] and rows is source and config.train.env is None
+        if texts and getattr(tokenizer, "chat_template", None) and config.data.query_range() is None:
+            notes.append(
+                "the policy has a chat template, and the prompts are no messages: it reads them as they are, without "
+                "it; --data.chat true makes each text the message of a user"
+            )
         return tasks
 
     tasks = read(source)
@@ -259,14 +266,6 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
         if not really or not text.startswith("tasks: "):
             raise
         raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
-
-
-def untold(tokenizer: Any, data: DataOptions) -> list[str]:
-    """A sentence on texts without the chat template that the policy has, unless they are the beginnings of texts."""
-    if not getattr(tokenizer, "chat_template", None) or data.query_range() is not None:
-        return []
-    what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
-    return [f"{what}; --data.chat true makes each text the message of a user"]
 
 
 def trained(folder: Path) -> tuple[Any, Engine]:
@@ -300,15 +299,6 @@ def check_chat(config: Config, tasks: list[Task], tokenizer: Any) -> None:
         tokenizer = load_tokenizer(exported(folder)) if folder is not None and folder.is_dir() else None
     if chats and tokenizer is not None:
         encode_prompt(config.learner["model"].templated(tokenizer), chats[0])
-
-
-def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
-    """The tasks whose labels teach the method something, and the number of the others."""
-    usable = learner.algorithm.usable
-    if usable is None:
-        return tasks, 0
-    found = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
-    return [task for task, useful in zip(tasks, found, strict=True) if useful], found.count(False)
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

@@ -5,8 +5,8 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 
 import difflib
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,19 +104,14 @@ class TrainOptions:
     """Steps between sample replies on the console; 0: none."""
 
     def __post_init__(self) -> None:
-        at_least_0 = (
-            "rollouts_ahead",
-            "partial_rollout_tokens",
-            "evaluate_every",
-            "probes",
-            "checkpoint_minutes",
-            "checkpoint_every",
-            "keep_every",
+        from_0 = (
+            "rollouts_ahead partial_rollout_tokens evaluate_every probes checkpoint_minutes checkpoint_every keep_every"
         )
-        at_least_1 = ("steps", "batch", "samples", "reward_chunks", "keep", "probe_every")
-        for name, least in [*((n, 0) for n in at_least_0), *((n, 1) for n in at_least_1)]:
-            if getattr(self, name) < least:
-                raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
+        from_1 = "steps batch samples reward_chunks keep probe_every"
+        for least, names in enumerate((from_0, from_1)):
+            for name in names.split():
+                if getattr(self, name) < least:
+                    raise OperantError(f"{name}={getattr(self, name)}: it must be at least {least}")
         if self.batch % self.samples:
             raise OperantError(
                 f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt; use "
@@ -176,26 +171,40 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
 
     Raises: OperantError for an unknown recipe, part or option, a wrong type or an impossible value.
     """
+    with _placed(given, recipe):
+        chosen, schema, whole, left_out = chosen_options(given, recipe)
+        own_groups = _of_a_run(schema)
+        of_run = options.names(own_groups)
+        built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
+        train, data, evaluation, isolation = (built.pop(group) for group in OWN)
+        parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
+        method = find(chosen)
+        corrects = method.source != "data" and not (method.condition or method.needs.action_values)
+        if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
+            whole.setdefault("learner.importance", "token")
+        learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
+        config = Config(replace(train, algorithm=chosen), data, evaluation, isolation, learner, parts, left_out)
+        _check_best(config.train, config.evaluation)
+        _check_together(config)
+        check_ahead(config.train, learner["learner"], learner["sampling"].max_tokens)
+        return config
+
+
+@contextmanager
+def _placed(given: Mapping[str, Any], recipe: str | None) -> Iterator[None]:
+    """Let an error about an option of the user's own recipe name file and line."""
     try:
-        return _configured(given, recipe)
+        yield
     except OperantError as error:
-        if place := place_in_recipe(str(error), given, recipe):
-            raise OperantError(f"{place}: {error}") from error
+        path = found(recipe) if recipe and recipe not in recipes() else None
+        about = re.match(r"(?:option )?'?([\w.-]+)", str(error))
+        if path is not None and about is not None and path.is_file():
+            near, lines = [about[1], about[1].rpartition(".")[2]], dict[str, int]()
+            with suppress(OperantError):
+                lines = options.lines(path)
+            if {*near}.isdisjoint(given) and (named := next((name for name in near if name in lines), None)):
+                raise OperantError(f"{path}, line {lines[named]}: {error}") from error
         raise
-
-
-def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) -> str:
-    """File and line of the option that an error is about; empty if it is none of the user's own recipe."""
-    path = found(recipe) if recipe and recipe not in recipes() else None
-    about = re.match(r"(?:option )?'?([\w.-]+)", error)
-    if path is None or about is None or not path.is_file():
-        return ""
-    near = [about[1], about[1].rpartition(".")[2]]
-    try:
-        lines = options.lines(path)
-    except OperantError:
-        return ""
-    return next((f"{path}, line {lines[n]}" for n in near if n in lines and not {*near} & {*given}), "")
 
 
 class Chosen(NamedTuple):
@@ -216,8 +225,8 @@ def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
     """
     base, given = options.with_short_names(load_recipe(recipe) if recipe else {}, given)
     base, given = named_parts.flattened(base), named_parts.flattened(given)
-    above = preset(_text(given.get("preset")))
-    below = preset(_text(base.get("preset"))) if "preset" not in given else {}
+    texts = given.get("preset"), None if "preset" in given else base.get("preset")
+    above, below = (preset(text) if isinstance(text, str) and not options.is_none(text) else {} for text in texts)
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
     named, left_out = named_in(given, base), dict[str, list[str]]()
     for kind, others in named_parts.replaced(base, given).items():
@@ -251,25 +260,6 @@ def _of_a_run(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {group: made for group, made in schema.items() if group in OWN or group in named_parts.KINDS}
 
 
-def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
-    """As `configure`."""
-    chosen, schema, whole, left_out = chosen_options(given, recipe)
-    own_groups = _of_a_run(schema)
-    of_run = options.names(own_groups)
-    built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
-    train, data, evaluation, isolation = (built.pop(group) for group in OWN)
-    parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
-    train = replace(train, algorithm=chosen)
-    method = find(chosen)
-    corrects = method.source != "data" and not (method.condition or method.needs.action_values)
-    if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
-        whole.setdefault("learner.importance", "token")
-    learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
-    config = Config(train, data, evaluation, isolation, learner, parts, left_out)
-    _check_together(config)
-    return config
-
-
 def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
@@ -280,15 +270,9 @@ def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, 
     return options.resolve(config_schema(written_for, named), {**recipe, "algorithm": written_for})
 
 
-def _text(value: Any) -> str | None:
-    """The name of a preset; None for none."""
-    return value if isinstance(value, str) and value.lower() not in ("none", "null") else None
-
-
 def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
-    _check_best(train, config.evaluation)
     if config.evaluation.metrics and not train.evaluates:
         raise OperantError(
             f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, as in "
@@ -335,8 +319,18 @@ def _check_together(config: Config) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    _check_selection(train, config.learner["learner"])
-    check_ahead(train, config.learner["learner"], config.learner["sampling"].max_tokens)
+    kind, number = ("", 0.0) if selects is None else best.parse(selects)
+    of_replies = config.learner["learner"].select_unit == "episode"
+    if kind == "count" and of_replies and number > train.batch:
+        raise OperantError(
+            f"learner.select={selects} with batch={train.batch}: a step has fewer replies; use at most "
+            f"top:{train.batch}"
+        )
+    if kind == "group" and of_replies and number >= train.samples:
+        raise OperantError(
+            f"learner.select={selects} with samples={train.samples}: all replies to a prompt would stay; raise "
+            "samples, or select fewer"
+        )
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
@@ -350,21 +344,6 @@ def _check_together(config: Config) -> None:
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(
             f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
-        )
-
-
-def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
-    """Refuse a selection of more episodes than a step or a prompt has."""
-    kind, number = ("", 0.0) if own.select is None else best.parse(own.select)
-    if kind == "count" and own.select_unit == "episode" and number > train.batch:
-        raise OperantError(
-            f"learner.select={own.select} with batch={train.batch}: a step has fewer replies; use at most "
-            f"top:{train.batch}"
-        )
-    if kind == "group" and own.select_unit == "episode" and number >= train.samples:
-        raise OperantError(
-            f"learner.select={own.select} with samples={train.samples}: all replies to a prompt would stay; raise "
-            "samples, or select fewer"
         )
 
 
@@ -440,12 +419,11 @@ def load_recipe(name: str) -> dict[str, Any]:
 
 def as_mapping(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
-    out = {k: describe(v) for k, v in options.values(config.train).items()}
+    out = _plain(config.train)
     for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
         out |= {f"{kind}.{option}": describe(value) for option, value in own.items()}
-    out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
-    out["isolation"] = _plain(config.isolation)
-    return out | {group: _plain(made) for group, made in config.learner.items()}
+    own = {"data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
+    return out | {group: _plain(made) for group, made in (own | config.learner).items()}
 
 
 def describe(value: Any) -> Any:
@@ -465,4 +443,4 @@ def describe(value: Any) -> Any:
 
 
 def _plain(made: Any) -> dict[str, Any]:
-    return {k: describe(v) for k, v in options.values(made).items()}
+    return {name: describe(value) for name, value in options.values(made).items()}

@@ -123,7 +123,15 @@ class RunFolder:
             raise OperantError(f"--out {out}: that is a file, and a run writes a folder; choose another name")
         path = _claim(Path(out))
         try:
-            _probe(path, needs)
+            probe = path / "probe"
+            atomic_io.write(probe, bytes(_PROBE))
+            free = shutil.disk_usage(path).free
+            atomic_io.remove(probe)
+            if free < needs:
+                raise OperantError(
+                    f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space "
+                    "there, or choose a folder on another disk with --out"
+                )
             atomic_io.write(path / "config.yaml", text)
             if environment is not None:
                 atomic_io.write(path / "environment.json", atomic_io.strict_json(environment) + "\n")
@@ -347,8 +355,9 @@ def _claim(out: Path) -> Path:
     """Make and lock the first folder of `out`, `out-2`, `out-3` ... that is missing or empty."""
     if out.name in ("", ".."):
         out = out.resolve()
-    number = 1
+    number = 0
     while True:
+        number += 1
         path = out if number == 1 else out.with_name(f"{out.name}-{number}")
         with atomic_io.explained(path):
             atomic_io.mkdir(path.parent)
@@ -356,7 +365,6 @@ def _claim(out: Path) -> Path:
                 atomic_io.mkdir(path, exist_ok=False)
             except FileExistsError:
                 if not path.is_dir() or any(path.iterdir()):
-                    number += 1
                     continue
         try:
             if lock.take_free(path / "lock"):  # else another run has just taken it
@@ -364,25 +372,11 @@ def _claim(out: Path) -> Path:
         except OperantError:
             _discard(path)
             raise
-        number += 1
 
 
 def _discard(path: Path) -> None:
     with suppress(OSError):
         atomic_io.remove_tree(path)
-
-
-def _probe(path: Path, needs: int) -> None:
-    """Raise OperantError if the disk refuses writes or lacks space, before any training."""
-    probe = path / "probe"
-    atomic_io.write(probe, bytes(_PROBE))
-    free = shutil.disk_usage(path).free
-    atomic_io.remove(probe)
-    if free < needs:
-        raise OperantError(
-            f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
-            "or choose a folder on another disk with --out"
-        )
 
 
 def _line(record: Mapping[str, Any]) -> str:

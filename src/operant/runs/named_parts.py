@@ -47,7 +47,6 @@ def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
 
 
 def _tracker(value: Any) -> Factory | None:
-    """The factory of a single tracker; several have their options in a mapping."""
     names = [name for name in value.split(",") if name] if isinstance(value, str) else list(value)
     return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
 
