@@ -29,7 +29,7 @@ from operant.types import OUTCOMES, OperantError, Task, shown
 DEMONSTRATIONS = "`prompt` and `completion`, or `messages`, or text in `data.text_field`"
 
 
-def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | None, where: str) -> Task:
+def task_with_reply(row: object, task_id: str, text_field: str, reply_field: str | None, where: str) -> Task:
     """The task of one row, with its reply in `replies`. Raises: OperantError for a row without one.
 
     `reply_field`: the field of the replies, with the prompts in `text_field` (or from a template, which the caller
@@ -67,7 +67,7 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
     return Task(task_id, prompt, replies=(reply,))
 
 
-def _text(value: Any, name: str, where: str) -> str:
+def _text(value: object, name: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -75,7 +75,7 @@ def _text(value: Any, name: str, where: str) -> str:
     return value
 
 
-def part(value: Any, what: str, where: str) -> Any:
+def part(value: object, what: str, where: str) -> Any:
     """`value`, if it is text, token ids or messages. Raises: OperantError otherwise; `what` names the part."""
     if isinstance(value, str):
         return value
@@ -98,7 +98,7 @@ LABELLED = (
 KINDS = ("ranks", "best", "ratings", "good")
 
 
-def labelled_task(row: Any, task_id: str, where: str) -> Task:
+def labelled_task(row: object, task_id: str, where: str) -> Task:
     """The task of one row, with `replies` and `scores`; replies without a label are left out, maybe all of them.
 
     `where` names the row in errors. Raises: OperantError for a row without labels, or with labels that cannot be read.
@@ -158,7 +158,7 @@ def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any
     return fields.get("prompt", ""), list(replies), [None if one is None else known[one] for one in found]
 
 
-def until_each_step(steps: Any, where: str) -> list[str]:
+def until_each_step(steps: object, where: str) -> list[str]:
     """The reply until the end of each of its steps, which are lines: ["a", "b"] becomes ["a", "a" + newline + "b"].
 
     Raises: OperantError for steps that are no texts, or that hold a line break.
@@ -171,7 +171,7 @@ def until_each_step(steps: Any, where: str) -> list[str]:
     return ["\n".join(steps[: i + 1]) for i in range(len(steps))]
 
 
-def scores_of(fields: Mapping[str, Any], count: int, where: str = "the answer") -> list[float | None]:
+def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer") -> list[float | None]:
     """The score of each of `count` replies, from the one kind of label that the row has."""
     found = [kind for kind in KINDS if fields.get(kind) is not None]
     if not found and (fields.get("all_bad") or fields.get("skip")):  # as `operant label` exports it
@@ -193,14 +193,14 @@ def scores_of(fields: Mapping[str, Any], count: int, where: str = "the answer") 
     return [-x if x is not None and kind == "ranks" else x for x in numbers]
 
 
-def _numbers(labels: Sequence[Any], kind: str, where: str) -> list[float | None]:
+def _numbers(labels: Sequence[object], kind: str, where: str) -> list[float | None]:
     for label in labels:
         if label is not None and (not isinstance(label, (int, float)) or not math.isfinite(label)):
             raise OperantError(f"{where}: {kind} has {shown(label)}; each label must be a finite number, or null")
     return [None if label is None else float(label) for label in labels]
 
 
-def pair_of(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any]]:
+def pair_of(fields: Mapping[str, object], where: str) -> tuple[Any, list[Any]]:
     """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
     chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
     if chosen == rejected:

@@ -82,7 +82,7 @@ class DataOptions:
             if not good:
                 raise OperantError(f"data.{name}={shown(getattr(self, name))}: it must be {rule}")
 
-    def check_beside(self, form: Any) -> None:
+    def check_beside(self, form: object) -> None:
         """Raises: OperantError for an option whose work the form does, if there is one."""
         done = ("text_field", "query_tokens", "template", "reference_field", "reply_field")
         if form is not None and (changed := [name for name in done if getattr(self, name) != getattr(BARE, name)]):
@@ -101,7 +101,7 @@ BARE = DataOptions()
 
 
 def load_tasks(
-    source: Any,
+    source: object,
     tokenizer: Any = None,
     options: DataOptions | None = None,
     seed: int = 0,
@@ -161,7 +161,7 @@ def load_tasks(
     return tasks
 
 
-def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
+def left_out(passed: Mapping[str, int], source: object) -> list[str]:
     """A sentence on the rows without text that `load_tasks` has counted, if there are any."""
     of = f" of {source}" if isinstance(source, str) else ""
     n, ends = passed["no text"], "has no text and is" if passed["no text"] == 1 else "have no text and are"
@@ -172,7 +172,7 @@ def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
 
 
 def _filtered(
-    rows: Iterable[tuple[int | str, Any]],
+    rows: Iterable[tuple[int | str, object]],
     name: str,
     source_name: str,
     options: DataOptions,
@@ -224,7 +224,7 @@ def _filtered(
         yield task, was_task, around
 
 
-def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
+def _task(row: object, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
     of_form = row if isinstance(row, FormedRow) else None
     fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
     if of_form is not None and of_form.id:
@@ -263,7 +263,7 @@ def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies
     return Task(task_id, prompt, target)
 
 
-def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+def _references(fields: Mapping[str, object], name: str, where: str) -> tuple[str, ...]:
     given = _field(fields, name, where, "reference_field")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
@@ -273,14 +273,14 @@ def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, 
     return tuple(texts)
 
 
-def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
+def _filled(template: str, fields: Mapping[str, object], where: str) -> str:
     try:
         return template.format_map(fields)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
 
 
-def _field(fields: Mapping[str, Any], name: str, where: str, option: str) -> Any:
+def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> Any:
     if name not in fields:
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)

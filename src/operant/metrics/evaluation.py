@@ -106,7 +106,7 @@ def _found(name: str) -> Any:
     return PASSES["pass@k"](name) if numbers_in(name) is not None else EVALUATION_METRICS.find(name)
 
 
-def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
+def chosen(given: object) -> dict[str, Mapping[str, Any]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
     given: names, separated by commas or in a list, or a mapping from names to options.
@@ -127,7 +127,7 @@ def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
     )
 
 
-def metric_names(given: Any) -> dict[str, str]:
+def metric_names(given: object) -> dict[str, str]:
     """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function.
 
     Raises: OperantError if two are the same, or one is another metric of evaluations, such as `reward`.
@@ -145,7 +145,7 @@ def metric_names(given: Any) -> dict[str, str]:
     return names
 
 
-def resolve(given: Any, start: str | None = None) -> list[EvaluationMetric]:
+def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
     """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
 
     start: the model that a run begins from, for metrics with `reads_start` and no model of their own; None: none.
@@ -157,7 +157,7 @@ def resolve(given: Any, start: str | None = None) -> list[EvaluationMetric]:
     return [metric_of(name, full, options[full], start) for name, full in metric_names(given).items()]
 
 
-def metric_of(name: str, full: str, given: Mapping[str, Any], start: str | None) -> EvaluationMetric:
+def metric_of(name: str, full: str, given: Mapping[str, object], start: str | None) -> EvaluationMetric:
     """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
     head, _, argument = full.partition(":")
     if argument and head in EVALUATION_METRICS.names():

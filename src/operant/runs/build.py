@@ -200,7 +200,7 @@ def build(
 
 def _check_first_rows(
     config: Config,
-    sources: tuple[Any, Any],
+    sources: tuple[object, object],
     judged_by: tuple[Any, Any, list[Any]],
     metrics: list[Any],
     forms: dict[str, Any],
@@ -227,7 +227,7 @@ def _check_first_rows(
 
 
 def read_tasks(
-    config: Config, source: Any, evaluated: Any, tokenizer: Any, bounds: dict[str, Any]
+    config: Config, source: object, evaluated: object, tokenizer: Any, bounds: dict[str, Any]
 ) -> tuple[list[Task], list[Task], list[str]]:
     """The tasks, the held-out ones, and sentences on rows that are left out, and on a share that is held out.
 
@@ -235,7 +235,7 @@ def read_tasks(
     """
     seed, part, notes = config.learner["learner"].seed, share(config.train.evaluate), list[str]()
 
-    def read(rows: Any) -> list[Task]:
+    def read(rows: object) -> list[Task]:
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
         notes.extend(left_out(passed, rows))
         texts = passed["texts"] and rows is source and config.train.env is None

@@ -150,7 +150,7 @@ class Config:
 OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
-def config_schema(algorithm: str, named: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> dict[str, Any]:
     """All options of a run, by group. named: the parts that it names, by kind, whose options are groups too.
 
     Raises: OperantError for an unknown name.
@@ -159,14 +159,14 @@ def config_schema(algorithm: str, named: Mapping[str, Any] | None = None) -> dic
     return {**OWN, **schema(find(algorithm)), **named_parts.groups(named)}
 
 
-def named_in(*sources: Mapping[str, Any]) -> dict[str, Any]:
+def named_in(*sources: Mapping[str, object]) -> dict[str, Any]:
     """The parts that flat options name, by kind; the first source that names one wins."""
     every = (*sources, options.defaults(TrainOptions))
     found = {kind: next((o[kind] for o in every if o.get(kind) is not None), None) for kind in named_parts.KINDS}
     return {kind: None if options.is_none(value) else value for kind, value in found.items()}
 
 
-def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
+def configure(given: Mapping[str, object], recipe: str | None = None) -> Config:
     """Compose the options and check them.
 
     Raises: OperantError for an unknown recipe, part or option, a wrong type or an impossible value.
@@ -191,7 +191,7 @@ def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
 
 
 @contextmanager
-def _placed(given: Mapping[str, Any], recipe: str | None) -> Iterator[None]:
+def _placed(given: Mapping[str, object], recipe: str | None) -> Iterator[None]:
     """Let an error about an option of the user's own recipe name file and line."""
     try:
         yield
@@ -218,7 +218,7 @@ class Chosen(NamedTuple):
     left_out: dict[str, list[str]]
 
 
-def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
+def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     """The values of recipe, presets and user, the later ones above the earlier ones.
 
     Raises: OperantError for an unknown recipe, part or option.
@@ -255,12 +255,12 @@ def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
     return Chosen(chosen, known, whole, left_out)
 
 
-def _of_a_run(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _of_a_run(schema: Mapping[str, object]) -> dict[str, Any]:
     """The groups of options that a Learner does not have."""
     return {group: made for group, made in schema.items() if group in OWN or group in named_parts.KINDS}
 
 
-def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[str, object]) -> dict[str, Any]:
     """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
     if named_there is None and chosen != DEFAULT:
@@ -426,7 +426,7 @@ def as_mapping(config: Config) -> dict[str, Any]:
     return out | {group: _plain(made) for group, made in (own | config.learner).items()}
 
 
-def describe(value: Any) -> Any:
+def describe(value: object) -> Any:
     """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

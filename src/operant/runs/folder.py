@@ -87,7 +87,7 @@ class Journal:
 class RunFolder:
     """An open run folder, locked by this process until `close()`. Made by `create` or `open`."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, object]) -> None:
         self.path = path
         self.config = dict(config)
         self.metrics_path = path / "metrics.jsonl"
@@ -107,10 +107,10 @@ class RunFolder:
     def create(
         cls,
         out: str | Path,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         *,
         needs: int = 0,
-        environment: Mapping[str, Any] | None = None,
+        environment: Mapping[str, object] | None = None,
     ) -> "RunFolder":
         """Create a new folder at `out`, or at `out-2`, `out-3` ... if `out` has files in it.
 
@@ -169,15 +169,15 @@ class RunFolder:
         """The metrics so far, one mapping per step."""
         return atomic_io.records(self.metrics_path)
 
-    def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
+    def distributions(self, step: int, parts: Mapping[str, object]) -> None:
         """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError like `log`."""
         self._distributions.add(_line({"step": step} | dict(parts)))
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the replies of a step: one row per turn, as `metrics.rollout_table.rows` returns them."""
         _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
-    def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    def probes(self, step: int | None, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the answers to the probe prompts at a step; None: those of the reference."""
         _write_rows(self.probes_path / f"{'reference' if step is None else atomic_io.step_name(step)}.parquet", rows)
 
@@ -247,7 +247,7 @@ class RunFolder:
             kept = [record for record in atomic_io.records(path) if record["step"] <= step]
             atomic_io.write(path, "".join(map(_line, kept)))
 
-    def change_config(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    def change_config(self, config: Mapping[str, object], changes: Sequence[Mapping[str, object]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
         lines = [_line({"schema": old_names.SCHEMA, **change}) for change in changes]
         atomic_io.append_text(self.path / "changes.jsonl", "".join(lines))
@@ -342,7 +342,7 @@ def runs_near(path: Path) -> str:
     return f"there is no run in {path.parent}"
 
 
-def _dump(config: Mapping[str, Any]) -> str:
+def _dump(config: Mapping[str, object]) -> str:
     try:
         return yaml.safe_dump({"schema": old_names.SCHEMA, **config}, sort_keys=False, allow_unicode=True, width=120)
     except yaml.YAMLError as error:
@@ -379,17 +379,17 @@ def _discard(path: Path) -> None:
         atomic_io.remove_tree(path)
 
 
-def _line(record: Mapping[str, Any]) -> str:
+def _line(record: Mapping[str, object]) -> str:
     return atomic_io.strict_json(record) + "\n"
 
 
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     with atomic_io.explained(path.parent):
         atomic_io.mkdir(path.parent)
     atomic_io.write(path, as_parquet(rows))
 
 
-def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def as_parquet(rows: Sequence[Mapping[str, object]]) -> bytes:
     """The bytes of a Parquet file with these rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -120,7 +120,7 @@ def simple_player(name: str) -> Callable[[], Player] | None:
     return None
 
 
-def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) -> TextGames:
+def game_world(name: str, options: Mapping[str, object], run: Mapping[str, object]) -> TextGames:
     """The world with the user's options, above those of the run that plays if it was trained there, without examples.
 
     It is played in this process, also if the run has played it in others (`workers:rooms`).
@@ -138,7 +138,9 @@ def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) ->
     return world
 
 
-def game_worlds(name: str, options: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> dict[str, TextGames]:
+def game_worlds(
+    name: str, options: Mapping[str, object], runs: Mapping[str, Mapping[str, object]]
+) -> dict[str, TextGames]:
     """The world of each player, with one limit of turns for all: the user's, or the largest of the runs trained there.
 
     runs: the options of each player's run by the player's name, empty for one that is no run.
@@ -161,7 +163,7 @@ def playable(env: Any) -> str | None:
     return name if inspect.isclass(made) and issubclass(made, TextGames) else None
 
 
-def _trained_options(run: Mapping[str, Any]) -> dict[str, Any]:
+def _trained_options(run: Mapping[str, object]) -> dict[str, Any]:
     """The options of the world of a run, without those of its worker processes."""
     form = FORMS.get(str(run["env"]).partition(":")[0])
     of_form = form.options_of_runs if form is not None else ()
@@ -169,7 +171,7 @@ def _trained_options(run: Mapping[str, Any]) -> dict[str, Any]:
     return named_parts.stored_options("env", own | {"env": without_form(run["env"])})
 
 
-def model_sampling(run: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+def model_sampling(run: Mapping[str, object], given: Mapping[str, object]) -> Sampling:
     """How a model replies: as in its run, or up to a line break; the user's options come first."""
     known = run.get("sampling")
     own = {f"sampling.{name}": value for name, value in (known if isinstance(known, Mapping) else REPLY).items()}

@@ -59,7 +59,7 @@ def _group(option: str) -> str:
     return option.rpartition(".")[0]
 
 
-def _with(config: Config, names: Mapping[str, Any]) -> Config:
+def _with(config: Config, names: Mapping[str, object]) -> Config:
     """The configuration with other names of models, by option."""
     train = replace(config.train, **{option: name for option, name in names.items() if not _group(option)})
     learner = dict(config.learner)

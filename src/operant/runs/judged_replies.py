@@ -79,7 +79,7 @@ class Scorer:
         rewards.close(self.reward)
 
 
-def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
+def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
     """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
 
     Of a reward that pays relative to the policy's greedy replies, it is what the run judges held-out replies by.
@@ -104,7 +104,7 @@ def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
     return Scorer(name_of(name, made), made, options["score"])
 
 
-def name_of(spec: Any, reward: RewardFn) -> str:
+def name_of(spec: object, reward: RewardFn) -> str:
     """The name of a reward in tables: what the user typed, or of several the names of all."""
     return spec if isinstance(spec, str) else " + ".join(spec) if isinstance(spec, Mapping) else rewards.name_of(reward)
 
@@ -180,7 +180,12 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
 class Kept:
     """The replies of sources to tasks. Until the file that a command writes is complete, they are kept beside it."""
 
-    def __init__(self, out: Path | None = None, asked: Any = None, made: Callable[..., Any] = JudgedReply):
+    def __init__(
+        self,
+        out: Path | None = None,
+        asked: Mapping[str, object] | None = None,
+        made: Callable[..., Any] = JudgedReply,
+    ):
         """out: None keeps them in memory alone. asked: what they depend on. made: what a reply becomes of its fields.
 
         Raises: OperantError for an unfinished file that was begun for something else.
@@ -190,10 +195,10 @@ class Kept:
         """By the place of the source, and the task's id."""
         if self.path is None:
             return
-        asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
-        begun, *lines = atomic_io.records(self.path) or [asked]
-        if lines and begun != asked:  # without a line, nothing is lost
-            changed = next(name for name in {**begun, **asked} if begun.get(name) != asked.get(name))
+        wanted: dict[str, Any] = json.loads(json.dumps(asked, default=str))  # as a file gives it back
+        begun, *lines = atomic_io.records(self.path) or [wanted]
+        if lines and begun != wanted:  # without a line, nothing is lost
+            changed = next(name for name in begun | wanted if begun.get(name) != wanted.get(name))
             raise OperantError(
                 f"{self.path} keeps the replies of an interrupted command with another {changed} "
                 f"({shown(begun.get(changed))}): give that command again, or delete this file"
@@ -201,7 +206,7 @@ class Kept:
         for line in lines:
             self.done[line["source"], line["task"]] = [made(**reply) for reply in line["replies"]]
         # Written anew, so that a line that was cut off by a kill is not continued.
-        atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (asked, *lines)))
+        atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (wanted, *lines)))
 
     def of(self, source: int) -> dict[str, list[Any]]:
         """The replies of a source by the task's id, in the order in which they were made."""
@@ -230,7 +235,7 @@ class Kept:
                     atomic_io.append_text(self.path, json.dumps(line) + "\n")
                 tell(samples)
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the rows to the file, as its name ends, and delete the unfinished one.
 
         Raises: OperantError if the disk refuses, or one column of Parquet cannot hold the prompts.

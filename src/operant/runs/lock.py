@@ -112,7 +112,7 @@ def _owner(lock: Path) -> dict[str, Any] | None:
         raise OperantError(f"cannot read {lock}: {error.strerror}; make it readable for your user") from error
 
 
-def _elsewhere(owner: Mapping[str, Any]) -> bool:
+def _elsewhere(owner: Mapping[str, object]) -> bool:
     """Whether the owner is on another machine, and of another job. A container on this one has another name but the
     same boot."""
     here = _place()

@@ -33,7 +33,7 @@ from operant.watchdog import Watchdog
 
 
 def runs(
-    out: Any = None,
+    out: object = None,
     *,
     tokenizer: Any = None,
     optimizer: Any = None,
@@ -125,7 +125,7 @@ def _load(
     models: Config,
     folder: RunFolder,
     resume: bool,
-    objects: Mapping[str, Any],
+    objects: Mapping[str, object],
     *,
     show: Iterable[Tracker],
 ) -> Run:
