@@ -25,6 +25,7 @@ import torch
 from operant.data import Order
 from operant.envs import SingleTurn
 from operant.machine import Clock
+from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.carried import PartialGroup, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
@@ -54,12 +55,12 @@ class PlannedStep:
 class KeptWeights:
     """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
 
-    def __init__(self, policy: Any, count: int):
+    def __init__(self, policy: Policy, count: int):
         values = getattr(policy, "value_head", None) is not None
         self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
         self.versions = set[int]()
 
-    def keep(self, policy: Any, version: int) -> None:
+    def keep(self, policy: Policy, version: int) -> None:
         """Copy the weights of the policy, in place of those that are `count` versions older."""
         self.of(version).update(policy, 0)
         self.versions = {known for known in self.versions if known > version - len(self.copies)} | {version}
@@ -248,7 +249,7 @@ class InTurn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["engine"], name)
 
-    def sync(self, policy: Any, version: int) -> None:
+    def sync(self, policy: Policy, version: int) -> None:
         """Use the weights of `policy` in later calls."""
         self.wanted = policy, version
 

@@ -14,9 +14,10 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
-from operant.metrics.evaluation import prepared, resolve
+from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
 from operant.models.base import ReadingPolicy
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
+from operant.models.policy import Policy
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards import Judged
 from operant.rewards.isolated import under
@@ -202,7 +203,7 @@ def _check_first_rows(
     config: Config,
     sources: tuple[object, object],
     judged_by: tuple[Any, Any, list[Any]],
-    metrics: list[Any],
+    metrics: list[EvaluationMetric],
     forms: dict[str, Any],
     tokenizer: Any,
 ) -> None:
@@ -268,7 +269,7 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
         raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
 
 
-def trained(folder: Path) -> tuple[Any, Engine]:
+def trained(folder: Path) -> tuple[Policy, Engine]:
     """The policy that a run has exported, and the engine that the run names, with the run's options of both.
 
     Raises: OperantError if the policy cannot be loaded or made again.

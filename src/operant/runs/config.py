@@ -417,7 +417,7 @@ def load_recipe(name: str) -> dict[str, Any]:
     return old_names.current(options.read_mapping(path), path)
 
 
-def as_mapping(config: Config) -> dict[str, Any]:
+def as_mapping(config: Config) -> dict[str, object]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
     out = _plain(config.train)
     for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
@@ -426,7 +426,7 @@ def as_mapping(config: Config) -> dict[str, Any]:
     return out | {group: _plain(made) for group, made in (own | config.learner).items()}
 
 
-def describe(value: object) -> Any:
+def describe(value: object) -> object:
     """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -442,5 +442,5 @@ def describe(value: object) -> Any:
     return f"<{type(value).__name__}{size}>"
 
 
-def _plain(made: Any) -> dict[str, Any]:
+def _plain(made: object) -> dict[str, object]:
     return {name: describe(value) for name, value in options.values(made).items()}

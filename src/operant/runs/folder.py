@@ -254,7 +254,7 @@ class RunFolder:
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
-    def add_environment(self, **facts: Any) -> None:
+    def add_environment(self, **facts: object) -> None:
         """Add facts to `environment.json`. A disk that refuses that is ignored."""
         path = self.path / "environment.json"
         with suppress(OperantError, OSError, ValueError):

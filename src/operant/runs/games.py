@@ -21,12 +21,13 @@ from operant.envs.games import Game, GameState, TextGames
 from operant.envs.isolated import FORMS, without_form
 from operant.envs.players import PLAYERS, Player
 from operant.import_by_name import names_object, nearest
+from operant.models.policy import Policy
 from operant.options import arguments, compose
 from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import OperantError, Step, Task, describe_error, shown
+from operant.types import Engine, OperantError, Step, Task, describe_error, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -70,7 +71,7 @@ class Recorded:
 class OwnPlayer:
     """A player class of the user. What it raises, and what it returns that is no text, becomes an OperantError."""
 
-    def __init__(self, name: str, made: Any):
+    def __init__(self, name: str, made: Callable[[], Player]):
         """made: a class, or a function that makes one. Raises: OperantError if that makes no player."""
         self.name = name
         try:
@@ -155,7 +156,7 @@ def game_worlds(
     return worlds
 
 
-def playable(env: Any) -> str | None:
+def playable(env: object) -> str | None:
     """The name by which `operant play` knows the world that a run names; None: it has no text games, or no name."""
     name, made = without_form(env), None
     with suppress(OperantError):  # such as a file that is no longer there
@@ -187,7 +188,7 @@ def play_by_player(played: Recorded, slot: int, task: Task, player: Player, chan
 
 
 def play_by_model(
-    played: Recorded, tasks: Sequence[Task], policy: Any, engine: Any, sampling: Sampling, seed: int
+    played: Recorded, tasks: Sequence[Task], policy: Policy, engine: Engine, sampling: Sampling, seed: int
 ) -> None:
     """Let a model play all games in one batch, with the random numbers of a run's evaluation.
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from operant import distributed, rewards
 from operant.envs import SingleTurn
+from operant.models.policy import Policy
 from operant.options import compose
 from operant.rewards import Judged
 from operant.rewards.failure_policy import IsolationOptions
@@ -28,7 +29,7 @@ from operant.runs import named_parts
 from operant.runs.folder import as_parquet
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.types import OperantError, RewardFn, Rollout, Task, shown
+from operant.types import Engine, OperantError, RewardFn, Rollout, Task, shown
 
 AT_ONCE = 256
 """Replies that are made together, and judged by one call of each reward."""
@@ -120,8 +121,8 @@ def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 def drawn(
     tasks: Sequence[Task],
     *,
-    policy: Any,
-    engine: Any,
+    policy: Policy,
+    engine: Engine,
     sampling: Sampling,
     scorers: Sequence[Scorer],
     samples: int = 1,

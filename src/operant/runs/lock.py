@@ -29,13 +29,15 @@ from filelock import FileLock, Timeout
 from operant.storage import atomic_io
 from operant.types import OperantError
 
+Owner = dict[str, Any]
+"""What a lock says of the process that holds it."""
 _held: dict[Path, FileLock] = {}
 """The kernel's locks that this process holds."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 """Errors of file systems that know no locks."""
 
 
-def take(lock: Path) -> dict[str, Any] | None:
+def take(lock: Path) -> Owner | None:
     """Take `lock`; return the content that a dead process left in it, or None.
 
     Raises: OperantError if its owner lives, or is on another machine, where that cannot be checked.
@@ -73,7 +75,7 @@ def release(lock: Path) -> None:
         kernel.release()
 
 
-def _try(lock: Path) -> tuple[bool, dict[str, Any] | None]:
+def _try(lock: Path) -> tuple[bool, Owner | None]:
     """Take the lock if it is free; return whether it was, and what was in it."""
     kernel = FileLock(lock, blocking=False, thread_local=False, fallback_to_soft=False)
     with atomic_io.explained(lock):
@@ -99,7 +101,7 @@ def _try(lock: Path) -> tuple[bool, dict[str, Any] | None]:
     return free, owner
 
 
-def _owner(lock: Path) -> dict[str, Any] | None:
+def _owner(lock: Path) -> Owner | None:
     """The content of the lock; None if it is empty or missing. Half a content is the remains of a crash."""
     try:
         text = lock.read_text(encoding="utf-8")

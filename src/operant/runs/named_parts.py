@@ -170,7 +170,7 @@ def policy(value: object, options: Mapping[str, object]) -> Any:
     return make("policy", value, options) if is_object("policy", value) else value
 
 
-def has_games(env: Any) -> bool:
+def has_games(env: object) -> bool:
     """Whether an environment has tasks of its own: a method `games`. A function may make one that has."""
     named = found("env", env)
     return getattr(named, "games", None) is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
@@ -186,7 +186,7 @@ def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]
     return lambda policy: make("engine", value, options, policy)
 
 
-def has_own_weights(engine: Any) -> bool:
+def has_own_weights(engine: object) -> bool:
     """Whether an engine generates with weights of its own, beside a policy that trains; None: the policy itself."""
     return bool(getattr(found("engine", engine), "own_weights", False))
 

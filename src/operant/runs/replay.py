@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ class Replayed:
         return self.found == self.recorded
 
 
-def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Replayed:
+def replay(path: str | Path, *, policy: object = None, reference: object = None) -> Replayed:
     """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects.
 
     Raises: OperantError if the bundle is damaged, or its models cannot be loaded.

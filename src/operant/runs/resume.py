@@ -142,7 +142,7 @@ def _refused(change: Change, why: str) -> OperantError:
     )
 
 
-def flat(mapping: Mapping[str, object]) -> dict[str, Any]:
+def flat(mapping: Mapping[str, object]) -> dict[str, object]:
     """Options by full name. A reward may be a mapping too, and stays one."""
     flat = {}
     for key, value in named_parts.flattened(mapping).items():

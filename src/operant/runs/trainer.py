@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from operant import __version__, distributed, machine
 from operant.runs import notes
@@ -33,17 +32,17 @@ from operant.watchdog import Watchdog
 
 
 def runs(
-    out: object = None,
+    out: str | Path | None = None,
     *,
-    tokenizer: Any = None,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
+    tokenizer: object = None,
+    optimizer: object = None,
+    lr_scheduler: object = None,
     recipe: str | None = None,
     resume: bool = False,
     fresh_optimizer: bool = False,
     show: Iterable[Tracker] = (),
     observers: Sequence[Observer] = (),
-    **given: Any,
+    **given: object,
 ) -> Iterator[Run]:
     """Train, and yield the run before the first step, after every step, and at the end.
 

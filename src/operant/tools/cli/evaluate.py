@@ -17,6 +17,7 @@ from operant.data import DataOptions
 from operant.data.sources import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
@@ -52,7 +53,7 @@ from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import OperantError, shown
+from operant.types import Engine, OperantError, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -178,7 +179,7 @@ def asks_for_search(options: dict[str, Any]) -> bool:
     return True
 
 
-def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
+def metrics_of_tasks(given: object, samples: int) -> list[EvaluationMetric]:
     """The metrics pass@k and n@k that are asked for."""
     if odd := next((name for name in chosen(given) if numbers_in(name) is None), None):
         raise OperantError(
@@ -235,8 +236,8 @@ def answer(
     plan: Plan,
     tasks: TaskSet,
     place: int,
-    loaded: list[Any],
-    searches: Callable[[str], tuple[Search, Any]] | None,
+    loaded: list[tuple[Policy, Engine]],
+    searches: Callable[[str], tuple[Search, Policy]] | None,
     kept: Kept,
     progress: ReplyProgress,
 ) -> None:
