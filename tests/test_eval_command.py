@@ -16,7 +16,7 @@ from toys import letters, lm
 
 from operant import train
 from operant.objectives.kl import best_of_bound
-from operant.runs.judged_replies import JudgedReply
+from operant.runs.judged_replies import JudgedReply, best_of
 from operant.tools.cli import main
 from operant.tools.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report.models import Compared, wins
@@ -229,6 +229,12 @@ def test_replies_to_a_file_are_the_same_each_time_and_go_on_after_an_interrupt(i
     assert again.read_bytes() == whole.read_bytes() and not unfinished.exists()
     assert main([*asked, str(table)]) == 0
     assert parquet.read_table(table).to_pylist() == rows
+
+
+def test_of_replies_one_without_a_score_is_the_worst():
+    replies = [JudgedReply(str(score), 1, {"r": score}) for score in (None, -2.0, -1.0, None, None, -1.0, -1.0, 0.0)]
+    assert [reply.text for reply in best_of(replies, 2, "r")] == ["-2.0", "-1.0", "-1.0", "0.0"]
+    assert best_of(replies[3:5], 2, "r")[0] is replies[3] and best_of(replies[5:7], 2, "r")[0] is replies[5]
 
 
 def test_the_best_of_n_is_the_best_of_the_samples(inside, capsys):

@@ -22,8 +22,8 @@ from operant.types import Task
 SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-2, "checkpoint_minutes": 0.0}
 
 
-def run(path, **more):
-    return train(model(), TASKS, count_a, out=path, tokenizer=letters(), **(SMALL | more))
+def run(path, reward=count_a, **more):
+    return train(model(), TASKS, reward, out=path, tokenizer=letters(), **(SMALL | more))
 
 
 def told(path, apart=("time/", "tokens/", "memory/", "checkpoint/", "evaluate/", "probe/")):
@@ -40,9 +40,25 @@ WATCHING |= {"evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens
 WATCHING |= {"best": "reward/mean", "watch_every": 1}
 
 
+class Drifting:
+    """A reward that pays more with each reply that it has seen."""
+
+    seen = 0.0
+
+    def __call__(self, rollouts):
+        self.seen += len(rollouts)
+        return [score + self.seen / 64 for score in count_a(rollouts)]
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
 def test_no_look_changes_a_number_of_the_training(tmp_path):
-    bare = run(tmp_path / "bare", probes=0, watch_every=0)
-    watched = run(tmp_path / "watched", **WATCHING)
+    bare = run(tmp_path / "bare", reward=Drifting(), probes=0, watch_every=0)
+    watched = run(tmp_path / "watched", reward=Drifting(), **WATCHING)
     assert told(bare.path) == told(watched.path)
     for name, value in bare.policy.state_dict().items():
         assert torch.equal(value, watched.policy.state_dict()[name]), name

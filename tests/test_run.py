@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from operant.runs.folder import RunFolder, read_config
+from operant.runs.scored_rollouts import chunk_slices
 from operant.storage import atomic_io
 from operant.types import OperantError
 
@@ -187,3 +188,10 @@ def test_a_reader_of_a_file_that_is_replaced_keeps_the_old_one_whole(tmp_path):
     with open(tmp_path / "a", encoding="utf-8") as reader:
         atomic_io.write(tmp_path / "a", "new content")
         assert reader.read() == "old"
+
+
+@pytest.mark.parametrize(("count", "chunks", "samples"), [(6, 2, 2), (12, 3, 4), (7, 3, 2), (5, 5, 1)])
+def test_chunks_hold_all_tasks_and_divide_no_prompt(count, chunks, samples):
+    parts = [list(range(count))[part] for part in chunk_slices(count, chunks, samples)]
+    assert [i for part in parts for i in part] == [*range(count)] and 1 < len(parts) <= chunks
+    assert all(part[0] % samples == 0 for part in parts)

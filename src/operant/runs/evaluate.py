@@ -12,15 +12,7 @@ import torch
 from operant import distributed
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import collect, games
-from operant.metrics.evaluation import (
-    NOTHING,
-    EvaluationMetric,
-    Measured,
-    measure,
-    metric_names,
-    prepared,
-    resolve,
-)
+from operant.metrics.evaluation import NOTHING, EvaluationMetric, Measured, measure, metric_names, prepared, resolve
 from operant.metrics.passes import check_samples
 from operant.metrics.rollout_table import Row
 from operant.metrics.rollout_table import rows as as_rows

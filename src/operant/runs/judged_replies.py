@@ -182,10 +182,7 @@ class Kept:
     """The replies of sources to tasks. Until the file that a command writes is complete, they are kept beside it."""
 
     def __init__(
-        self,
-        out: Path | None = None,
-        asked: Mapping[str, object] | None = None,
-        made: Callable[..., Any] = JudgedReply,
+        self, out: Path | None = None, asked: Mapping[str, object] | None = None, made: Callable[..., Any] = JudgedReply
     ):
         """out: None keeps them in memory alone. asked: what they depend on. made: what a reply becomes of its fields.
 

@@ -40,15 +40,7 @@ from operant.tools.cli.program_files import (
     tell_unread,
     with_examples,
 )
-from operant.tools.cli.reply_files import (
-    ReplyProgress,
-    RunShare,
-    TaskSet,
-    counted,
-    reading,
-    take,
-    take_form,
-)
+from operant.tools.cli.reply_files import ReplyProgress, RunShare, TaskSet, counted, reading, take, take_form
 from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
