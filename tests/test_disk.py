@@ -101,7 +101,7 @@ def test_the_last_save_is_the_one_whose_failure_is_an_error(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
 
 
-def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, capsys):
+def test_a_failing_reward_is_reported_before_the_disk(tmp_path, capsys):
     def fails(rollouts):
         disk.step = 2
         raise RuntimeError("the judge is out")
@@ -112,7 +112,7 @@ def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, cap
     assert "the state from before the step could not be saved either" in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
+def test_a_failed_export_is_an_error_after_the_checkpoint(tmp_path):
     disk = Disk(lambda operation, path: path.name in ("export", ".export.tmp"), steps=range(9))
     with pytest.raises(OperantError, match="export: no space left"):
         run_on(disk, tmp_path / "run")
