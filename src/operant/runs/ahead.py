@@ -1,16 +1,13 @@
 """Rollouts that are generated ahead: a thread plays those of later steps while a step is judged and trained on.
 
-With `ahead=n`, the rollouts of step s start when step s - n starts, with the weights from before its update. Steps 1 to
-n + 1 play with the initial weights. So a rollout is at most n updates old, and which weights it is made with does not
-depend on timing. The thread plays one step after the other, with copies of the trained weights: training changes its
-own in place. There are n + 1 copies: those of the step that is judged and of the n steps that are ahead of it.
-
-Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
+The rollouts of step s start when step s - n starts, with the weights from before its update, so a rollout is at most n
+updates old and does not depend on timing. The thread has n + 1 copies of the trained weights: training changes its own
+in place. Planned steps are part of the run's state, as their tasks and weights: a resumed run plays them again.
 
 With `partial_rollout_tokens=k`, a step draws at most k tokens of each reply, and the next one continues those that have
 not ended (`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one
-has enough replies which end; so does one after the batch has grown. With `rollouts_ahead=0` nothing is played ahead: a
-step is planned when it begins, and played here.
+has enough replies which end; so does one after the batch has grown. With `rollouts_ahead=0` a step is planned when it
+begins, and played here.
 """
 
 from collections import deque

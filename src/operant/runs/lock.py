@@ -3,13 +3,10 @@
     left = take(path / "lock")     # None, or the content of a dead process's lock; OperantError if its owner lives
     release(path / "lock")
 
-`filelock` holds the kernel's own lock on the file, which ends with its process: of several processes that start at the
-same time one gets it, and a file without it is a dead process's, in whatever way the process, its container or the
-machine has ended. The content names process, machine and time, because a person may have to decide whether to wait or
-to delete the file. A process on another machine counts as alive: it cannot be checked, because not every network folder
-passes the kernel's lock on. One of the same job of torchrun (`--rdzv-id`) is gone: a job has one first rank at a time,
-and a restart may put it on another machine. In a folder that knows no such locks, an owner on this machine is alive if
-its pid exists.
+`filelock` holds the kernel's own lock on the file, which ends with its process, in whatever way that ends. The content
+names process, machine and time for a person who has to decide whether to wait or to delete the file. A process on
+another machine counts as alive, because not every network folder passes the kernel's lock on; one of the same job of
+torchrun (`--rdzv-id`) as gone. In a folder without such locks, an owner on this machine is alive if its pid exists.
 """
 
 import errno

@@ -115,7 +115,14 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
     searches = asks_for_search(options)
-    metrics = metrics_of_tasks(options.pop("metrics", None), samples)
+    asked = options.pop("metrics", None)
+    if odd := next((name for name in chosen(asked) if numbers_in(name) is None), None):
+        raise OperantError(
+            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
+            "reward, as in --reward bleu"
+        )
+    check_samples([*chosen(asked)], samples, "--samples ")
+    metrics = resolve(asked)
     paid = "tests" if searches and run.get("reward") is None else not metrics
     specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
@@ -169,17 +176,6 @@ def asks_for_search(options: dict[str, Any]) -> bool:
             "program for a task; leave one of the two out"
         )
     return True
-
-
-def metrics_of_tasks(given: object, samples: int) -> list[EvaluationMetric]:
-    """The metrics pass@k and n@k that are asked for."""
-    if odd := next((name for name in chosen(given) if numbers_in(name) is None), None):
-        raise OperantError(
-            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
-            "reward, as in --reward bleu"
-        )
-    check_samples([*chosen(given)], samples, "--samples ")
-    return resolve(given)
 
 
 def own_tasks(name: str, run: Mapping[str, Any]) -> tuple[Any, RunShare | None]:
