@@ -160,8 +160,8 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
             known = _found(head)
             first = next(iter(defaults(Factory(known, skip=int(not inspect.isclass(known))))), "option")
             raise OperantError(
-                f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options "
-                f"as a mapping, such as {{{head}: {{{first}: {argument}}}}}"
+                f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's "
+                f"options as a mapping, such as {{{head}: {{{first}: {argument}}}}}"
             )
         found = _found(full)
         if not callable(found):
