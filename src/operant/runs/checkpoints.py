@@ -14,9 +14,9 @@ from typing import TypedDict
 
 from operant import distributed
 from operant.models.loading import export
-from operant.runs.build import RunParts
 from operant.runs.config import Config, describe
 from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts
 from operant.runs.periodic_eval import PeriodicEvaluation
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState

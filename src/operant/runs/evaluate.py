@@ -23,7 +23,7 @@ from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
-from operant.runs.judged_replies import Scorer
+from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner

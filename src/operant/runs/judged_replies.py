@@ -12,21 +12,21 @@ What makes replies is a function of some tasks: `drawn` here, a search for progr
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from operant import distributed, rewards
+from operant import rewards
 from operant.envs import SingleTurn
 from operant.models.policy import Policy
 from operant.options import compose
-from operant.rewards import Judged
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
-from operant.rewards.shaping import ScoreOptions, as_seen
+from operant.rewards.shaping import ScoreOptions
 from operant.rollouts.play import Attempts, play
 from operant.runs import named_parts
 from operant.runs.folder import as_parquet
+from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.types import Engine, OperantError, RewardFn, Rollout, Task, shown
@@ -46,38 +46,6 @@ class JudgedReply:
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """A reward that judges replies, those of a run's evaluation and of a command alike."""
-
-    name: str
-    """Its name in tables and files."""
-    reward: RewardFn | None
-    """None: only the world pays."""
-    score: ScoreOptions = field(default_factory=ScoreOptions)
-    """How much of a reply the reward sees."""
-
-    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
-        """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
-        rewards.read_with(self.reward, tokenizer)
-        return rewards.totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
-
-    def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[Rollout]:
-        """The rollouts as the reward and the metrics see them."""
-        return as_seen(rollouts, self.score, tokenizer, sampling)
-
-    def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
-        """What the reward says of rollouts, on all ranks. pays: the world pays, too.
-
-        Raises: OperantError of the reward.
-        """
-        return distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays))
-
-    def close(self) -> None:
-        """End the processes of the reward."""
-        rewards.close(self.reward)
 
 
 def scorer(spec: object, run: Mapping[str, object]) -> Scorer:

@@ -8,9 +8,9 @@ from operant.algorithms import find, left_out_message
 from operant.envs.isolated import IsolatedEnv
 from operant.rewards.isolated import isolated_parts
 from operant.runs import named_parts
-from operant.runs.build import RunParts
 from operant.runs.config import Config
 from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts
 from operant.trackers.trackers import Trackers
 from operant.training.options import learner_options
 

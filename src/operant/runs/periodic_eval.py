@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from operant import distributed
-from operant.runs.build import RunParts
 from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts
 from operant.storage import atomic_io
 from operant.types import OperantError
 

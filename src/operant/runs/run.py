@@ -14,11 +14,11 @@ from operant import distributed, machine
 from operant.metrics.rollout_table import rows as as_rows
 from operant.models.policy import Policy
 from operant.rewards import reward_metrics
-from operant.runs.build import RunParts, calibrate
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts, calibrate
 from operant.runs.periodic_eval import PeriodicEvaluation
 from operant.runs.signals import StopRequest
 from operant.sampling import token_pieces
