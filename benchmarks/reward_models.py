@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import operant
-from operant.data.preferences import labelled_task
+from operant.data.replies import labelled_task
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-reward-models", ROOT / "benchmarks/results/reward-models.json"

@@ -37,7 +37,7 @@ class Slowly(NativeEngine):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_every_step_is_played_by_the_weights_that_the_page_promises(n, tmp_path, monkeypatch):
+def test_every_step_is_played_by_the_promised_weights(n, tmp_path, monkeypatch):
     """Step s reads the weights from before step s - n; the first n + 1 steps the initial ones."""
     monkeypatch.setattr(Seen, "calls", [])
     before = []
@@ -103,7 +103,7 @@ def test_a_reward_that_fails_once_changes_no_number(tmp_path):
     assert told(whole) == told(resumed)
 
 
-def test_an_error_in_the_thread_is_that_of_the_run_and_no_thread_is_left(tmp_path):
+def test_an_error_in_the_thread_ends_the_run_and_the_thread(tmp_path):
     def broken(self, prompts, sampling, keys):
         raise OperantError("the engine is out of paper")
 
@@ -115,7 +115,7 @@ def test_an_error_in_the_thread_is_that_of_the_run_and_no_thread_is_left(tmp_pat
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
 
 
-def test_evaluations_wait_for_the_thread_and_have_the_weights_of_their_step(tmp_path, monkeypatch):
+def test_evaluations_have_the_weights_of_their_step(tmp_path, monkeypatch):
     """The held-out tasks and probes of each step are answered by its own weights, as in a run in turn."""
     monkeypatch.setattr(Seen, "calls", [])
     more = {"evaluate": ["ba"], "evaluate_every": 1, "probes": 2, "probe_every": 1, "engine": Seen}
@@ -125,7 +125,7 @@ def test_evaluations_wait_for_the_thread_and_have_the_weights_of_their_step(tmp_
     assert len([call for call in Seen.calls if call[0]]) == SMALL["steps"]
 
 
-def test_the_steps_of_a_light_checkpoint_are_played_by_its_own_weights(tmp_path):
+def test_a_light_checkpoint_plays_by_its_own_weights(tmp_path):
     """It holds which tasks are planned, and not the weights of the versions before it."""
     given = options(rollouts_ahead=1, checkpoint="light")
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
@@ -135,7 +135,7 @@ def test_the_steps_of_a_light_checkpoint_are_played_by_its_own_weights(tmp_path)
     assert [m["rollout/staleness"] for m in told(again)] == [0, 1, 0, 1]
 
 
-def test_a_checkpoint_holds_the_weights_of_the_planned_steps_alone(tmp_path):
+def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
     run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=2))
     state = run.state.snapshot(only=("ahead", "shadow/ahead"))
     assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
@@ -189,7 +189,7 @@ def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
         ({"rollouts_ahead": 1, "learner.rescore": False}, "leave rescore out"),
     ],
 )
-def test_what_cannot_be_played_ahead_is_refused_before_a_model_loads(given, message):
+def test_what_cannot_be_played_ahead_is_refused_early(given, message):
     with pytest.raises(OperantError, match=message):
         configure({"tasks": TASKS, "reward": count_a, "policy": "no/such/model", **given})
 
@@ -238,7 +238,7 @@ class Twice(Counting):
         return {slot: Step(" b", terminated=self.turn[slot] == 2, reward=1.0) for slot in replies}
 
 
-def test_a_world_with_a_state_is_refused_and_one_without_is_played(tmp_path):
+def test_a_world_with_a_state_is_refused_ahead(tmp_path):
     with pytest.raises(OperantError, match="the world Counting, which has a state"):
         train(model(), TASKS, None, out=tmp_path / "run", **options(rollouts_ahead=1, env=Counting()))
     assert not (tmp_path / "run").exists()

@@ -32,7 +32,7 @@ from operant.algorithms import ALGORITHMS
 from operant.api import train
 from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
+from operant.runs.notes import idle
 from operant.tools.cli import main
 from operant.tools.diagnosis import EXPLAINS
 from operant.training.learner import Learner
@@ -405,7 +405,7 @@ def test_two_hundred_configurations_run_or_are_refused(case):
     ],
 )
 @pytest.mark.parametrize("algorithm", ["dpo", "sft", "kto"])
-def test_a_reward_beside_given_replies_is_said_to_judge_no_training(given, judged, algorithm):
+def test_a_reward_beside_given_replies_judges_no_training(given, judged, algorithm):
     options = {"policy": "m", "tasks": "pairs.jsonl", "reward": "letters:e", "algorithm": algorithm, "batch": 4}
     said = [note for note in idle(configure(options | given)) if "reward" in note]
     what = f"the policy's replies to {judged} alone" if judged else "nothing"

@@ -128,7 +128,7 @@ def test_ids_targets_and_templates_come_from_fields():
     assert load_tasks(rows, options=options) == [Task("7", "x and y:", [1])]
 
 
-def test_filters_count_characters_and_numbers_stay_those_of_the_source():
+def test_filters_count_characters_and_keep_the_numbers():
     rows = ["12345", "1", "", "123", "  ", "1234567"]
     tasks = load_tasks(rows, options=DataOptions(min_chars=3, max_chars=5))
     assert [(t.id, t.prompt) for t in tasks] == [("tasks/0", "12345"), ("tasks/3", "123")]
@@ -145,7 +145,7 @@ def test_rows_without_a_text_are_left_out_and_counted(tmp_path):
         assert left_out(passed, path) == [f"{left} of {left + 1} rows of {path} {ends} left out"]
 
 
-def test_a_share_is_of_that_size_and_depends_on_the_seed_and_the_ids_alone():
+def test_a_share_depends_on_the_seed_and_the_ids_alone():
     tasks = [Task(f"own/{i}", "x") for i in range(520)]
     training, held_out = split_off(tasks, share("10%"), seed=0)
     assert len(held_out) == 52 and sorted([*training, *held_out], key=tasks.index) == tasks
@@ -161,7 +161,7 @@ def test_a_share_is_of_that_size_and_depends_on_the_seed_and_the_ids_alone():
         split_off(tasks[:3], 0.9, seed=0)
 
 
-def test_shuffle_is_a_permutation_that_the_seed_decides_and_comes_before_the_limit():
+def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():
     rows = [str(i) for i in range(50)]
     all_of = prompts(load_tasks(rows, options=DataOptions(shuffle=True), seed=1))
     some = load_tasks(rows, options=DataOptions(shuffle=True, limit=5), seed=1)
@@ -181,7 +181,7 @@ def test_queries_are_the_first_ids_of_the_text(bpe):
         assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == expected
 
 
-def test_a_query_of_a_long_text_is_not_cut_where_the_encoded_piece_ends(bpe):
+def test_a_query_is_not_cut_where_the_encoded_piece_ends(bpe):
     """Texts whose first hundreds of characters are few tokens, or have no space, are encoded as a whole."""
     rows = ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10]
     for n in (3, 8):
@@ -382,7 +382,7 @@ def test_the_openings_are_short_distinct_and_split():
 # --- the order --------------------------------------------------------------------------------------------------------
 
 
-def test_every_task_exactly_once_a_pass_also_where_batches_run_over():
+def test_every_task_comes_exactly_once_a_pass():
     order = Order(7, seed=5)
     taken = [i for _ in range(7) for i in order.take(3)]
     passes = [taken[0:7], taken[7:14], taken[14:21]]
@@ -461,7 +461,7 @@ def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, 
         ({}, {"vocabulary": 5}, r"task '[^']+': its prompt"),
     ],
 )
-def test_a_chat_that_cannot_be_cut_or_does_not_fit_is_named_before_training(options, bounds, why):
+def test_a_chat_that_cannot_be_cut_is_named_before_training(options, bounds, why):
     with pytest.raises(OperantError, match=why):
         load_tasks([{"prompt": SAID}], talking(), DataOptions(**options), **bounds)
     load_tasks([{"prompt": SAID}], talking(), context=15, max_new=3)
@@ -477,7 +477,7 @@ def test_a_chat_that_cannot_be_cut_or_does_not_fit_is_named_before_training(opti
         ([[7, 8, 9]], {}, 0, 3),
     ],
 )
-def test_a_chat_policy_that_reads_plain_texts_says_so_at_the_start(tasks, options, notes, tokens):
+def test_a_chat_policy_that_reads_plain_texts_says_so(tasks, options, notes, tokens):
     known = {"algorithm": "rloo", "samples": 2, "batch": 2, "max_tokens": 2, "probes": 0, "steps": 1, "quiet": True}
     run = train(lm(vocab=50), tasks, lambda rs: [1.0] * len(rs), tokenizer=talking(), **known, **options)
     assert [("--data.chat true" in note) for note in run.parts.notes] == [True] * notes
@@ -496,7 +496,7 @@ def test_a_chat_policy_that_reads_plain_texts_says_so_at_the_start(tasks, option
         (["ab", "cd"], {"evaluate": 20}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
     ],
 )
-def test_tasks_that_do_not_fit_are_refused_before_the_model_loads(tasks, options, why, saved, tmp_path, monkeypatch):
+def test_tasks_that_do_not_fit_are_refused_early(tasks, options, why, saved, tmp_path, monkeypatch):
     policy, given = lm(vocab=50), {"tokenizer": letters()}
     if saved:
         letters().save_pretrained(tmp_path / "model")

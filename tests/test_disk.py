@@ -11,8 +11,7 @@ from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters
 
 from operant import OperantError, train
-from operant.runs.folder import RunFolder
-from operant.runs.journal import Journal
+from operant.runs.folder import Journal, RunFolder
 from operant.storage import atomic_io
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
@@ -102,7 +101,7 @@ def test_the_last_save_is_the_one_whose_failure_is_an_error(tmp_path, capsys):
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
 
 
-def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, capsys):
+def test_a_failing_reward_is_reported_before_the_disk(tmp_path, capsys):
     def fails(rollouts):
         disk.step = 2
         raise RuntimeError("the judge is out")
@@ -113,7 +112,7 @@ def test_a_failing_reward_is_reported_rather_than_the_failing_disk(tmp_path, cap
     assert "the state from before the step could not be saved either" in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported_is_an_error_after_the_checkpoint(tmp_path):
+def test_a_failed_export_is_an_error_after_the_checkpoint(tmp_path):
     disk = Disk(lambda operation, path: path.name in ("export", ".export.tmp"), steps=range(9))
     with pytest.raises(OperantError, match="export: no space left"):
         run_on(disk, tmp_path / "run")
@@ -173,7 +172,7 @@ def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkey
 
 
 def test_what_waits_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("operant.runs.journal.MOST", 20)
+    monkeypatch.setattr("operant.runs.folder.MOST_WAITING", 20)
     journal = Journal(tmp_path / "no-such-folder" / "lines")
     for number in range(100):
         with pytest.raises(OperantError):

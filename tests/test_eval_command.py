@@ -16,7 +16,7 @@ from toys import letters, lm
 
 from operant import train
 from operant.objectives.kl import best_of_bound
-from operant.runs.judged_replies import JudgedReply
+from operant.runs.judged_replies import JudgedReply, best_of
 from operant.tools.cli import main
 from operant.tools.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report.models import Compared, wins
@@ -24,7 +24,7 @@ from operant.tools.report.models import Compared, wins
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_bootstrap_is_that_of_all_resamples_and_normal_for_many():
+def test_the_bootstrap_is_exact_for_few_and_normal_for_many():
     values = [0.0, 1.0, 5.0, 5.5]
     exact = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))  # 256 equally likely resamples
     expected = np.quantile(exact, (0.025, 0.975))
@@ -64,7 +64,7 @@ def every_draw(values):
     return np.quantile(means, [0.025, 0.975])
 
 
-def test_tasks_are_paired_samples_averaged_and_abstentions_left_out():
+def test_tasks_are_paired_and_abstentions_left_out():
     first, second = compared(
         [[1.0, 3.0], [0.0, 0.0], [5.0, None], [None, None]], [[3.0, 3.0], [0.0, 1.0], [5.0, 5.0], [9.0, 9.0]]
     ).rows()
@@ -169,7 +169,7 @@ def test_an_interrupted_evaluation_shows_what_it_has_finished(inside, monkeypatc
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_an_evaluation_of_a_run_with_a_mask_says_that_the_mask_is_not_exported(inside, capsys):
+def test_an_evaluation_says_that_a_mask_is_not_exported(inside, capsys):
     masked = {"algorithm": "nlpo", "top_p_least": 2, "out": str(inside / "nlpo"), "data.text_field": "prompt"}
     train("model", "tasks.jsonl", "letters:a", evaluate="tasks.jsonl", **masked, **RUN)
     assert main(["eval", "run"]) == 0 and "mask" not in capsys.readouterr().out
@@ -193,7 +193,7 @@ def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
         assert page.locator(".answer").count() == 8 and not overflows(page) and not low_contrast(page)
 
 
-def test_replies_to_a_file_are_the_same_each_time_and_go_on_after_an_interrupt(inside, monkeypatch, capsys):
+def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys):
     asked = ["generate", "model", "run@2", "--tasks", "tasks.jsonl", "--samples", "2", "--temperatures", "0.7,1.0"]
     asked += ["--max-tokens", "5", "--reward", "letters:a", "--out"]
     whole, again, table = inside / "a.jsonl", inside / "b.jsonl", inside / "c.parquet"
@@ -229,6 +229,12 @@ def test_replies_to_a_file_are_the_same_each_time_and_go_on_after_an_interrupt(i
     assert again.read_bytes() == whole.read_bytes() and not unfinished.exists()
     assert main([*asked, str(table)]) == 0
     assert parquet.read_table(table).to_pylist() == rows
+
+
+def test_of_replies_one_without_a_score_is_the_worst():
+    replies = [JudgedReply(str(score), 1, {"r": score}) for score in (None, -2.0, -1.0, None, None, -1.0, -1.0, 0.0)]
+    assert [reply.text for reply in best_of(replies, 2, "r")] == ["-2.0", "-1.0", "-1.0", "0.0"]
+    assert best_of(replies[3:5], 2, "r")[0] is replies[3] and best_of(replies[5:7], 2, "r")[0] is replies[5]
 
 
 def test_the_best_of_n_is_the_best_of_the_samples(inside, capsys):

@@ -112,7 +112,7 @@ def test_a_dialogue_makes_a_task_of_each_utterance():
     assert topics.target == 7
 
 
-def test_adjacent_rows_with_one_prompt_are_one_task_also_when_shuffled():
+def test_adjacent_rows_with_one_prompt_are_one_task():
     rows = [{"concepts": [str(i)], "target": f"{i}{j}"} for i in range(9) for j in "ab"]
     tasks = made("commongen", rows, DataOptions(shuffle=True))
     assert sorted(task.references for task in tasks) == [(f"{i}a", f"{i}b") for i in range(9)]

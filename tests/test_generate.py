@@ -72,7 +72,7 @@ def score(rollouts):
     return [float(len(r.reply)) for r in rollouts]
 
 
-def test_scores_and_the_reference_stand_in_columns_and_a_target_is_asked_for(tmp_path, monkeypatch, capsys):
+def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys):
     tokenizer = letters()
     (tmp_path / "tasks.jsonl").write_text(
         '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n', encoding="utf-8"

@@ -17,7 +17,7 @@ from labelling import post, serving, write
 from page_commands import commands, read
 from processes import Child
 
-from operant.data.preferences import labelled_task
+from operant.data.replies import labelled_task
 from operant.tools.cli import main
 from operant.tools.labels.agreement import agreement, alpha, is_circular
 from operant.tools.labels.export import rows

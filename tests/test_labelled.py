@@ -145,7 +145,7 @@ def test_ranking_is_plackett_luce_and_its_orders_sum_to_one(order):
     assert sum(plackett_luce(S, o) for o in itertools.permutations(range(4))) == pytest.approx(1)
 
 
-def test_best_of_k_is_a_softmax_and_with_two_replies_it_is_pairwise():
+def test_best_of_k_is_a_softmax_and_of_two_pairwise():
     softmax = math.exp(S[2]) / sum(map(math.exp, S))
     best = batch_of([0, 0, 1, 0], [0] * 4)
     assert loss_of(S, best, kind="best")[0] == pytest.approx(-math.log(softmax))

@@ -1003,7 +1003,7 @@ def clock(folder, patch):
             advantage = hands.around(learner.algorithm.advantage, 19, "advantage")
             learner.algorithm = replace(learner.algorithm, advantage=advantage)
             learner.optimizer.step = hands.around(learner.optimizer.step, 23, "update")
-            run.schedule.try_to_save = hands.around(run.schedule.try_to_save, 29, "checkpoint")
+            run.checkpoints._try_to_write = hands.around(run.checkpoints._try_to_write, 29, "checkpoint")
             hands.spent.clear()
     return witness.steps
 

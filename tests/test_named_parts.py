@@ -68,7 +68,7 @@ class Broken:
         ("table", {"a": "0.5"}, {"a": 0.5}),
     ],
 )
-def test_options_have_the_types_of_the_signature_and_come_back_from_config_yaml(option, text, value):
+def test_options_have_the_types_of_the_signature_and_come_back(option, text, value):
     config = configure({**GIVEN, f"env.{option}": text})
     assert config.parts["env"][option] == value
     stored = yaml.safe_load(yaml.safe_dump(as_mapping(config)))
@@ -90,7 +90,7 @@ def test_a_wrong_option_of_a_part_is_a_sentence(given, message):
         configure({**GIVEN, **given})
 
 
-def test_an_annotation_for_type_checkers_does_not_take_the_types_of_the_others():
+def test_a_missing_annotation_leaves_the_types_of_the_others():
     assert resolve(REWARD, {"target": "5"}).keywords == {"target": 5}  # pyright: ignore[reportFunctionMemberAccess]
 
 

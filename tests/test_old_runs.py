@@ -12,7 +12,7 @@ def case(request):
     return request.param
 
 
-def test_a_run_that_an_older_version_began_goes_on_bit_identically(case, tmp_path):
+def test_a_run_of_an_older_version_goes_on_bit_identically(case, tmp_path):
     expected = json.loads((OLD / case / "expected.json").read_text(encoding="utf-8"))
     found = resumed(case, tmp_path / "run")
     pairs = list(zip(found["metrics"], expected["metrics"], strict=True))

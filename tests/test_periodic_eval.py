@@ -22,8 +22,8 @@ from operant.types import Task
 SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-2, "checkpoint_minutes": 0.0}
 
 
-def run(path, **more):
-    return train(model(), TASKS, count_a, out=path, tokenizer=letters(), **(SMALL | more))
+def run(path, reward=count_a, **more):
+    return train(model(), TASKS, reward, out=path, tokenizer=letters(), **(SMALL | more))
 
 
 def told(path, apart=("time/", "tokens/", "memory/", "checkpoint/", "evaluate/", "probe/")):
@@ -40,9 +40,25 @@ WATCHING |= {"evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens
 WATCHING |= {"best": "reward/mean", "watch_every": 1}
 
 
+class Drifting:
+    """A reward that pays more with each reply that it has seen."""
+
+    seen = 0.0
+
+    def __call__(self, rollouts):
+        self.seen += len(rollouts)
+        return [score + self.seen / 64 for score in count_a(rollouts)]
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
 def test_no_look_changes_a_number_of_the_training(tmp_path):
-    bare = run(tmp_path / "bare", probes=0, watch_every=0)
-    watched = run(tmp_path / "watched", **WATCHING)
+    bare = run(tmp_path / "bare", reward=Drifting(), probes=0, watch_every=0)
+    watched = run(tmp_path / "watched", reward=Drifting(), **WATCHING)
     assert told(bare.path) == told(watched.path)
     for name, value in bare.policy.state_dict().items():
         assert torch.equal(value, watched.policy.state_dict()[name]), name
@@ -50,7 +66,7 @@ def test_no_look_changes_a_number_of_the_training(tmp_path):
     assert kept == [{k: d[k] for k in ("step", "histograms")} for d in distributions(watched.path)]
 
 
-def test_resuming_with_every_look_on_is_the_run_that_never_stopped(tmp_path):
+def test_resuming_with_every_look_is_bit_identical(tmp_path):
     whole = run(tmp_path / "whole", **WATCHING)
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", tokenizer=letters(), **(SMALL | WATCHING)):
         if metrics["step"] == 2:
@@ -66,7 +82,7 @@ def test_resuming_with_every_look_on_is_the_run_that_never_stopped(tmp_path):
         assert pq.read_table(again.path / "probes" / name).equals(pq.read_table(whole.path / "probes" / name)), name
 
 
-def test_a_share_is_held_out_of_the_tasks_also_when_the_run_is_resumed(tmp_path, capsys):
+def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
     """Training never draws it, in as many steps as pass over all tasks several times."""
     tasks, given = [Task(a + b, a + b) for a in "abcd" for b in "efgh"], {"tokenizer": letters(), "evaluate": "25%"}
     options = SMALL | given | {"steps": 6, "batch": 8, "probes": 0}
@@ -88,7 +104,7 @@ def test_a_share_is_held_out_of_the_tasks_also_when_the_run_is_resumed(tmp_path,
 # --- held-out tasks ---------------------------------------------------------------------------------------------------
 
 
-def test_held_out_tasks_are_asked_with_samples_and_seeds_of_their_own():
+def test_held_out_tasks_have_samples_and_seeds_of_their_own():
     learner = Learner(model(), tokenizer=letters(), max_tokens=6)
     tasks = [Task(t, t) for t in TASKS]
     options = EvaluationOptions(samples=3, seeds=(1, 2), sampling={"max_new_tokens": 2})
@@ -148,7 +164,7 @@ def test_the_best_model_is_kept_by_any_metric(tmp_path, best, choose):
 # --- probes -----------------------------------------------------------------------------------------------------------
 
 
-def test_probes_are_answered_alike_before_and_told_token_by_token(tmp_path):
+def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
     made = run(tmp_path / "r", probe_every=2, steps=5)
     folder = made.path / "probes"
     assert sorted(p.name for p in folder.iterdir()) == [

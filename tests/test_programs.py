@@ -23,7 +23,7 @@ from operant.envs import ENVS
 from operant.options import Factory, arguments
 from operant.rewards import judge, prepare, resolve
 from operant.runs import named_parts
-from operant.runs.journal import Journal
+from operant.runs.folder import Journal
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
 from operant.tools.cli import main
 from operant.types import OperantError, Rollout, Task, Turn

@@ -126,7 +126,7 @@ def test_a_metric_is_pooled_by_its_counts(ranks):
         assert logged["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
 
 
-def test_the_logged_reward_is_the_weighted_one_that_is_learnt_from(ranks):
+def test_the_logged_reward_is_the_one_that_is_learnt_from(ranks):
     """0.7 (1 + i) + 0.3 x 10 for attempt i; the parts are logged without their weights."""
     for rank in (0, 1):
         assert ranks[rank]["used"] == pytest.approx([0.7 * (1 + i) + 3.0 for i in DEALT[rank]])
@@ -140,7 +140,7 @@ def test_the_logged_reward_is_the_weighted_one_that_is_learnt_from(ranks):
     assert world["0/reward/return"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_an_advantage_of_rounding_is_none_beside_those_of_all_ranks(monkeypatch):
+def test_an_advantage_of_rounding_is_none_beside_all_ranks(monkeypatch):
     """A sum over ranks in another order leaves 1e-9 where one rank has 0; another rank has an advantage of 1."""
     monkeypatch.setattr(collect, "distributed", SimpleNamespace(largest_float=lambda x: max(x, 1.0)))
     batch = Batch.given([[3]] * 3, [[4, 5]] * 3)
@@ -172,7 +172,7 @@ def test_two_ranks_log_and_learn_the_same_as_one_process(ranks, how, more):
         assert torch.equal(mine["weights"], ranks[0][how][1]["weights"])
 
 
-def test_two_ranks_move_what_one_process_moves_where_some_parameters_have_no_gradient(ranks):
+def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
     truth = learnt_in_parts(list(range(7)))
     for name, right in truth.items():
         for rank in (0, 1):

@@ -182,7 +182,7 @@ def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     )
 
 
-def test_tokens_of_probes_have_priority_over_those_of_old_replies(run):
+def test_tokens_of_probes_come_before_those_of_old_replies(run):
     many(run, 6, 20, words=200)
     write_probes(run, 6, [row(i, words=200) for i in range(4)])
     write_probes(run, None, [row(i, words=200) for i in range(4)])

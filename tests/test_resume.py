@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from small_runs import SMALL, TASKS, count_a, model, told, weights
+from small_runs import SMALL, TASKS, count_a, model, options, told, weights
 from toys import letters, lm
 
 from operant import Learner, OperantError, Task, steps, train
@@ -16,10 +16,6 @@ from operant.envs import SingleTurn
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, newest_whole
 from operant.tools.cli import main
-
-
-def options(**more):
-    return {"tokenizer": letters(), **SMALL, **more}
 
 
 def cut(out, after, reward=count_a, **more):
@@ -108,7 +104,7 @@ def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys)
 
 
 @pytest.mark.parametrize("option", ["reward", "tasks", "policy"])
-def test_a_resume_from_another_folder_names_the_one_that_the_run_was_started_in(folder, option, monkeypatch, capsys):
+def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
@@ -138,7 +134,7 @@ def test_options_that_change_nothing_are_noted(folder, capsys):
 # --- changed options ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_a_reference_goes_on_also_where_its_configuration_holds_a_price(tmp_path):
+def test_a_run_without_a_reference_resumes_beside_a_kl_price(tmp_path):
     """Earlier versions wrote the default price down; nothing was charged, as there was nothing to measure to."""
     out = tmp_path / "run"
     cut(out, 1, reference=None)
@@ -183,7 +179,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
     for run in steps_of(out, resume=True):
         assert run.learner.controller.coef == 0.7
         run.step()
-        run.save()
+        run.checkpoints.save()
         moved = run.learner.controller.coef
         break
     for run in steps_of(out, resume=True):
@@ -191,7 +187,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
         break
 
 
-def test_a_change_that_an_earlier_version_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
+def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     out = tmp_path / "run"
     cut(out, 2, **{"kl.control": "adaptive"})
     monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}, 2: {}})
@@ -295,7 +291,7 @@ def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
         assert not list((out / "refused").iterdir())
 
 
-def test_rollouts_and_probes_of_later_steps_are_gone_while_the_run_goes_on(tmp_path):
+def test_rollouts_and_probes_of_later_steps_are_deleted(tmp_path):
     cut(tmp_path / "run", 3, probes=2, probe_every=1, checkpoint_minutes=60.0)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "resume": True}
     for run in runs(tmp_path / "run", **given):
@@ -350,7 +346,7 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
         run.learner.budget.tokens = 512
         torch.set_num_threads(2)
         break_after = run.step()
-        run.save()
+        run.checkpoints.save()
         torch.set_num_threads(ran)
         assert break_after["step"] == 1
         break
@@ -368,7 +364,7 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
             assert run.learner.budget.tokens == tokens
             run.learner.budget.tokens //= 2  # memory ran out
             run.step()
-            run.save()
+            run.checkpoints.save()
             break
     for run in steps_of(out, resume=True):
         assert run.learner.budget.tokens == 512, "the checkpoint has what fitted"
@@ -459,8 +455,8 @@ def test_a_world_and_a_source_register_too_and_a_module_does_not(tmp_path):
 
     given = options(reward=Fixed(1, 1), env=World(), tasks=Source(TASKS))
     for run in runs(tmp_path / "run", policy=model(), **given):
-        assert run.stateful == ["env", "source"]
-        run.save()
+        assert run.state.stateful == ["env", "source"]
+        run.checkpoints.save()
         break
     given["env"].asked = given["tasks"].asked = 0
     for _ in runs(tmp_path / "run", policy=model(), resume=True, **given):
@@ -468,7 +464,7 @@ def test_a_world_and_a_source_register_too_and_a_module_does_not(tmp_path):
         break
 
 
-def test_a_checkpoint_that_stands_is_not_written_again_at_the_end(tmp_path):
+def test_a_checkpoint_is_not_written_again_at_the_end(tmp_path):
     written = []
     for run in runs(tmp_path / "run", policy=model(), tasks=TASKS, reward=count_a, **options()):
         if not run.metrics:
@@ -514,7 +510,7 @@ def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsy
     assert steps_taken == {8}, "of one step: 4 epochs of 2 minibatches"
 
 
-def test_a_fresh_optimizer_takes_the_newest_weights_of_either_kind(tmp_path):
+def test_a_fresh_optimizer_takes_the_newest_weights(tmp_path):
     out = tmp_path / "run"
     cut(out, 2, checkpoint="both")
     assert about(out / "checkpoints/light-00002")["kind"] == "light"

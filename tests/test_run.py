@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from operant.runs.folder import RunFolder, read_config
+from operant.runs.scored_rollouts import chunk_slices
 from operant.storage import atomic_io
 from operant.types import OperantError
 
@@ -59,7 +60,7 @@ def test_config_is_written_whole_and_in_order(tmp_path):
     assert not (tmp_path / "y").exists()
 
 
-def test_metrics_are_strict_json_with_null_for_what_is_not_finite(tmp_path):
+def test_metrics_are_strict_json_with_null_for_nan(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     folder.log(1, {"a": 0.1, "b": float("nan"), "c": float("inf"), "step": 1})
 
@@ -129,7 +130,7 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     assert f"took over from process {dead['pid']}" in folder.log_path.read_text(encoding="utf-8")
 
 
-def test_another_machine_cannot_be_asked_and_an_empty_lock_is_nobodys(tmp_path):
+def test_another_machine_cannot_be_asked_whether_it_runs(tmp_path):
     folder, path = RunFolder.create(tmp_path / "x", {}), tmp_path / "x"
     folder.close()
     (path / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "noon"}), encoding="utf-8")
@@ -182,8 +183,15 @@ def test_a_refused_write_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_reader_of_a_file_that_is_replaced_keeps_the_old_one_whole(tmp_path):
+def test_a_reader_of_a_replaced_file_keeps_the_old_one(tmp_path):
     atomic_io.write(tmp_path / "a", "old")
     with open(tmp_path / "a", encoding="utf-8") as reader:
         atomic_io.write(tmp_path / "a", "new content")
         assert reader.read() == "old"
+
+
+@pytest.mark.parametrize(("count", "chunks", "samples"), [(6, 2, 2), (12, 3, 4), (7, 3, 2), (5, 5, 1)])
+def test_chunks_hold_all_tasks_and_divide_no_prompt(count, chunks, samples):
+    parts = [list(range(count))[part] for part in chunk_slices(count, chunks, samples)]
+    assert [i for part in parts for i in part] == [*range(count)] and 1 < len(parts) <= chunks
+    assert all(part[0] % samples == 0 for part in parts)

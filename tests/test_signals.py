@@ -147,7 +147,7 @@ def test_the_second_ends_a_checkpoint_that_is_being_written(tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["loading", "first looks"])
-def test_a_signal_before_the_first_step_leaves_a_run_to_go_on_with(tmp_path, phase):
+def test_a_signal_before_the_first_step_leaves_a_run(tmp_path, phase):
     out = tmp_path / "run"
 
     class Waits:

@@ -51,7 +51,7 @@ def test_a_coarser_grid_merges_neighbours_exactly():
     assert Histogram.from_plain(fine.as_plain()) == fine
 
 
-def test_nan_and_infinity_are_left_out_and_no_values_give_no_histogram():
+def test_nan_and_infinity_are_left_out_of_histograms():
     assert sum(Histogram.of([1.0, float("nan"), float("inf"), 2.0]).counts) == 2
     assert Histogram.of([]) is None and Histogram.of([float("nan")]) is None
     tally = Tally()

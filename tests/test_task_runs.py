@@ -103,7 +103,7 @@ def test_all_references_are_demonstrations(tmp_path):
     assert sorted(len(task.replies) for task in run.parts.tasks) == [1, 2]
 
 
-def test_a_causal_policy_reads_the_cue_and_an_encoder_decoder_does_not(tmp_path):
+def test_only_a_causal_policy_reads_the_cue(tmp_path):
     known = {"form": "translate", "form.prefix": "", "form.cue": "xy", "reward": "letters:e", "probes": 0, "steps": 1}
     known |= {"batch": 2, "sampling": {"max_tokens": 2}}
     queries = {}

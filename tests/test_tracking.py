@@ -104,7 +104,7 @@ def test_a_tracker_that_raises_is_dropped_once_and_nothing_stops(tmp_path, fails
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
 
 
-def test_a_record_that_cannot_be_written_is_reported_once_and_written_later(tmp_path, capsys):
+def test_a_record_that_cannot_be_written_is_written_later(tmp_path, capsys):
     folder, messages, tracker = RunFolder.create(tmp_path / "x", {}), [], RecordingTracker()
     trackers = Trackers(folder, [tracker], messages.append)
     folder.metrics_path.symlink_to("/dev/full")

@@ -12,7 +12,7 @@ from operant.algorithms import METHODS, find, presets
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
+from operant.runs.notes import idle
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):
@@ -100,7 +100,7 @@ def same(a, b):
     return a == b
 
 
-def test_what_was_logged_after_the_checkpoint_is_played_and_written_again(tmp_path):
+def test_what_was_logged_after_the_checkpoint_is_repeated(tmp_path):
     """Without a checkpoint the run begins anew, and the two steps that stand in its log must not stand there twice."""
     options = {"tokenizer": letters(), **SMALL, "checkpoint_minutes": 60.0}
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
@@ -139,7 +139,7 @@ class Watching(Observer):
 
 
 @pytest.mark.parametrize("way", [train, lambda *given, **more: list(steps(*given, **more))])
-def test_a_users_observers_are_called_and_one_that_raises_is_logged_and_told_once(tmp_path, way, capsys):
+def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsys):
     watching = [Watching("broken one", broken=True), Watching("sound one")]
     options = {"tokenizer": letters(), **SMALL, "steps": 2}
     way(model(), TASKS, count_a, out=tmp_path / "run", observers=watching, **options)

@@ -482,7 +482,7 @@ def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, na
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
-def test_a_link_where_replies_should_be_shows_nothing_of_what_it_leads_to(run, tmp_path):
+def test_a_link_in_place_of_replies_shows_nothing(run, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the secret itself", encoding="utf-8")
     for folder in ("rollouts", "probes"):
@@ -622,7 +622,7 @@ def test_a_reply_never_controls_a_terminal(capsys):
     assert "red" in output.text and "[bold]x[/bold]" in output.text
 
 
-def test_a_task_that_writes_escapes_is_trained_on_and_shown_plainly(whole, tmp_path, capsys):
+def test_a_task_with_escapes_is_trained_on_and_shown_plainly(whole, tmp_path, capsys):
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "ab\x1b[2J", "id": ESCAPES}) + "\n", encoding="utf-8")
     words = ["train", "--policy", str(whole), "--tasks", str(tmp_path / "tasks.jsonl"), "--reward", "letters:a"]
     words += ["--id-field", "id", "--samples-every", "1", "--out", str(tmp_path / "run")]

@@ -5,6 +5,7 @@ for metrics in steps(...): ...          # the same run, as a generator of the me
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.runs import trainer
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 class TrlReward(Protocol):
     """A reward that is called as TRL's trainers call theirs."""
 
-    def __call__(self, *, prompts: Any, completions: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *, prompts: Any, completions: Any, **kwargs: Any) -> object: ...
 
 
 Reward = RewardFn | TrlReward | str | Mapping[str, Any] | None
 
 
 def train(
-    policy: Any = None,
-    tasks: Any = None,
+    policy: object = None,
+    tasks: object = None,
     reward: Reward = None,
     *,
-    algorithm: Any = None,
-    out: Any = None,
+    algorithm: object = None,
+    out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
     **options: "Unpack[TrainArguments]",
@@ -55,12 +56,12 @@ def train(
 
 
 def steps(
-    policy: Any = None,
-    tasks: Any = None,
+    policy: object = None,
+    tasks: object = None,
     reward: Reward = None,
     *,
-    algorithm: Any = None,
-    out: Any = None,
+    algorithm: object = None,
+    out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
     **options: "Unpack[TrainArguments]",
@@ -74,12 +75,12 @@ def steps(
 
 
 def runs(
-    out: Any = None,
+    out: str | Path | None = None,
     *,
     observers: Sequence[Observer] = (),
     show: Iterable[Tracker] = (),
     quiet: bool = False,
-    **options: Any,
+    **options: object,
 ) -> Iterator[Run]:
     """Train with a diagnosis, a report and a display, and yield the run itself as `trainer.runs` does.
 
@@ -101,6 +102,6 @@ def runs(
         shown.end(run)
 
 
-def _without_none(**arguments: Any) -> dict[str, Any]:
+def _without_none(**arguments: object) -> dict[str, Any]:
     """The arguments that are not None; the recipe or the defaults decide about the others."""
     return {name: value for name, value in arguments.items() if value is not None}

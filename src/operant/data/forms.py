@@ -50,8 +50,8 @@ ROW_FORMS = Table(
     },
 )
 """The forms by name; other packages add theirs as entry points."""
-Form = Callable[[Mapping[str, Any]], Mapping[str, Any] | Sequence[Mapping[str, Any]]]
 Row = Mapping[str, Any]
+Form = Callable[[Row], Row | Sequence[Row]]
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ KEYS = [f.name for f in fields(FormedRow) if f.name != "published"]
 
 
 def formed(
-    rows: Iterable[tuple[int, Any]], form: Form, source: str, *, skip_empty: bool
-) -> Iterator[tuple[int | str, Any]]:
+    rows: Iterable[tuple[int, object]], form: Form, source: str, *, skip_empty: bool
+) -> Iterator[tuple[int | str, object]]:
     """What `form` makes of each row, with the row's number; of several from one row, 3.0, 3.1 and so on.
 
     A row that is a `Task` stays one. `source` names the rows in errors. `skip_empty`: leave out empty prompts.
     Raises: OperantError for a row that the form cannot read, with its number and fields, or for an empty prompt.
     """
-    last: tuple[int | str, Any] | None = None
+    last: tuple[int | str, object] | None = None
     for number, made in each_formed(rows, form, source):
         if isinstance(made, FormedRow) and isinstance(made.prompt, str) and not made.prompt.strip():
             if skip_empty:
@@ -101,7 +101,7 @@ def formed(
         yield last
 
 
-def each_formed(rows: Iterable[tuple[int, Any]], form: Form, source: str) -> Iterator[tuple[int | str, Any]]:
+def each_formed(rows: Iterable[tuple[int, object]], form: Form, source: str) -> Iterator[tuple[int | str, object]]:
     """Each row as its form makes it, one by one."""
     for number, row in rows:
         if isinstance(row, Task):
@@ -164,7 +164,7 @@ def names_in(row: Row) -> str:
     return shown(", ".join(map(str, row)) or "none", 300)[1:-1]
 
 
-def found_in(row: Row, names: Sequence[str], remedy: str = "") -> Any:
+def found_in(row: Row, names: Sequence[str], remedy: str = "") -> object:
     """The value of the first of these fields that the row has. Raises: OperantError if it has none of them."""
     for name in names:
         if name in row:
@@ -175,7 +175,7 @@ def found_in(row: Row, names: Sequence[str], remedy: str = "") -> Any:
     )
 
 
-def text_of(value: Any, what: str) -> str:
+def text_of(value: object, what: str) -> str:
     """A text; of a list of sentences, all of them. Raises: OperantError for anything else."""
     if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value):
         return " ".join(part.strip() for part in value)
@@ -199,7 +199,7 @@ def texts_in(row: Row, names: Sequence[str]) -> list[str]:
 # --- the forms --------------------------------------------------------------------------------------------------------
 
 
-def imdb(row: Row, *, share: float = 0.5, words: int | None = None, field: str = "text") -> Any:
+def imdb(row: Row, *, share: float = 0.5, words: int | None = None, field: str = "text") -> Row | list[Row]:
     """IMDB continuation: the prompt is the beginning of a review, the reference its rest, the target its label.
 
     share: of the words, that the prompt has. words: this many instead, and shorter reviews are left out.
@@ -226,7 +226,7 @@ def summarize(
     target: str | None = None,
     prefix: str = "summarize: ",
     cue: str = "\nTL;DR:\n",
-) -> Any:
+) -> dict[str, object]:
     """Summarisation: CNN/DailyMail (article, highlights), XSum (document, summary), SciTLDR (source, target).
 
     source, target: other fields of the text and of its summaries; each may be a list, of sentences or of summaries.
@@ -238,7 +238,7 @@ def summarize(
 
 def extract(
     row: Row, *, source: str | None = None, target: str | None = None, prompt: str = "text", cue: str = "\nTL;DR:\n"
-) -> Any:
+) -> Row:
     """Summarisation by choosing a sentence, for the world `extract`: as `summarize`; the target is the sentences.
 
     prompt: what the policy reads, the whole `text`, or another field, such as `title`.
@@ -261,7 +261,7 @@ LANGUAGES = {
 
 def translate(
     row: Row, *, source: str = "de", target: str = "en", prefix: str | None = None, cue: str | None = None
-) -> Any:
+) -> Row:
     """Translation: {"translation": {"de": ..., "en": ...}} as of WMT and IWSLT, or the languages as fields.
 
     source, target: the languages. prefix, cue: by default "translate German to English: ", and the target's name.
@@ -281,7 +281,7 @@ def translate(
 
 def commongen(
     row: Row, *, prefix: str = "generate a sentence with: ", separator: str = " ", end: str = ".", cue: str = "\n"
-) -> Any:
+) -> Row:
     """CommonGen: a sentence with the given words, which are the target too. A part of speech (`dog_N`) is left out.
 
     Rows have concepts, as a list or as "dog#run", and target, references or scene.
@@ -302,7 +302,7 @@ def narrativeqa(
     prefix: str = "question: ",
     between: str = " context: ",
     cue: str = "\nanswer:\n",
-) -> Any:
+) -> Row:
     """NarrativeQA: a question on a story, answers as references.
 
     context: what is read beside the question, the story's `summary`, its whole `text`, another field, or `none`.
@@ -320,7 +320,7 @@ def narrativeqa(
     return {"before": before, "prompt": text_of(read, context), "cue": cue, "references": answers}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """The text of NarrativeQA's {"text": ..., "tokens": ...}; any other value is itself."""
     return value["text"] if isinstance(value, Mapping) and "text" in value else value
 
@@ -331,7 +331,7 @@ ACTS: Mapping[Any, str] = {1: "inform", 2: "question", 3: "directive", 4: "commi
 
 def dialog(
     row: Row, *, turns: int = 5, least: int = 1, marker: str = " <EOU> ", target: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """DailyDialog: for each utterance, the `turns` before it are the prompt, each followed by `marker`.
 
     The utterance is the reference; its dialogue act (inform, question, directive, commissive) is the target, or the
@@ -368,7 +368,7 @@ def style_transfer(
     label: str = "label",
     prompt: str | None = None,
     only: str | None = None,
-) -> Any:
+) -> Row | list[Row]:
     """Text style transfer, for the reward `style_transfer`: a sentence and its style, which shall become the other.
 
     styles: the two styles, as the classifier of the reward names them; the label is one of them, or its number, 0 or 1.

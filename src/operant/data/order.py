@@ -49,7 +49,7 @@ class Order:
         self.position += k
         return taken
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int]:
         return {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,20 +1,35 @@
-"""Rows with demonstrations for supervised training: (prompt, completion), chat messages, or plain text.
+"""Rows with replies: demonstrations for supervised training, and labelled replies.
 
-{"prompt": "2 + 2 =", "completion": " 4"}                        # text, or messages in both
+{"prompt": "2 + 2 =", "completion": " 4"}                        # demonstrations: text, or messages in both
 {"prompt": "2 + 2 =", "replies": [" 4", " four"]}
 {"messages": [{"role": "user", ...}, {"role": "assistant", ...}]}
 {"text": "Once upon a time"}                                     # no prompt: the whole text is the reply
+
+Labels, for reward models and preference optimisation, become a score for each reply:
+
+{"prompt": "...", "chosen": "...", "rejected": "..."}                    # scores 1 and 0; "margin": 0.5 for 0.5 and 0
+{"prompt": "...", "replies": ["...", "...", "..."], "ranks": [2, 1, 2]}  # 1 is best, equal: a tie, null: left out
+{"prompt": "...", "replies": [...], "best": 1}                           # the index of the best
+{"prompt": "...", "replies": [...], "ratings": [4, 2.5, null]}
+{"prompt": "...", "replies": [...], "good": [true, false, null]}
+{"prompt": "...", "completion": "...", "label": true}                    # good or bad, one reply
+{"prompt": "...", "completions": ["...", "..."], "labels": [true, false]}  # good or bad, each step of one reply
+{"prompt": "...", "completion": "...", "outcome": "passed"}              # what became of a program, or its number
+{"prompt": "...", "completions": ["...", "..."], "outcomes": ["failed test", 3]}
+
+Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from operant.types import OperantError, Task, shown
+from operant.types import OUTCOMES, OperantError, Task, shown
 
-FORMS = "`prompt` and `completion`, or `messages`, or text in `data.text_field`"
+DEMONSTRATIONS = "`prompt` and `completion`, or `messages`, or text in `data.text_field`"
 
 
-def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | None, where: str) -> Task:
+def task_with_reply(row: object, task_id: str, text_field: str, reply_field: str | None, where: str) -> Task:
     """The task of one row, with its reply in `replies`. Raises: OperantError for a row without one.
 
     `reply_field`: the field of the replies, with the prompts in `text_field` (or from a template, which the caller
@@ -45,14 +60,14 @@ def task_with_reply(row: Any, task_id: str, text_field: str, reply_field: str | 
         return Task(task_id, "", replies=(_text(row[text_field], text_field, where),))
     else:
         fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
-        raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row needs {FORMS}")
+        raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row needs {DEMONSTRATIONS}")
     prompt, reply = part("" if prompt is None else prompt, "prompt", where), part(reply, "reply", where)
     if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
         raise OperantError(f"{where}: the reply has no message with role 'assistant', so there is nothing to learn")
     return Task(task_id, prompt, replies=(reply,))
 
 
-def _text(value: Any, name: str, where: str) -> str:
+def _text(value: object, name: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -60,7 +75,7 @@ def _text(value: Any, name: str, where: str) -> str:
     return value
 
 
-def part(value: Any, what: str, where: str) -> Any:
+def part(value: object, what: str, where: str) -> Any:
     """`value`, if it is text, token ids or messages. Raises: OperantError otherwise; `what` names the part."""
     if isinstance(value, str):
         return value
@@ -72,3 +87,129 @@ def part(value: Any, what: str, where: str) -> Any:
     raise OperantError(
         f"{where}: the {what} is {shown(value)}; it must be text, token ids, or messages with role and content as text"
     )
+
+
+# --- labelled replies -------------------------------------------------------------------------------------------------
+
+LABELLED = (
+    "`chosen` and `rejected`; `replies` with `ranks`, `best`, `ratings` or `good`; `prompt`, `completion` and `label`; "
+    "or steps in `completions` with `labels`; or programs: `completion` and `outcome`, `completions` and `outcomes`"
+)
+KINDS = ("ranks", "best", "ratings", "good")
+
+
+def labelled_task(row: object, task_id: str, where: str) -> Task:
+    """The task of one row, with `replies` and `scores`; replies without a label are left out, maybe all of them.
+
+    `where` names the row in errors. Raises: OperantError for a row without labels, or with labels that cannot be read.
+    """
+    fields: Mapping[str, Any] = row if isinstance(row, Mapping) else {}
+    if "chosen" in fields and "rejected" in fields:
+        prompt, replies = pair_of(fields, where)
+        given = _numbers([fields.get("margin", 1.0), 0.0], "margin", where)
+        if given[0] is None or given[0] <= 0:
+            raise OperantError(f"{where}: margin={shown(fields['margin'])}; it must be a number above 0")
+    elif "replies" in fields:
+        prompt, replies = fields.get("prompt", ""), fields["replies"]
+        if isinstance(replies, str) or not isinstance(replies, Sequence) or not replies:
+            raise OperantError(f"{where}: replies is {shown(replies)}; it must be a list of at least one reply")
+        given = scores_of(fields, len(replies), where)
+    elif "completion" in fields and "label" in fields:
+        prompt, replies = fields.get("prompt", ""), [fields["completion"]]
+        given = scores_of({"good": [fields["label"]]}, 1, where)
+    elif "outcomes" in fields or "outcome" in fields:
+        prompt, replies, given = _with_outcomes(fields, where)
+    elif "completions" in fields and "labels" in fields:
+        prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
+        labels = fields["labels"]
+        if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != len(replies):
+            raise OperantError(
+                f"{where}: labels={shown(labels)}; it must be a list, one for each of {len(replies)} steps"
+            )
+        given = scores_of({"good": labels}, len(replies), where)
+    else:
+        known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
+        raise OperantError(
+            f"{where}: no labelled replies (fields: {known}); a row of tasks, as of held-out ones (evaluate), "
+            f"needs {LABELLED}"
+        )
+    prompt, replies = part(prompt, "prompt", where), [part(reply, "reply", where) for reply in replies]
+    kept = [(reply, score) for reply, score in zip(replies, given, strict=True) if score is not None]
+    target = fields.get("labeller")
+    return Task(task_id, prompt, target, tuple(r for r, _ in kept), tuple(s for _, s in kept))
+
+
+def _with_outcomes(fields: Mapping[str, Any], where: str) -> tuple[Any, list[Any], list[float | None]]:
+    """The prompt, the programs and the number of the outcome of each; null leaves a program out."""
+    if "outcomes" in fields:
+        replies, found = fields.get("completions", fields.get("replies")), fields["outcomes"]
+        lists = [isinstance(x, Sequence) and not isinstance(x, str) for x in (replies, found)]
+        if not all(lists) or len(replies) != len(found):
+            raise OperantError(f"{where}: outcomes={shown(found)}; it must be a list, one for each of `completions`")
+    else:
+        replies, found = [fields.get("completion", fields.get("reply"))], [fields["outcome"]]
+    known = {name: float(i) for i, name in enumerate(OUTCOMES)} | {i: float(i) for i in range(len(OUTCOMES))}
+    for one in found:
+        if one is not None and (isinstance(one, bool) or not isinstance(one, (str, int)) or one not in known):
+            raise OperantError(
+                f"{where}: the outcome {shown(one)} must be one of {', '.join(OUTCOMES)}, or its number from 0 to "
+                f"{len(OUTCOMES) - 1}"
+            )
+    return fields.get("prompt", ""), list(replies), [None if one is None else known[one] for one in found]
+
+
+def until_each_step(steps: object, where: str) -> list[str]:
+    """The reply until the end of each of its steps, which are lines: ["a", "b"] becomes ["a", "a" + newline + "b"].
+
+    Raises: OperantError for steps that are no texts, or that hold a line break.
+    """
+    if isinstance(steps, str) or not isinstance(steps, Sequence) or not steps:
+        raise OperantError(f"{where}: completions is {shown(steps)}; it must be a list of at least one step")
+    for step in steps:
+        if not isinstance(step, str) or "\n" in step:
+            raise OperantError(f"{where}: the step {shown(step)} must be one line of text; a step is a line")
+    return ["\n".join(steps[: i + 1]) for i in range(len(steps))]
+
+
+def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer") -> list[float | None]:
+    """The score of each of `count` replies, from the one kind of label that the row has."""
+    found = [kind for kind in KINDS if fields.get(kind) is not None]
+    if not found and (fields.get("all_bad") or fields.get("skip")):  # as `operant label` exports it
+        return [None] * count
+    if len(found) != 1:
+        raise OperantError(f"{where}: labels are {' and '.join(found) or 'missing'}; give one of {', '.join(KINDS)}")
+    kind, labels = found[0], fields[found[0]]
+    if kind == "best":
+        if isinstance(labels, bool) or not isinstance(labels, int) or not 0 <= labels < count:
+            raise OperantError(f"{where}: best={shown(labels)}; it must be the index of a reply, 0 to {count - 1}")
+        return [float(i == labels) for i in range(count)]
+    if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != count:
+        raise OperantError(
+            f"{where}: {kind}={shown(labels)}; it must be a list with one entry for each of {count} replies"
+        )
+    numbers = _numbers(labels, kind, where)
+    if kind == "good" and any(x not in (None, 0, 1) for x in numbers):
+        raise OperantError(f"{where}: good={shown(labels)}; each entry must be true, false or null")
+    return [-x if x is not None and kind == "ranks" else x for x in numbers]
+
+
+def _numbers(labels: Sequence[object], kind: str, where: str) -> list[float | None]:
+    for label in labels:
+        if label is not None and (not isinstance(label, (int, float)) or not math.isfinite(label)):
+            raise OperantError(f"{where}: {kind} has {shown(label)}; each label must be a finite number, or null")
+    return [None if label is None else float(label) for label in labels]
+
+
+def pair_of(fields: Mapping[str, object], where: str) -> tuple[Any, list[Any]]:
+    """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
+    chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise OperantError(f"{where}: chosen and rejected are equal; leave the row out")
+    if "prompt" in fields:
+        return fields["prompt"], [chosen, rejected]
+    same = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))
+    if isinstance(chosen, str):  # the prompt ends where a word ends, and the replies begin with the space after it
+        same = max(chosen.rfind(" ", 0, same), chosen.rfind("\n", 0, same) + 1, 0)
+    if len(chosen) == same or len(rejected) == same:
+        raise OperantError(f"{where}: without a prompt, one of chosen and rejected begins with the whole other one")
+    return chosen[:same], [chosen[same:], rejected[same:]]

@@ -37,8 +37,11 @@ SOURCES = Table(
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""
 
+Rows = Iterator[tuple[int, object]]
+"""Rows with their numbers in the source."""
 
-def read(source: Any, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
+
+def read(source: object, text_field: str = "text") -> tuple[str, Iterator[tuple[int, Any]]]:
     """The name of a source and its rows, each with its number in the source.
 
     Raises: OperantError for an unknown source; reading the rows raises it for a broken row.
@@ -66,7 +69,7 @@ def _called(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+def _named(name: str, text_field: str) -> tuple[str, Rows]:
     if name in SOURCES:
         return read(SOURCES.find(name), text_field)
     if name.startswith("builtin:"):
@@ -94,7 +97,7 @@ def _named(name: str, text_field: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     return _hub(name)
 
 
-def parallel(one: Path, other: Path) -> tuple[str, Iterator[tuple[int, Any]]]:
+def parallel(one: Path, other: Path) -> tuple[str, Rows]:
     """Rows of two files whose lines are translations of each other: {"translation": {"de": ..., "en": ...}}.
 
     The languages are the endings of the files, or their names where the endings are equal.
@@ -105,7 +108,7 @@ def parallel(one: Path, other: Path) -> tuple[str, Iterator[tuple[int, Any]]]:
     if len(set(languages)) < 2:
         raise OperantError(f"tasks: {one} and {other} have one name: name two files of texts, such as test.de,test.en")
 
-    def rows() -> Iterator[tuple[int, Any]]:
+    def rows() -> Rows:
         texts = [_explained(path, _txt(path)) for path in (one, other)]
         for number, pair in enumerate(zip_longest(*texts)):
             if None in pair:
@@ -127,7 +130,7 @@ def part_of(name: str, *folders: Path) -> Path | None:
     return None
 
 
-def held_out_of(source: Any) -> str | None:
+def held_out_of(source: object) -> str | None:
     """The file with the held-out rows of a folder that has a file train.*, or of that file; None for other sources.
 
     It may stand in the folder above, as few-shot splits share one test file.
@@ -149,7 +152,7 @@ def _endings() -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
+def _file(path: Path, suffix: str) -> Rows:
     """Numbered rows of a file. Raises: OperantError if it is missing, or its ending unknown."""
     if not found(path):
         parent = found(path.parent)
@@ -166,7 +169,7 @@ def _file(path: Path, suffix: str) -> Iterator[tuple[int, Any]]:
     return _explained(path, FORMATS[ending](path))
 
 
-def _explained(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+def _explained(path: Path, rows: Rows) -> Rows:
     try:
         yield from rows
     except UnicodeDecodeError as error:
@@ -190,13 +193,13 @@ def _lines(path: Path) -> Iterator[str]:
             yield line
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
+def _jsonl(path: Path) -> Rows:
     for number, line in enumerate(_lines(path)):
         if line.strip():
             yield number, _parsed(line.rstrip(), f"{path}, line {number + 1}")
 
 
-def _json(path: Path) -> Iterator[tuple[int, Any]]:
+def _json(path: Path) -> Rows:
     with _open(path) as file:
         rows = _parsed(file.read(), str(path))
     if not isinstance(rows, list):
@@ -215,7 +218,7 @@ def _parsed(text: str, where: str) -> Any:
     return row
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Any]]:
+def _csv(path: Path) -> Rows:
     csv.field_size_limit(1 << 30)
     first = next(_lines(path), "")
     separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
@@ -243,7 +246,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
         ) from error
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet(path: Path) -> Rows:
     from pyarrow import ArrowException, parquet
 
     try:
@@ -254,11 +257,11 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows)
 
 
-def _txt(path: Path) -> Iterator[tuple[int, Any]]:
+def _txt(path: Path) -> Rows:
     yield from enumerate(line.rstrip("\r\n") for line in _lines(path))
 
 
-FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+FORMATS: dict[str, Callable[[Path], Rows]] = {
     ".jsonl": _jsonl,
     ".json": _json,
     ".csv": _csv,
@@ -271,7 +274,7 @@ FORMATS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+def _builtin(name: str) -> tuple[str, Rows]:
     """Rows of `NAME`, or of its disjoint parts `NAME/train` and `NAME/held-out`, with their numbers in `NAME`."""
     stem, _, part = name.partition("/")
     there = {path.stem: path for path in sorted(BUILTIN.iterdir()) if path.suffix in FORMATS}
@@ -283,7 +286,7 @@ def _builtin(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     return stem, iter({"": rows, "train": rows[:cut], "held-out": rows[cut:]}[part])
 
 
-def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
+def _hub(name: str) -> tuple[str, Rows]:
     """Rows of a data set of the Hub: `owner/name/part:split`, with one of its parts ("3.0.0", "de-en") if it has
     several; the split is `train` by default."""
     name, _, split = name.partition(":")
@@ -310,7 +313,7 @@ def _hub(name: str) -> tuple[str, Iterator[tuple[int, Any]]]:
     return name.rsplit("/", 1)[-1], enumerate(rows)
 
 
-def share(value: Any) -> float | None:
+def share(value: object) -> float | None:
     """The part that a percentage names, 0.1 of "10%"; None of anything else.
 
     Raises: OperantError for an impossible one.

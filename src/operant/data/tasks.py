@@ -16,8 +16,7 @@ from typing import Any
 from operant.bounds import bounded, check_bounds
 from operant.data.forms import Form, FormedRow, called, formed, names_in, place_of
 from operant.data.order import permutation
-from operant.data.preferences import labelled_task
-from operant.data.replies import task_with_reply
+from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter, encode_more, encode_prompt
 from operant.types import OperantError, Task, shown
@@ -84,7 +83,7 @@ class DataOptions:
         if self.max_chars is not None and self.max_chars < max(self.min_chars, 1):
             raise OperantError(f"data.max_chars={self.max_chars}: it must be at least min_chars")
 
-    def check_beside(self, form: Any) -> None:
+    def check_beside(self, form: object) -> None:
         """Raises: OperantError for an option whose work the form does, if there is one."""
         done = ("text_field", "query_tokens", "template", "reference_field", "reply_field")
         if form is not None and (changed := [name for name in done if getattr(self, name) != getattr(BARE, name)]):
@@ -100,7 +99,7 @@ BARE = DataOptions()
 
 
 def load_tasks(
-    source: Any,
+    source: object,
     tokenizer: Any = None,
     options: DataOptions | None = None,
     seed: int = 0,
@@ -120,7 +119,7 @@ def load_tasks(
     tokenizer, prompts become ids; rows that are a `Task` already stay unchanged, unless a query is cut from them.
     `context` and `max_new`, in tokens, bound the prompts, `vocabulary` their ids. A generator without end needs
     `limit`. `with_replies`: the rows are demonstrations (see `data/replies.py`); their texts are not encoded here.
-    `labelled`: these have labels (see `data/preferences.py`). `form`: makes the rows of tasks of those that a data set
+    `labelled`: these have labels (see there). `form`: makes the rows of tasks of those that a data set
     publishes (see `data/forms.py`). `cue`: whether the policy continues its prompts, and so reads the form's cue.
     `passed`: is given the numbers of rows that were `read`, and of those that are left out because they have `no text`.
 
@@ -160,7 +159,7 @@ def load_tasks(
     return tasks
 
 
-def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
+def left_out(passed: Mapping[str, int], source: object) -> list[str]:
     """A sentence on the rows without text that `load_tasks` has counted, if there are any."""
     of = f" of {source}" if isinstance(source, str) else ""
     n, ends = passed["no text"], "has no text and is" if passed["no text"] == 1 else "have no text and are"
@@ -171,7 +170,7 @@ def left_out(passed: Mapping[str, int], source: Any) -> list[str]:
 
 
 def _filtered(
-    rows: Iterable[tuple[int | str, Any]],
+    rows: Iterable[tuple[int | str, object]],
     name: str,
     source_name: str,
     options: DataOptions,
@@ -223,7 +222,7 @@ def _filtered(
         yield task, was_task, around
 
 
-def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
+def _task(row: object, task_id: str, where: str, options: DataOptions, with_replies: bool, labelled: bool) -> Task:
     of_form = row if isinstance(row, FormedRow) else None
     fields = row if isinstance(row, Mapping) else {options.text_field: row} if of_form is None else of_form.published
     if of_form is not None and of_form.id:
@@ -262,7 +261,7 @@ def _task(row: Any, task_id: str, where: str, options: DataOptions, with_replies
     return Task(task_id, prompt, target)
 
 
-def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
+def _references(fields: Mapping[str, object], name: str, where: str) -> tuple[str, ...]:
     given = _field(fields, name, where, "reference_field")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
@@ -272,14 +271,14 @@ def _references(fields: Mapping[str, Any], name: str, where: str) -> tuple[str, 
     return tuple(texts)
 
 
-def _filled(template: str, fields: Mapping[str, Any], where: str) -> str:
+def _filled(template: str, fields: Mapping[str, object], where: str) -> str:
     try:
         return template.format_map(fields)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise OperantError(f"{where}: data.template needs {error}; fields: {', '.join(map(str, fields))}") from error
 
 
-def _field(fields: Mapping[str, Any], name: str, where: str, option: str) -> Any:
+def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> Any:
     if name not in fields:
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)

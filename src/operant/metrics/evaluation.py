@@ -106,7 +106,7 @@ def _found(name: str) -> Any:
     return PASSES["pass@k"](name) if numbers_in(name) is not None else EVALUATION_METRICS.find(name)
 
 
-def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
+def chosen(given: object) -> dict[str, Mapping[str, Any]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
     given: names, separated by commas or in a list, or a mapping from names to options.
@@ -127,7 +127,7 @@ def chosen(given: Any) -> dict[str, Mapping[str, Any]]:
     )
 
 
-def metric_names(given: Any) -> dict[str, str]:
+def metric_names(given: object) -> dict[str, str]:
     """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function.
 
     Raises: OperantError if two are the same, or one is another metric of evaluations, such as `reward`.
@@ -145,7 +145,7 @@ def metric_names(given: Any) -> dict[str, str]:
     return names
 
 
-def resolve(given: Any, start: str | None = None) -> list[EvaluationMetric]:
+def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
     """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
 
     start: the model that a run begins from, for metrics with `reads_start` and no model of their own; None: none.
@@ -153,39 +153,39 @@ def resolve(given: Any, start: str | None = None) -> list[EvaluationMetric]:
     Raises: OperantError for an unknown name (with the nearest and the list), one that cannot be imported, an unknown
     option, or a value that the metric refuses.
     """
-    options = chosen(given)
-    return [metric_of(name, full, options[full], start) for name, full in metric_names(given).items()]
-
-
-def metric_of(name: str, full: str, given: Mapping[str, Any], start: str | None) -> EvaluationMetric:
-    """The metric that was chosen as `full`, with the options `given`. Raises: OperantError as `resolve` does."""
-    head, _, argument = full.partition(":")
-    if argument and head in EVALUATION_METRICS.names():
-        known = _found(head)
-        first = next(iter(defaults(Factory(known, skip=int(not inspect.isclass(known))))), "option")
-        raise OperantError(
-            f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's options as "
-            f"a mapping, such as {{{head}: {{{first}: {argument}}}}}"
-        )
-    found = _found(full)
-    if not callable(found):
-        raise OperantError(f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class")
-    group = f"evaluation.metrics.{name}"
-    given = {"model": start} | given if start and getattr(found, "reads_start", False) else given
-    options = compose({group: Factory(found, skip=int(not inspect.isclass(found)))}, {group: given})[group]
-    made, measure = found, partial(found, **options)
-    if inspect.isclass(found):
-        try:
-            made = found(**options)
-            measure = getattr(made, "measured", made)
-        except OperantError:
-            raise
-        except (Exception, SystemExit) as error:
-            why = f"{describe_error(error)}"
+    options, metrics = chosen(given), list[EvaluationMetric]()
+    for name, full in metric_names(given).items():
+        head, _, argument = full.partition(":")
+        if argument and head in EVALUATION_METRICS.names():
+            known = _found(head)
+            first = next(iter(defaults(Factory(known, skip=int(not inspect.isclass(known))))), "option")
             raise OperantError(
-                f"{group}: {found.__name__} refuses {options}: {why}; change or leave out one"
-            ) from error
-    return EvaluationMetric(name, measure, made)
+                f"evaluation metric {full!r}: only a reward has its argument behind the name; give the metric's "
+                f"options as a mapping, such as {{{head}: {{{first}: {argument}}}}}"
+            )
+        found = _found(full)
+        if not callable(found):
+            raise OperantError(
+                f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class"
+            )
+        group = f"evaluation.metrics.{name}"
+        own = {"model": start} if start and getattr(found, "reads_start", False) else {}
+        named = {group: Factory(found, skip=int(not inspect.isclass(found)))}
+        own = compose(named, {group: own | {**options[full]}})[group]
+        made, measure = found, partial(found, **own)
+        if inspect.isclass(found):
+            try:
+                made = found(**own)
+                measure = getattr(made, "measured", made)
+            except OperantError:
+                raise
+            except (Exception, SystemExit) as error:
+                why = describe_error(error)
+                raise OperantError(
+                    f"{group}: {found.__name__} refuses {own}: {why}; change or leave out one"
+                ) from error
+        metrics.append(EvaluationMetric(name, measure, made))
+    return metrics
 
 
 def prepared(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task], *, alone: bool = False) -> None:

@@ -35,7 +35,7 @@ def game_of(rollout: Rollout) -> Mapping[str, Any] | None:
     return None if rollout.failed or not isinstance(game, Mapping) or "turns" not in game else game
 
 
-def numbers(game: Mapping[str, Any]) -> dict[str, float | None]:
+def numbers(game: Mapping[str, object]) -> dict[str, float | None]:
     """Return the numbers `OF_REPLIES` of one game, None where there is none, as the turns to win of a lost one."""
     turns, won, most, optimum = len(game["turns"]), bool(game["won"]), game.get("most"), game.get("optimum")
     return {

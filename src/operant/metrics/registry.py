@@ -30,6 +30,10 @@ class Metric:
         return (low is not None and value < low - 1e-4) or (high is not None and value > high + 1e-4)
 
 
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
 def _read(table: str) -> dict[str, Metric]:
     """Lines "name | unit | healthy: words, or lowest..highest | TRL's names | meaning"; an indented one goes on."""
     metrics, group = {}, ""
@@ -47,55 +51,15 @@ def _read(table: str) -> dict[str, Metric]:
     return metrics
 
 
-METRICS: dict[str, Metric] = _read((Path(__file__).parent / "registry.txt").read_text(encoding="utf-8"))
+METRICS: dict[str, Metric] = _read(_text("registry.txt"))
 CHOSEN = METRICS["evaluate/<metric>"].group
 """The group of the metrics that the option `evaluation.metrics` chooses."""
 
 COLUMNS = {
-    "task, group, rollout, turn": (
-        "the task, the group of attempts that are compared, the attempt, and its turn", ""),
-    "query, reply": ("both as text", "game_log"),
-    "tokens": ("the text of each token of the reply", ""),
-    "prompt, ids": ("the token ids of the prompt, and those of the reply", ""),
-    "query_tokens, reply_tokens": ("their lengths", "tokens/queries_dist, tokens/responses_dist"),
-    "logprobs, ref_logprobs": (
-        "log-prob of each reply token, under the policy that generated it and under the reference",
-        "objective/logprobs, objective/ref_logprobs"),
-    "kl": ("KL penalty of each reply token, before the coefficient", "objective/kl_dist"),
-    "values, advantages, returns": ("one number per reply token", "ppo/policy/advantages"),
-    "passing": (
-        "one number per reply token: the probability that the program passes, by the critic that has read it so far; "
-        "absent without a critic", ""),
-    "reward, reward/<part>": ("the score and its named parts, in the row of an attempt's last turn", "env/reward_dist"),
-    "outcome, message": (
-        "the outcome class and the message of the reward's `Judgement`, in the same row; of all parts of a sum", ""),
-    "paid": ("the environment's reward for this reply", ""),
-    "game": ("the transcript of a game as JSON, in the row of its last turn; absent in runs without games", ""),
-    "end, version": ("why the reply ended, and the version of the weights that generated it", ""),
-}  # fmt: skip
+    names: (meaning, old)
+    for names, meaning, old in (map(str.strip, line.split("|")) for line in _text("columns.txt").splitlines())
+}
 """The columns of `rollouts/step-00012.parquet`: names -> (meaning, TRL's names)."""
-
-_HEAD = """# Metrics
-
-`metrics.jsonl` has one object per step. Every mean is a sum over a count, pooled over minibatches and ranks, and every
-spread is a standard deviation (biased). A name is absent if there was nothing to count, and null if the value was NaN
-or infinity. This page is generated: edit `src/operant/metrics/registry.txt`, then run
-`python -m operant.metrics.registry > docs/metrics.md`.
-
-In an environment a reply is a whole episode, except where turns are named; text metrics are those of single turns. A
-token is an action of the policy, and choosing a whole reply from a list is one action. Replies that are not trained
-on, because they were not judged or because of `on_length=drop`, count only in metrics that name judged or all replies.
-Means during the update are over every minibatch of every epoch. If `rescore` makes a second pass, as in bfloat16, its
-log-probs and values replace those of sampling.
-"""
-_COLUMNS_HEAD = """
-## Whole distributions
-
-`rollouts/step-00012.parquet` has the values behind the histograms, one row per turn.
-
-| column | meaning | TRL's name |
-|---|---|---|
-"""
 
 
 def describe(name: str) -> Metric | None:
@@ -107,13 +71,13 @@ def describe(name: str) -> Metric | None:
 
 def markdown() -> str:
     """Return the page docs/metrics.md."""
-    page, group = _HEAD, ""
+    page, group = "", ""
     for m in METRICS.values():
         if m.group != group:
             group = m.group
             page += f"\n## {group}\n\n| name | meaning | unit | healthy | TRL's name |\n|---|---|---|---|---|\n"
         page += f"| {_code(m.name)} | {m.meaning} | {m.unit} | {m.healthy} | {_code(m.old)} |\n"
-    page += _COLUMNS_HEAD
+    page = _text("page.md").format(metrics=page)
     return page + "".join(f"| {_code(n)} | {meaning} | {_code(old)} |\n" for n, (meaning, old) in COLUMNS.items())
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from operant.metrics.games import transcript
 from operant.types import Batch, Rollout, Total, totals
 
+Row = dict[str, Any]
+"""By the names of `registry.COLUMNS`."""
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
 
 
@@ -20,7 +22,7 @@ def rows(
     pieces: Callable[[list[int]], list[str]] | None = None,
     remarks: Sequence[tuple[tuple[str, ...], str]] = (),
     passing: Sequence[Sequence[float] | None] = (),
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return one row per turn. The score of an attempt is in the row of its last turn; it is None if not judged.
 
     scores: one per rollout, as the reward returned it (a list: one number per token); what the environment paid is
@@ -39,7 +41,7 @@ def rows(
     for number, rollout in enumerate(rollouts):
         begun = 0
         for index, turn in enumerate(rollout.turns):
-            row: dict[str, Any] = {
+            row: Row = {
                 "task": str(rollout.task.id),
                 "group": rollout.group,
                 "turn": index,
@@ -80,7 +82,7 @@ def rows(
     return table
 
 
-def _per_token(batch: Batch, episode: int | None, turn: int) -> dict[str, Any]:
+def _per_token(batch: Batch, episode: int | None, turn: int) -> Row:
     """Return the batch's values for the tokens of one turn, None for an episode that is not in the batch."""
     known = [name for name in _PER_TOKEN if getattr(batch, name) is not None]
     if episode is None:

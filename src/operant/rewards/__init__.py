@@ -247,7 +247,7 @@ def close(reward: RewardFn | None) -> None:
 def keep_in(reward: RewardFn | None, journal: Any) -> None:
     """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there.
 
-    journal: a `runs.journal.Journal`.
+    journal: a `runs.folder.Journal`.
     """
     for part in every_part(reward):
         if callable(keep := getattr(part, "keep_in", None)):

@@ -1,16 +1,13 @@
 """Rollouts that are generated ahead: a thread plays those of later steps while a step is judged and trained on.
 
-With `ahead=n`, the rollouts of step s start when step s - n starts, with the weights from before its update. Steps 1 to
-n + 1 play with the initial weights. So a rollout is at most n updates old, and which weights it is made with does not
-depend on timing. The thread plays one step after the other, with copies of the trained weights: training changes its
-own in place. There are n + 1 copies: those of the step that is judged and of the n steps that are ahead of it.
-
-Steps that are planned are part of the run's state, as their tasks and weights: a resumed run plays them again.
+The rollouts of step s start when step s - n starts, with the weights from before its update, so a rollout is at most n
+updates old and does not depend on timing. The thread has n + 1 copies of the trained weights: training changes its own
+in place. Planned steps are part of the run's state, as their tasks and weights: a resumed run plays them again.
 
 With `partial_rollout_tokens=k`, a step draws at most k tokens of each reply, and the next one continues those that have
 not ended (`rollouts.carried`). The first step begins twice as many tasks as a step trains on, so that each later one
-has enough replies which end; so does one after the batch has grown. With `rollouts_ahead=0` nothing is played ahead: a
-step is planned when it begins, and played here.
+has enough replies which end; so does one after the batch has grown. With `rollouts_ahead=0` a step is planned when it
+begins, and played here.
 """
 
 from collections import deque
@@ -25,6 +22,7 @@ import torch
 from operant.data import Order
 from operant.envs import SingleTurn
 from operant.machine import Clock
+from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.carried import PartialGroup, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
@@ -54,12 +52,12 @@ class PlannedStep:
 class KeptWeights:
     """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
 
-    def __init__(self, policy: Any, count: int):
+    def __init__(self, policy: Policy, count: int):
         values = getattr(policy, "value_head", None) is not None
         self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
         self.versions = set[int]()
 
-    def keep(self, policy: Any, version: int) -> None:
+    def keep(self, policy: Policy, version: int) -> None:
         """Copy the weights of the policy, in place of those that are `count` versions older."""
         self.of(version).update(policy, 0)
         self.versions = {known for known in self.versions if known > version - len(self.copies)} | {version}
@@ -107,8 +105,14 @@ class Ahead:
         """What `InTurn` has given the engine, until the thread uses it."""
         self.kept = KeptWeights(learner.policy, n + 1 if n else 0)
         self.thread: ThreadPoolExecutor | None = None
-        if carry:
-            check_carry(learner, carry)
+        if carry and not isinstance(learner.env, SingleTurn):
+            name = type(learner.env).__name__
+            raise OperantError(f"partial_rollout_tokens={carry} with the world {name}: it plays more than one reply")
+        if carry and not hasattr(learner.engine, "generate_more"):
+            name = type(learner.engine).__name__
+            raise OperantError(
+                f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
+            )
         if n:
             self._start()
 
@@ -116,7 +120,7 @@ class Ahead:
         """Start the thread, and give it a learner of its own."""
         learner, n = self.learner, self.n
         own = bool(getattr(learner.engine, "own_weights", False))
-        check(learner, n, own_weights=own)
+        _check(learner, n, own_weights=own)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
@@ -242,7 +246,7 @@ class InTurn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["engine"], name)
 
-    def sync(self, policy: Any, version: int) -> None:
+    def sync(self, policy: Policy, version: int) -> None:
         """Use the weights of `policy` in later calls."""
         self.wanted = policy, version
 
@@ -264,22 +268,8 @@ class InTurn:
         return self.engine
 
 
-def check_carry(learner: Learner, carry: int) -> None:
-    """Refuse a world or engine whose replies cannot be carried over. Raises: OperantError."""
-    env, engine = learner.env, learner.engine
-    if not isinstance(env, SingleTurn):
-        raise OperantError(
-            f"partial_rollout_tokens={carry} with the world {type(env).__name__}: it plays more than one reply"
-        )
-    if not hasattr(engine, "generate_more"):
-        name = type(engine).__name__
-        raise OperantError(
-            f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
-        )
-
-
-def check(learner: Learner, n: int, *, own_weights: bool) -> None:
-    """Refuse what cannot be played ahead. Raises: OperantError."""
+def _check(learner: Learner, n: int, *, own_weights: bool) -> None:
+    """Refuse what cannot be played ahead."""
     for kind, thing in (("env", learner.env), ("engine", learner.engine)):
         if any(stateful_parts(kind, thing)):
             what = "world" if kind == "env" else "engine"

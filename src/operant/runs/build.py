@@ -1,10 +1,9 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +13,22 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs.isolated import IsolatedEnv
-from operant.metrics.evaluation import prepared, resolve
+from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
 from operant.models.base import ReadingPolicy
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
+from operant.models.policy import Policy
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
-from operant.runs.ahead import Ahead
-from operant.runs.config import Config, TrainOptions
+from operant.runs.config import Config
 from operant.runs.evaluate import Evaluator, Probes
-from operant.runs.folder import read_config
-from operant.runs.idle_options import idle
-from operant.runs.journal import Journal
+from operant.runs.folder import Journal, read_config
+from operant.runs.parts import RunParts
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, RewardFn, Task, shown
-
-
-@dataclass(frozen=True)
-class RunParts:
-    """The objects that a run consists of."""
-
-    learner: Learner
-    source: Any
-    """What the tasks were read from."""
-    tasks: list[Task]
-    order: Order
-    reward: RewardFn | None
-    """None if only the environment pays, or if the algorithm trains on demonstrations."""
-    held_out: list[Task]
-    evaluator: Evaluator | None
-    """None without held-out tasks."""
-    probes: Probes | None
-    """None without probe prompts."""
-    demonstrations: Demonstrations | None = None
-    """Turns demonstrated replies into rollouts; None if the policy generates the replies."""
-    left_out: int = 0
-    """Number of rows whose labels teach the method nothing, such as equal ones; they are not among `tasks`."""
-    notes: tuple[str, ...] = ()
-    """Sentences of rewards for the log, such as which reference solutions fail their own tests."""
-    ahead: Ahead | None = None
-    """Plays the rollouts of later steps; None: each step plays its own."""
-
-    def attempts(self, indices: Sequence[int], samples: int) -> list[Task]:
-        """What is played of the tasks with these indices: each so often, and a text without a prompt has an opening."""
-        tasks = [self.tasks[i] for i in indices]
-        if self.demonstrations is not None:
-            tasks = [self.demonstrations.opening(task) for task in tasks]
-        return [task for task in tasks for _ in range(samples)]
-
-    def ahead_by(self, train: TrainOptions) -> "RunParts":
-        """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
-        if not (train.rollouts_ahead or train.partial_rollout_tokens):
-            return self
-        attempts = partial(self.attempts, samples=train.samples)
-        sizes = (train.rollouts_ahead, train.partial_rollout_tokens, train.batch // train.samples)
-        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
+from operant.types import Engine, OperantError, Task, shown
 
 
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
@@ -146,7 +103,10 @@ def build(
     tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds)
     if env is None:
         check_chat(config, [*tasks, *held_out], policy.tokenizer)
-    tasks, left_out = _usable(learner, tasks)
+    useful = [True] * len(tasks)
+    if (usable := learner.algorithm.usable) is not None:
+        useful = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
+    tasks = [task for task, teaches in zip(tasks, useful, strict=True) if teaches]
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
         rewards.read_held_out(judge, held_out)
@@ -163,17 +123,17 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    notes = (*of_rows, *idle(config), *notes)
+    notes = (*of_rows, *notes)
     order = Order(len(tasks), seed)
-    more = (probes, demonstrations, left_out, notes)
+    more = (probes, demonstrations, useful.count(False), notes)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
 def _check_first_rows(
     config: Config,
-    sources: tuple[Any, Any],
+    sources: tuple[object, object],
     judged_by: tuple[Any, Any, list[Any]],
-    metrics: list[Any],
+    metrics: list[EvaluationMetric],
     forms: dict[str, Any],
     tokenizer: Any,
 ) -> None:
@@ -198,7 +158,7 @@ def _check_first_rows(
 
 
 def read_tasks(
-    config: Config, source: Any, evaluated: Any, tokenizer: Any, bounds: dict[str, Any]
+    config: Config, source: object, evaluated: object, tokenizer: Any, bounds: dict[str, Any]
 ) -> tuple[list[Task], list[Task], list[str]]:
     """The tasks, the held-out ones, and sentences on rows that are left out, and on a share that is held out.
 
@@ -206,11 +166,15 @@ def read_tasks(
     """
     seed, part, notes = config.learner["learner"].seed, share(config.train.evaluate), list[str]()
 
-    def read(rows: Any) -> list[Task]:
+    def read(rows: object) -> list[Task]:
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
         notes.extend(left_out(passed, rows))
-        if passed["texts"] and rows is source and config.train.env is None:
-            notes.extend(untold(tokenizer, config.data))
+        texts = passed["texts"] and rows is source and config.train.env is None
+        if texts and getattr(tokenizer, "chat_template", None) and config.data.query_range() is None:
+            notes.append(
+                "the policy has a chat template, and the prompts are no messages: it reads them as they are, without "
+                "it; --data.chat true makes each text the message of a user"
+            )
         return tasks
 
     tasks = read(source)
@@ -235,15 +199,7 @@ def as_evaluate(really: bool = True) -> Iterator[None]:
         raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
 
 
-def untold(tokenizer: Any, data: DataOptions) -> list[str]:
-    """A sentence on texts without the chat template that the policy has, unless they are the beginnings of texts."""
-    if not getattr(tokenizer, "chat_template", None) or data.query_range() is not None:
-        return []
-    what = "the policy has a chat template, and the prompts are no messages: it reads them as they are, without it"
-    return [f"{what}; --data.chat true makes each text the message of a user"]
-
-
-def trained(folder: Path) -> tuple[Any, Engine]:
+def trained(folder: Path) -> tuple[Policy, Engine]:
     """The policy that a run has exported, and the engine that the run names, with the run's options of both.
 
     Raises: OperantError if the policy cannot be loaded or made again.
@@ -274,15 +230,6 @@ def check_chat(config: Config, tasks: list[Task], tokenizer: Any) -> None:
         tokenizer = load_tokenizer(exported(folder)) if folder is not None and folder.is_dir() else None
     if chats and tokenizer is not None:
         encode_prompt(config.learner["model"].templated(tokenizer), chats[0])
-
-
-def _usable(learner: Learner, tasks: list[Task]) -> tuple[list[Task], int]:
-    """The tasks whose labels teach the method something, and the number of the others."""
-    usable = learner.algorithm.usable
-    if usable is None:
-        return tasks, 0
-    found = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
-    return [task for task, useful in zip(tasks, found, strict=True) if useful], found.count(False)
 
 
 def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> Demonstrations:

@@ -5,8 +5,8 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 
 import difflib
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +140,7 @@ class Config:
 OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
-def config_schema(algorithm: str, named: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> dict[str, Any]:
     """All options of a run, by group. named: the parts that it names, by kind, whose options are groups too.
 
     Raises: OperantError for an unknown name.
@@ -149,38 +149,52 @@ def config_schema(algorithm: str, named: Mapping[str, Any] | None = None) -> dic
     return {**OWN, **schema(find(algorithm)), **named_parts.groups(named)}
 
 
-def named_in(*sources: Mapping[str, Any]) -> dict[str, Any]:
+def named_in(*sources: Mapping[str, object]) -> dict[str, Any]:
     """The parts that flat options name, by kind; the first source that names one wins."""
     every = (*sources, options.defaults(TrainOptions))
     found = {kind: next((o[kind] for o in every if o.get(kind) is not None), None) for kind in named_parts.KINDS}
     return {kind: None if options.is_none(value) else value for kind, value in found.items()}
 
 
-def configure(given: Mapping[str, Any], recipe: str | None = None) -> Config:
+def configure(given: Mapping[str, object], recipe: str | None = None) -> Config:
     """Compose the options and check them.
 
     Raises: OperantError for an unknown recipe, part or option, a wrong type or an impossible value.
     """
+    with _placed(given, recipe):
+        chosen, schema, whole, left_out = chosen_options(given, recipe)
+        own_groups = _of_a_run(schema)
+        of_run = options.names(own_groups)
+        built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
+        train, data, evaluation, isolation = (built.pop(group) for group in OWN)
+        parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
+        method = find(chosen)
+        corrects = method.source != "data" and not ("condition" in method.options or method.needs.action_values)
+        if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
+            whole.setdefault("learner.importance", "token")
+        learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
+        config = Config(replace(train, algorithm=chosen), data, evaluation, isolation, learner, parts, left_out)
+        _check_best(config.train, config.evaluation)
+        _check_together(config)
+        check_ahead(config.train, learner["learner"], learner["sampling"].max_tokens)
+        return config
+
+
+@contextmanager
+def _placed(given: Mapping[str, object], recipe: str | None) -> Iterator[None]:
+    """Let an error about an option of the user's own recipe name file and line."""
     try:
-        return _configured(given, recipe)
+        yield
     except OperantError as error:
-        if place := place_in_recipe(str(error), given, recipe):
-            raise OperantError(f"{place}: {error}") from error
+        path = found(recipe) if recipe and recipe not in recipes() else None
+        about = re.match(r"(?:option )?'?([\w.-]+)", str(error))
+        if path is not None and about is not None and path.is_file():
+            near, lines = [about[1], about[1].rpartition(".")[2]], dict[str, int]()
+            with suppress(OperantError):
+                lines = options.lines(path)
+            if {*near}.isdisjoint(given) and (named := next((name for name in near if name in lines), None)):
+                raise OperantError(f"{path}, line {lines[named]}: {error}") from error
         raise
-
-
-def place_in_recipe(error: str, given: Mapping[str, Any], recipe: str | None) -> str:
-    """File and line of the option that an error is about; empty if it is none of the user's own recipe."""
-    path = found(recipe) if recipe and recipe not in recipes() else None
-    about = re.match(r"(?:option )?'?([\w.-]+)", error)
-    if path is None or about is None or not path.is_file():
-        return ""
-    near = [about[1], about[1].rpartition(".")[2]]
-    try:
-        lines = options.lines(path)
-    except OperantError:
-        return ""
-    return next((f"{path}, line {lines[n]}" for n in near if n in lines and not {*near} & {*given}), "")
 
 
 class Chosen(NamedTuple):
@@ -194,15 +208,15 @@ class Chosen(NamedTuple):
     left_out: dict[str, list[str]]
 
 
-def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
+def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     """The values of recipe, presets and user, the later ones above the earlier ones.
 
     Raises: OperantError for an unknown recipe, part or option.
     """
     base, given = options.with_short_names(load_recipe(recipe) if recipe else {}, given)
     base, given = named_parts.flattened(base), named_parts.flattened(given)
-    above = preset(_text(given.get("preset")))
-    below = preset(_text(base.get("preset"))) if "preset" not in given else {}
+    texts = given.get("preset"), None if "preset" in given else base.get("preset")
+    above, below = (preset(text) if isinstance(text, str) and not options.is_none(text) else {} for text in texts)
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
     named, left_out = named_in(given, base), dict[str, list[str]]()
     for kind, others in named_parts.replaced(base, given).items():
@@ -231,31 +245,12 @@ def chosen_options(given: Mapping[str, Any], recipe: str | None) -> Chosen:
     return Chosen(chosen, known, whole, left_out)
 
 
-def _of_a_run(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _of_a_run(schema: Mapping[str, object]) -> dict[str, Any]:
     """The groups of options that a Learner does not have."""
     return {group: made for group, made in schema.items() if group in OWN or group in named_parts.KINDS}
 
 
-def _configured(given: Mapping[str, Any], recipe: str | None) -> Config:
-    """As `configure`."""
-    chosen, schema, whole, left_out = chosen_options(given, recipe)
-    own_groups = _of_a_run(schema)
-    of_run = options.names(own_groups)
-    built = options.compose(own_groups, {name: value for name, value in whole.items() if name in of_run})
-    train, data, evaluation, isolation = (built.pop(group) for group in OWN)
-    parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
-    train = replace(train, algorithm=chosen)
-    method = find(chosen)
-    corrects = method.source != "data" and not ("condition" in method.options or method.needs.action_values)
-    if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
-        whole.setdefault("learner.importance", "token")
-    learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
-    config = Config(train, data, evaluation, isolation, learner, parts, left_out)
-    _check_together(config)
-    return config
-
-
-def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[str, object]) -> dict[str, Any]:
     """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
     if named_there is None and chosen != DEFAULT:
@@ -265,15 +260,9 @@ def _recipe_options(recipe: Mapping[str, Any], chosen: str, named: Mapping[str, 
     return options.resolve(config_schema(written_for, named), {**recipe, "algorithm": written_for})
 
 
-def _text(value: Any) -> str | None:
-    """The name of a preset; None for none."""
-    return value if isinstance(value, str) and value.lower() not in ("none", "null") else None
-
-
 def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
-    _check_best(train, config.evaluation)
     if config.evaluation.metrics and not train.evaluates:
         raise OperantError(
             f"evaluation.metrics={shown(config.evaluation.metrics)} without held-out tasks: set evaluate, as in "
@@ -320,8 +309,18 @@ def _check_together(config: Config) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    _check_selection(train, config.learner["learner"])
-    check_ahead(train, config.learner["learner"], config.learner["sampling"].max_tokens)
+    kind, number = ("", 0.0) if selects is None else best.parse(selects)
+    of_replies = config.learner["learner"].select_unit == "episode"
+    if kind == "count" and of_replies and number > train.batch:
+        raise OperantError(
+            f"learner.select={selects} with batch={train.batch}: a step has fewer replies; use at most "
+            f"top:{train.batch}"
+        )
+    if kind == "group" and of_replies and number >= train.samples:
+        raise OperantError(
+            f"learner.select={selects} with samples={train.samples}: all replies to a prompt would stay; raise "
+            "samples, or select fewer"
+        )
     supervised, defaults = ("reply_field", "loss_on", "max_length"), options.defaults(DataOptions)
     changed = [f"data.{name}" for name in supervised if getattr(config.data, name) != defaults[name]]
     if algorithm.source == "play" and changed:
@@ -335,21 +334,6 @@ def _check_together(config: Config) -> None:
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(
             f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
-        )
-
-
-def _check_selection(train: TrainOptions, own: LearnerOptions) -> None:
-    """Refuse a selection of more episodes than a step or a prompt has."""
-    kind, number = ("", 0.0) if own.select is None else best.parse(own.select)
-    if kind == "count" and own.select_unit == "episode" and number > train.batch:
-        raise OperantError(
-            f"learner.select={own.select} with batch={train.batch}: a step has fewer replies; use at most "
-            f"top:{train.batch}"
-        )
-    if kind == "group" and own.select_unit == "episode" and number >= train.samples:
-        raise OperantError(
-            f"learner.select={own.select} with samples={train.samples}: all replies to a prompt would stay; raise "
-            "samples, or select fewer"
         )
 
 
@@ -426,17 +410,16 @@ def load_recipe(name: str) -> dict[str, Any]:
     return old_names.current(options.read_mapping(path), path)
 
 
-def as_mapping(config: Config) -> dict[str, Any]:
+def as_mapping(config: Config) -> dict[str, object]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
-    out = {k: describe(v) for k, v in options.values(config.train).items()}
+    out = _plain(config.train)
     for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
         out |= {f"{kind}.{option}": describe(value) for option, value in own.items()}
-    out |= {"data": _plain(config.data), "evaluation": _plain(config.evaluation)}
-    out["isolation"] = _plain(config.isolation)
-    return out | {group: _plain(made) for group, made in config.learner.items()}
+    own = {"data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
+    return out | {group: _plain(made) for group, made in (own | config.learner).items()}
 
 
-def describe(value: Any) -> Any:
+def describe(value: object) -> object:
     """Plain data unchanged; a function as <function module:name>; any other object as its type in angle brackets."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -452,5 +435,5 @@ def describe(value: Any) -> Any:
     return f"<{type(value).__name__}{size}>"
 
 
-def _plain(made: Any) -> dict[str, Any]:
-    return {k: describe(v) for k, v in options.values(made).items()}
+def _plain(made: object) -> dict[str, object]:
+    return {name: describe(value) for name, value in options.values(made).items()}

@@ -13,30 +13,23 @@ from operant import distributed
 from operant.bounds import bounded, check_bounds
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import collect, games
-from operant.metrics.evaluation import (
-    NOTHING,
-    EvaluationMetric,
-    Measured,
-    measure,
-    metric_names,
-    prepared,
-    resolve,
-)
+from operant.metrics.evaluation import NOTHING, EvaluationMetric, Measured, measure, metric_names, prepared, resolve
 from operant.metrics.passes import check_samples
+from operant.metrics.rollout_table import Row
 from operant.metrics.rollout_table import rows as as_rows
 from operant.models.base import ReadingPolicy
 from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
-from operant.rewards import judge, totals
 from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
+from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
-from operant.types import OperantError, RewardFn, Rollout, Task
+from operant.types import OperantError, RewardFn, Rollout, Task, totals
 
 GAMES = 32
 """Most games of an evaluation whose transcripts are kept."""
@@ -223,11 +216,10 @@ class Evaluator:
 
         Raises: OperantError for metrics that do not exist, refuse their options, or need references that tasks lack.
         """
-        options = options or EvaluationOptions()
-        self.demonstrations = demonstrations
-        self.learner, self.tasks, self.reward, self.samples = learner, tasks, reward, options.samples
+        self.options = options = options or EvaluationOptions()
+        self.learner, self.tasks, self.demonstrations = learner, tasks, demonstrations
+        self.scorer = Scorer("reward", reward, learner.options["score"])
         self.sampling = from_generation_kwargs(learner.sampling, dict(options.sampling or {}))
-        self.seeds = options.seeds or (learner.own.seed,)
         self.engine = beam_search(learner.policy, options)
         self.metrics = resolve(options.metrics) if metrics is None else metrics
         prepared(self.metrics, tasks)
@@ -237,45 +229,48 @@ class Evaluator:
 
         Of labelled demonstrations, it is the loss of the method, with its metrics.
         """
-        learner, tasks = self.learner, self.tasks
-        losses, of_loss, labelled = tuple[ReplyLoss, ...](), dict[str, float](), 0
+        learner, losses, of_loss, labelled = self.learner, tuple[ReplyLoss, ...](), dict[str, float](), 0
         if self.demonstrations is not None:
             with learner.timing("evaluate"):
-                given = self.demonstrations.rollouts(tasks)
-                if learner.algorithm.needs.labels:
-                    of_loss, labelled = learner.measure(given), len(tasks)
-                    of_loss |= learner.policy.measure(given) if isinstance(learner.policy, ReadingPolicy) else {}
-                else:
+                given = self.demonstrations.rollouts(self.tasks)
+                if not learner.algorithm.needs.labels:
                     losses = reply_losses(given, learner.policy)
-            generates = self.reward is not None or bool(self.metrics)
-            tasks = [self.demonstrations.opening(task) for task in tasks] if generates else []
-        sampled = [task for task in tasks for _ in range(self.samples)]
-        rollouts = [
-            rollout
-            for seed in self.seeds
-            for rollout in learner.play(
-                sampled, sampling=self.sampling, stream="evaluate", seed=seed, engine=self.engine
-            )
-        ]
+                else:
+                    of_loss, labelled = learner.measure(given), len(self.tasks)
+                    of_loss |= learner.policy.measure(given) if isinstance(learner.policy, ReadingPolicy) else {}
+        rollouts = self._replies()
         with learner.timing("evaluate"):
-            seen = learner.as_seen(rollouts)
-            judged = distributed.together(lambda: judge(self.reward, seen, pays=learner.pays))
+            seen = self.scorer.seen(rollouts, learner.sampling, learner.policy.tokenizer)
+            judged = self.scorer.judge(seen, pays=learner.pays)
             measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))
             of_replies = {**measured.of_replies, **games.of_replies(rollouts)}
-            measured = replace(measured, of_replies=of_replies, of_all={**of_loss, **measured.of_all})
-            scores = totals(judged.scores, rollouts)
-            kl = None
-            played = [rollout for rollout in rollouts if rollout.count and not rollout.failed]
-            if learner.reference is not None and self.engine is None:  # KL is a mean over drawn replies
-                with learner.reference.present():
-                    if played:
-                        kl = divergence(played, learner.policy, learner.reference.policy, self.sampling)
+            measured = Measured(of_replies, {**of_loss, **measured.of_all})
+            kl = self._divergence([rollout for rollout in rollouts if rollout.count and not rollout.failed])
         tokenizer = learner.policy.tokenizer
         decode = None if tokenizer is None else lambda ids: tokenizer.decode(ids, skip_special_tokens=True)
         for rollout in rollouts[:GAMES]:
             if (game := games.transcript(rollout, decode)) is not None:
                 rollout.info["game"] = game
-        return Evaluation(rollouts, scores, kl, self.samples, losses, judged.remarks, measured, labelled)
+        scores = totals(judged.scores, rollouts)
+        return Evaluation(rollouts, scores, kl, self.options.samples, losses, judged.remarks, measured, labelled)
+
+    def _replies(self) -> list[Rollout]:
+        """The policy's own replies to each task, with each seed; none to demonstrations if nothing judges them."""
+        learner, tasks, seeds = self.learner, self.tasks, self.options.seeds or (self.learner.own.seed,)
+        if self.demonstrations is not None:
+            generates = self.scorer.reward is not None or bool(self.metrics)
+            tasks = [self.demonstrations.opening(task) for task in tasks] if generates else []
+        sampled = [task for task in tasks for _ in range(self.options.samples)]
+        play = partial(learner.play, sampled, sampling=self.sampling, stream="evaluate", engine=self.engine)
+        return [rollout for seed in seeds for rollout in play(seed=seed)]
+
+    def _divergence(self, played: list[Rollout]) -> float | None:
+        """KL to the reference. It is a mean over drawn replies, so there is none of those that were searched for."""
+        reference = self.learner.reference
+        if reference is None or self.engine is not None:
+            return None
+        with reference.present():
+            return divergence(played, self.learner.policy, reference.policy, self.sampling) if played else None
 
     def judged_labels(self) -> dict[str, Any] | None:
         """How a policy that reads replies judges the held-out labels; None of any other policy."""
@@ -295,11 +290,11 @@ class Probes:
     """
 
     def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
-        self.learner, self.reward = learner, reward
+        self.learner, self.scorer = learner, Scorer("reward", reward, learner.options["score"])
         # Each has an id of its own, so that the same text twice does not count as two samples of one task.
         self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
 
-    def ask(self) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    def ask(self) -> tuple[list[Row], dict[str, float]]:
         """The answers of the current policy, and their metrics."""
         rows, kl = self._judged(self.learner.play(self.tasks, stream="probe"))
         tally, scores = Tally(), _scores(rows)
@@ -309,7 +304,7 @@ class Probes:
             tally.add("probe/kl_per_reply", kl)
         return rows, tally.result()
 
-    def ask_reference(self) -> tuple[list[dict[str, Any]], dict[str, float]] | None:
+    def ask_reference(self) -> tuple[list[Row], dict[str, float]] | None:
         """The same of the reference; None without a reference."""
         reference = self.learner.reference
         if reference is None:
@@ -324,22 +319,22 @@ class Probes:
         """The share of the score's variance that the prompt explains, from two answers to each prompt."""
         twice = [task for task in self.tasks for _ in range(2)]
         rows, _ = self._judged(self.learner.play(twice, stream="probe"))
-        known = [row for row in rows if row["reward"] is not None]
-        share = collect.query_share([row["reward"] for row in known], [row["group"] for row in known])
+        share = collect.query_share(_scores(rows), [row["group"] for row in rows if row["reward"] is not None])
         return {} if share is None else {"probe/query_share": share}
 
-    def _judged(self, rollouts: list[Rollout]) -> tuple[list[dict[str, Any]], float | None]:
+    def _judged(self, rollouts: list[Rollout]) -> tuple[list[Row], float | None]:
         """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
-        learner = self.learner
+        learner, tokenizer = self.learner, self.learner.policy.tokenizer
         with learner.timing("probe"):
-            judged = distributed.together(lambda: judge(self.reward, learner.as_seen(rollouts), pays=learner.pays))
+            seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
+            judged = self.scorer.judge(seen, pays=learner.pays)
             batch, places = learner.preview(rollouts, judged.scores)
-            pieces = partial(token_pieces, learner.policy.tokenizer)
             kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
+            pieces = partial(token_pieces, tokenizer)
             return as_rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks), kl
 
 
-def _scores(rows: list[dict[str, Any]]) -> list[float]:
+def _scores(rows: list[Row]) -> list[float]:
     return [row["reward"] for row in rows if row["reward"] is not None]
 
 

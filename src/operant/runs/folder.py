@@ -27,26 +27,67 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from operant.options import read_mapping
 from operant.runs import lock
-from operant.runs.journal import Journal
 from operant.storage import atomic_io, old_names
 from operant.storage.hub import CONFIGS, OWN
 from operant.types import OperantError
 
 FAILED = "the run failed: "
 """How the line of `log.txt` begins, after its time, that an error which ended the run leaves."""
+MOST_WAITING = 64 << 20
+"""The most characters of lines that wait; above that, the oldest lines are dropped."""
 _PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
+
+State = Literal["running", "finished", "failed", "interrupted"]
+"""How a run stands."""
+
+
+class Journal:
+    """Appends lines to a file, complete and in order, even if writes fail in between."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.waiting: list[str] = []
+        """Lines that could not be written yet."""
+        self._good: int | None = None
+        """The size of the file before a write that failed, which may have left half a line."""
+
+    def add(self, line: str) -> None:
+        """Write the waiting lines and this one. Raises: OperantError if the disk refuses; all of them then wait."""
+        self.waiting.append(line)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting lines. Raises: OperantError if the disk refuses."""
+        if not self.waiting:
+            return
+        try:
+            if self._good is not None and self.size() > self._good:  # a failed write has left half a line
+                with atomic_io.explained(self.path):
+                    atomic_io.truncate(self.path, self._good)
+            self._good = self.size()
+            atomic_io.append_text(self.path, "".join(self.waiting))
+        except OperantError:
+            while sum(map(len, self.waiting)) > MOST_WAITING:
+                self.waiting.pop(0)
+            raise
+        self.waiting.clear()
+        self._good = None
+
+    def size(self) -> int:
+        """Size of the file in bytes; 0 if it does not exist."""
+        return self.path.stat().st_size if self.path.exists() else 0
 
 
 class RunFolder:
     """An open run folder, locked by this process until `close()`. Made by `create` or `open`."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, object]) -> None:
         self.path = path
         self.config = dict(config)
         self.metrics_path = path / "metrics.jsonl"
@@ -66,10 +107,10 @@ class RunFolder:
     def create(
         cls,
         out: str | Path,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         *,
         needs: int = 0,
-        environment: Mapping[str, Any] | None = None,
+        environment: Mapping[str, object] | None = None,
     ) -> "RunFolder":
         """Create a new folder at `out`, or at `out-2`, `out-3` ... if `out` has files in it.
 
@@ -82,7 +123,15 @@ class RunFolder:
             raise OperantError(f"--out {out}: that is a file, and a run writes a folder; choose another name")
         path = _claim(Path(out))
         try:
-            _probe(path, needs)
+            probe = path / "probe"
+            atomic_io.write(probe, bytes(_PROBE))
+            free = shutil.disk_usage(path).free
+            atomic_io.remove(probe)
+            if free < needs:
+                raise OperantError(
+                    f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space "
+                    "there, or choose a folder on another disk with --out"
+                )
             atomic_io.write(path / "config.yaml", text)
             if environment is not None:
                 atomic_io.write(path / "environment.json", atomic_io.strict_json(environment) + "\n")
@@ -120,15 +169,15 @@ class RunFolder:
         """The metrics so far, one mapping per step."""
         return atomic_io.records(self.metrics_path)
 
-    def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
+    def distributions(self, step: int, parts: Mapping[str, object]) -> None:
         """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError like `log`."""
         self._distributions.add(_line({"step": step} | dict(parts)))
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the replies of a step: one row per turn, as `metrics.rollout_table.rows` returns them."""
         _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
-    def probes(self, step: int | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    def probes(self, step: int | None, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the answers to the probe prompts at a step; None: those of the reference."""
         _write_rows(self.probes_path / f"{'reference' if step is None else atomic_io.step_name(step)}.parquet", rows)
 
@@ -198,14 +247,14 @@ class RunFolder:
             kept = [record for record in atomic_io.records(path) if record["step"] <= step]
             atomic_io.write(path, "".join(map(_line, kept)))
 
-    def change_config(self, config: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> None:
+    def change_config(self, config: Mapping[str, object], changes: Sequence[Mapping[str, object]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
         lines = [_line({"schema": old_names.SCHEMA, **change}) for change in changes]
         atomic_io.append_text(self.path / "changes.jsonl", "".join(lines))
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
-    def add_environment(self, **facts: Any) -> None:
+    def add_environment(self, **facts: object) -> None:
         """Add facts to `environment.json`. A disk that refuses that is ignored."""
         path = self.path / "environment.json"
         with suppress(OperantError, OSError, ValueError):
@@ -236,6 +285,37 @@ class RunFolder:
         self.close()
 
 
+def run_folders(*places: str | Path) -> list[Path]:
+    """The run folders among `places` and up to two levels below them, as those of a sweep, newest first."""
+    found = {
+        path.parent
+        for place in map(Path, places)
+        for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+        for path in place.glob(pattern)
+    }
+    return sorted(found, key=changed, reverse=True)
+
+
+def changed(folder: Path) -> float:
+    """When a run folder last got a step, in seconds since 1970; before the first step, when it was made."""
+    metrics, config = folder / "metrics.jsonl", folder / "config.yaml"
+    return (metrics if metrics.exists() else config).stat().st_mtime
+
+
+def state(folder: Path, done: int, steps: int) -> State:
+    """How the run in `folder` stands, with `done` of `steps` steps.
+
+    It failed if an error ended it, and was interrupted if a signal did, or if its process is gone without a trace.
+    """
+    if lock.held(folder / "lock"):
+        return "running"
+    if done >= steps and is_export(folder / "export"):
+        return "finished"
+    log = folder / "log.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return "failed" if lines and FAILED in lines[-1] else "interrupted"
+
+
 def is_export(folder: Path) -> bool:
     """Whether a folder has an exported policy: a transformers model, a soft prompt, or another with `policy.json`."""
     return any((folder / name).is_file() for name in (*CONFIGS, OWN))
@@ -262,7 +342,7 @@ def runs_near(path: Path) -> str:
     return f"there is no run in {path.parent}"
 
 
-def _dump(config: Mapping[str, Any]) -> str:
+def _dump(config: Mapping[str, object]) -> str:
     try:
         return yaml.safe_dump({"schema": old_names.SCHEMA, **config}, sort_keys=False, allow_unicode=True, width=120)
     except yaml.YAMLError as error:
@@ -275,8 +355,9 @@ def _claim(out: Path) -> Path:
     """Make and lock the first folder of `out`, `out-2`, `out-3` ... that is missing or empty."""
     if out.name in ("", ".."):
         out = out.resolve()
-    number = 1
+    number = 0
     while True:
+        number += 1
         path = out if number == 1 else out.with_name(f"{out.name}-{number}")
         with atomic_io.explained(path):
             atomic_io.mkdir(path.parent)
@@ -284,7 +365,6 @@ def _claim(out: Path) -> Path:
                 atomic_io.mkdir(path, exist_ok=False)
             except FileExistsError:
                 if not path.is_dir() or any(path.iterdir()):
-                    number += 1
                     continue
         try:
             if lock.take_free(path / "lock"):  # else another run has just taken it
@@ -292,7 +372,6 @@ def _claim(out: Path) -> Path:
         except OperantError:
             _discard(path)
             raise
-        number += 1
 
 
 def _discard(path: Path) -> None:
@@ -300,30 +379,17 @@ def _discard(path: Path) -> None:
         atomic_io.remove_tree(path)
 
 
-def _probe(path: Path, needs: int) -> None:
-    """Raise OperantError if the disk refuses writes or lacks space, before any training."""
-    probe = path / "probe"
-    atomic_io.write(probe, bytes(_PROBE))
-    free = shutil.disk_usage(path).free
-    atomic_io.remove(probe)
-    if free < needs:
-        raise OperantError(
-            f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space there, "
-            "or choose a folder on another disk with --out"
-        )
-
-
-def _line(record: Mapping[str, Any]) -> str:
+def _line(record: Mapping[str, object]) -> str:
     return atomic_io.strict_json(record) + "\n"
 
 
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     with atomic_io.explained(path.parent):
         atomic_io.mkdir(path.parent)
     atomic_io.write(path, as_parquet(rows))
 
 
-def as_parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def as_parquet(rows: Sequence[Mapping[str, object]]) -> bytes:
     """The bytes of a Parquet file with these rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -21,12 +21,13 @@ from operant.envs.games import Game, GameState, TextGames
 from operant.envs.isolated import FORMS, without_form
 from operant.envs.players import PLAYERS, Player
 from operant.import_by_name import names_object, nearest
+from operant.models.policy import Policy
 from operant.options import arguments, compose
 from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import OperantError, Step, Task, describe_error, shown
+from operant.types import Engine, OperantError, Step, Task, describe_error, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -70,7 +71,7 @@ class Recorded:
 class OwnPlayer:
     """A player class of the user. What it raises, and what it returns that is no text, becomes an OperantError."""
 
-    def __init__(self, name: str, made: Any):
+    def __init__(self, name: str, made: Callable[[], Player]):
         """made: a class, or a function that makes one. Raises: OperantError if that makes no player."""
         self.name = name
         try:
@@ -120,7 +121,7 @@ def simple_player(name: str) -> Callable[[], Player] | None:
     return None
 
 
-def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) -> TextGames:
+def game_world(name: str, options: Mapping[str, object], run: Mapping[str, object]) -> TextGames:
     """The world with the user's options, above those of the run that plays if it was trained there, without examples.
 
     It is played in this process, also if the run has played it in others (`workers:rooms`).
@@ -138,7 +139,9 @@ def game_world(name: str, options: Mapping[str, Any], run: Mapping[str, Any]) ->
     return world
 
 
-def game_worlds(name: str, options: Mapping[str, Any], runs: Mapping[str, Mapping[str, Any]]) -> dict[str, TextGames]:
+def game_worlds(
+    name: str, options: Mapping[str, object], runs: Mapping[str, Mapping[str, object]]
+) -> dict[str, TextGames]:
     """The world of each player, with one limit of turns for all: the user's, or the largest of the runs trained there.
 
     runs: the options of each player's run by the player's name, empty for one that is no run.
@@ -153,7 +156,7 @@ def game_worlds(name: str, options: Mapping[str, Any], runs: Mapping[str, Mappin
     return worlds
 
 
-def playable(env: Any) -> str | None:
+def playable(env: object) -> str | None:
     """The name by which `operant play` knows the world that a run names; None: it has no text games, or no name."""
     name, made = without_form(env), None
     with suppress(OperantError):  # such as a file that is no longer there
@@ -161,7 +164,7 @@ def playable(env: Any) -> str | None:
     return name if inspect.isclass(made) and issubclass(made, TextGames) else None
 
 
-def _trained_options(run: Mapping[str, Any]) -> dict[str, Any]:
+def _trained_options(run: Mapping[str, object]) -> dict[str, Any]:
     """The options of the world of a run, without those of its worker processes."""
     form = FORMS.get(str(run["env"]).partition(":")[0])
     of_form = form.options_of_runs if form is not None else ()
@@ -169,7 +172,7 @@ def _trained_options(run: Mapping[str, Any]) -> dict[str, Any]:
     return named_parts.stored_options("env", own | {"env": without_form(run["env"])})
 
 
-def model_sampling(run: Mapping[str, Any], given: Mapping[str, Any]) -> Sampling:
+def model_sampling(run: Mapping[str, object], given: Mapping[str, object]) -> Sampling:
     """How a model replies: as in its run, or up to a line break; the user's options come first."""
     known = run.get("sampling")
     own = {f"sampling.{name}": value for name, value in (known if isinstance(known, Mapping) else REPLY).items()}
@@ -185,7 +188,7 @@ def play_by_player(played: Recorded, slot: int, task: Task, player: Player, chan
 
 
 def play_by_model(
-    played: Recorded, tasks: Sequence[Task], policy: Any, engine: Any, sampling: Sampling, seed: int
+    played: Recorded, tasks: Sequence[Task], policy: Policy, engine: Engine, sampling: Sampling, seed: int
 ) -> None:
     """Let a model play all games in one batch, with the random numbers of a run's evaluation.
 

@@ -8,7 +8,6 @@ config = with_copies(config, run, warn)     # on resume: the same models, even i
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from operant.import_by_name import nearest
 from operant.models.base import POLICIES
@@ -43,7 +42,7 @@ def with_copies(config: Config, run: Path, warn: Callable[[str], None]) -> Confi
     return _with(config, copies(_named(config), run, warn))
 
 
-def _named(config: Config) -> dict[str, Any]:
+def _named(config: Config) -> dict[str, str | Path]:
     """The models that options name, by option."""
     groups = {"": config.train, **config.learner}
     models = {option: getattr(groups.get(_group(option)), option.rpartition(".")[2], None) for option in MODELS}
@@ -59,7 +58,7 @@ def _group(option: str) -> str:
     return option.rpartition(".")[0]
 
 
-def _with(config: Config, names: Mapping[str, Any]) -> Config:
+def _with(config: Config, names: Mapping[str, object]) -> Config:
     """The configuration with other names of models, by option."""
     train = replace(config.train, **{option: name for option, name in names.items() if not _group(option)})
     learner = dict(config.learner)

@@ -1,5 +1,7 @@
 """Replies to many tasks: where they come from, what scores them, and the file that keeps them.
 
+A run's evaluation (`runs/evaluate.py`), `operant eval` and `generate` score replies by it.
+
 make = partial(drawn, policy=policy, engine=engine, sampling=sampling, scorers=[scorer("letters:e", {})], samples=4)
 kept = Kept(Path("replies.jsonl"), {"model": "runs/sft"})
 kept.fill(0, tasks, make, 4, print)
@@ -10,22 +12,24 @@ What makes replies is a function of some tasks: `drawn` here, a search for progr
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from operant import rewards
 from operant.envs import SingleTurn
+from operant.models.policy import Policy
 from operant.options import compose
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
-from operant.rewards.shaping import ScoreOptions, as_seen
+from operant.rewards.shaping import ScoreOptions
 from operant.rollouts.play import Attempts, play
 from operant.runs import named_parts
 from operant.runs.folder import as_parquet
+from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.types import OperantError, RewardFn, Rollout, Task, shown
+from operant.types import Engine, OperantError, RewardFn, Rollout, Task, shown
 
 AT_ONCE = 256
 """Replies that are made together, and judged by one call of each reward."""
@@ -44,27 +48,7 @@ class JudgedReply:
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scorer:
-    """A reward with a name of its own in tables and files."""
-
-    name: str
-    reward: RewardFn
-    score: ScoreOptions = field(default_factory=ScoreOptions)
-    """How much of a reply the reward sees."""
-
-    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
-        """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
-        rewards.read_with(self.reward, tokenizer)
-        seen = as_seen(rollouts, self.score, tokenizer, sampling)
-        return rewards.totals(rewards.judge(self.reward, seen).scores, seen)
-
-    def close(self) -> None:
-        """End the processes of the reward."""
-        rewards.close(self.reward)
-
-
-def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
+def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
     """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
 
     Of a reward that pays relative to the policy's greedy replies, it is what the run judges held-out replies by.
@@ -89,7 +73,7 @@ def scorer(spec: Any, run: Mapping[str, Any]) -> Scorer:
     return Scorer(name_of(name, made), made, options["score"])
 
 
-def name_of(spec: Any, reward: RewardFn) -> str:
+def name_of(spec: object, reward: RewardFn) -> str:
     """The name of a reward in tables: what the user typed, or of several the names of all."""
     return spec if isinstance(spec, str) else " + ".join(spec) if isinstance(spec, Mapping) else rewards.name_of(reward)
 
@@ -105,8 +89,8 @@ def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
 def drawn(
     tasks: Sequence[Task],
     *,
-    policy: Any,
-    engine: Any,
+    policy: Policy,
+    engine: Engine,
     sampling: Sampling,
     scorers: Sequence[Scorer],
     samples: int = 1,
@@ -165,7 +149,9 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
 class Kept:
     """The replies of sources to tasks. Until the file that a command writes is complete, they are kept beside it."""
 
-    def __init__(self, out: Path | None = None, asked: Any = None, made: Callable[..., Any] = JudgedReply):
+    def __init__(
+        self, out: Path | None = None, asked: Mapping[str, object] | None = None, made: Callable[..., Any] = JudgedReply
+    ):
         """out: None keeps them in memory alone. asked: what they depend on. made: what a reply becomes of its fields.
 
         Raises: OperantError for an unfinished file that was begun for something else.
@@ -175,10 +161,10 @@ class Kept:
         """By the place of the source, and the task's id."""
         if self.path is None:
             return
-        asked = json.loads(json.dumps(asked, default=str))  # as a file gives it back
-        begun, *lines = atomic_io.records(self.path) or [asked]
-        if lines and begun != asked:  # without a line, nothing is lost
-            changed = next(name for name in {**begun, **asked} if begun.get(name) != asked.get(name))
+        wanted: dict[str, Any] = json.loads(json.dumps(asked, default=str))  # as a file gives it back
+        begun, *lines = atomic_io.records(self.path) or [wanted]
+        if lines and begun != wanted:  # without a line, nothing is lost
+            changed = next(name for name in begun | wanted if begun.get(name) != wanted.get(name))
             raise OperantError(
                 f"{self.path} keeps the replies of an interrupted command with another {changed} "
                 f"({shown(begun.get(changed))}): give that command again, or delete this file"
@@ -186,7 +172,7 @@ class Kept:
         for line in lines:
             self.done[line["source"], line["task"]] = [made(**reply) for reply in line["replies"]]
         # Written anew, so that a line that was cut off by a kill is not continued.
-        atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (asked, *lines)))
+        atomic_io.write(self.path, "".join(json.dumps(line) + "\n" for line in (wanted, *lines)))
 
     def of(self, source: int) -> dict[str, list[Any]]:
         """The replies of a source by the task's id, in the order in which they were made."""
@@ -215,7 +201,7 @@ class Kept:
                     atomic_io.append_text(self.path, json.dumps(line) + "\n")
                 tell(samples)
 
-    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Write the rows to the file, as its name ends, and delete the unfinished one.
 
         Raises: OperantError if the disk refuses, or one column of Parquet cannot hold the prompts.

@@ -3,13 +3,10 @@
     left = take(path / "lock")     # None, or the content of a dead process's lock; OperantError if its owner lives
     release(path / "lock")
 
-`filelock` holds the kernel's own lock on the file, which ends with its process: of several processes that start at the
-same time one gets it, and a file without it is a dead process's, in whatever way the process, its container or the
-machine has ended. The content names process, machine and time, because a person may have to decide whether to wait or
-to delete the file. A process on another machine counts as alive: it cannot be checked, because not every network folder
-passes the kernel's lock on. One of the same job of torchrun (`--rdzv-id`) is gone: a job has one first rank at a time,
-and a restart may put it on another machine. In a folder that knows no such locks, an owner on this machine is alive if
-its pid exists.
+`filelock` holds the kernel's own lock on the file, which ends with its process, in whatever way that ends. The content
+names process, machine and time for a person who has to decide whether to wait or to delete the file. A process on
+another machine counts as alive, because not every network folder passes the kernel's lock on; one of the same job of
+torchrun (`--rdzv-id`) as gone. In a folder without such locks, an owner on this machine is alive if its pid exists.
 """
 
 import errno
@@ -29,13 +26,15 @@ from filelock import FileLock, Timeout
 from operant.storage import atomic_io
 from operant.types import OperantError
 
+Owner = dict[str, Any]
+"""What a lock says of the process that holds it."""
 _held: dict[Path, FileLock] = {}
 """The kernel's locks that this process holds."""
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 """Errors of file systems that know no locks."""
 
 
-def take(lock: Path) -> dict[str, Any] | None:
+def take(lock: Path) -> Owner | None:
     """Take `lock`; return the content that a dead process left in it, or None.
 
     Raises: OperantError if its owner lives, or is on another machine, where that cannot be checked.
@@ -73,7 +72,7 @@ def release(lock: Path) -> None:
         kernel.release()
 
 
-def _try(lock: Path) -> tuple[bool, dict[str, Any] | None]:
+def _try(lock: Path) -> tuple[bool, Owner | None]:
     """Take the lock if it is free; return whether it was, and what was in it."""
     kernel = FileLock(lock, blocking=False, thread_local=False, fallback_to_soft=False)
     with atomic_io.explained(lock):
@@ -99,7 +98,7 @@ def _try(lock: Path) -> tuple[bool, dict[str, Any] | None]:
     return free, owner
 
 
-def _owner(lock: Path) -> dict[str, Any] | None:
+def _owner(lock: Path) -> Owner | None:
     """The content of the lock; None if it is empty or missing. Half a content is the remains of a crash."""
     try:
         text = lock.read_text(encoding="utf-8")
@@ -112,7 +111,7 @@ def _owner(lock: Path) -> dict[str, Any] | None:
         raise OperantError(f"cannot read {lock}: {error.strerror}; make it readable for your user") from error
 
 
-def _elsewhere(owner: Mapping[str, Any]) -> bool:
+def _elsewhere(owner: Mapping[str, object]) -> bool:
     """Whether the owner is on another machine, and of another job. A container on this one has another name but the
     same boot."""
     here = _place()

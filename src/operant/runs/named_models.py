@@ -15,6 +15,7 @@ from operant.models.loading import load_policy
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
+from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
 from operant.models.soft_prompt import SoftPromptOptions
@@ -28,7 +29,7 @@ from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import KINDS, path_of, step_of
 from operant.storage.hub import find_model
 from operant.training.learner import default_engine
-from operant.types import OperantError
+from operant.types import Engine, OperantError
 
 
 def divided(name: str) -> tuple[Path, int | None]:
@@ -72,7 +73,7 @@ def check(name: str) -> None:
             raise OperantError(f"{error}; {runs_near(folder)}") from error
 
 
-def load(name: str) -> tuple[Any, Any]:
+def load(name: str) -> tuple[Policy, Engine]:
     """The policy of a name, and its engine. Raises: OperantError as `check`, or for a model that cannot be loaded."""
     check(name)
     folder, step = divided(name)
@@ -103,7 +104,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
     return path
 
 
-def at_step(folder: Path, step: int) -> Any:
+def at_step(folder: Path, step: int) -> Policy:
     """The policy of a run with the weights of its checkpoint of `step`.
 
     Raises: OperantError if there is none, it is damaged, or the model that the run began from cannot be loaded.
@@ -128,7 +129,7 @@ def at_step(folder: Path, step: int) -> Any:
     return policy
 
 
-def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Any:
+def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Policy:
     """Load the model that an option of the run in `folder` names: its copy there, if there is one.
 
     The policy has the soft prompt that the run began with. how: arguments of `load_policy`. Raises: OperantError for a

@@ -40,14 +40,13 @@ class Kind(NamedTuple):
     """Whether a mapping without `name` is several parts."""
 
 
-def _factory(kind: str, value: Any, skip: int = 0) -> Factory | None:
+def _factory(kind: str, value: object, skip: int = 0) -> Factory | None:
     """The factory of a name, class or function; it gets `skip` arguments from the run."""
     thing = found(kind, value) if kind in ("env", "engine", "form") or is_object(kind, value) else value
     return Factory(thing, skip) if inspect.isclass(thing) or inspect.isroutine(thing) else None
 
 
-def _tracker(value: Any) -> Factory | None:
-    """The factory of a single tracker; several have their options in a mapping."""
+def _tracker(value: object) -> Factory | None:
     names = [name for name in value.split(",") if name] if isinstance(value, str) else list(value)
     return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
 
@@ -67,12 +66,12 @@ KINDS = {
 TABLES: dict[str, Table] = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES, "form": ROW_FORMS, "policy": POLICIES}
 
 
-def is_object(kind: str, value: Any) -> bool:
+def is_object(kind: str, value: object) -> bool:
     """Whether the tasks or the policy are a class or function, or the name of one, and no file, folder or Hub name."""
     return names_object(value, TABLES[kind]) or inspect.isclass(value) or inspect.isroutine(value)
 
 
-def found(kind: str, value: Any) -> Any:
+def found(kind: str, value: object) -> Any:
     """The class, function or object of a name; anything else is itself."""
     prefix, _, spec = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind == "env" and prefix in FORMS:
@@ -81,7 +80,7 @@ def found(kind: str, value: Any) -> Any:
     return maker(thing) if kind == "env" else thing
 
 
-def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
+def flattened(options: Mapping[str, object]) -> dict[str, Any]:
     """The options with the mapping of each part written as its name and `kind.option`."""
     flat: dict[str, Any] = {}
     for key, value in options.items():
@@ -97,24 +96,24 @@ def flattened(options: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def options_of(options: Mapping[str, Any], kind: str) -> list[str]:
+def options_of(options: Mapping[str, object], kind: str) -> list[str]:
     """The names of the options of the part `kind` among flat options."""
     return [name for name in options if str(name).replace("-", "_").startswith(f"{kind}.")]
 
 
-def only(options: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def only(options: Mapping[str, object], kind: str) -> dict[str, Any]:
     """The part `kind` and its options among flat options."""
     return {name: options[name] for name in (kind, *options_of(options, kind)) if name in options}
 
 
-def stored_options(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def stored_options(kind: str, config: Mapping[str, object]) -> dict[str, Any]:
     """The options of a part among the flat options of a run's config.yaml, checked."""
     factory = KINDS[kind].factory(config[kind])
     own = {name.removeprefix(f"{kind}."): config[name] for name in options_of(config, kind)}
     return {} if factory is None else arguments(factory, own, f"{KINDS[kind].what} {shown(config[kind])}")
 
 
-def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, list[str]]:
+def replaced(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, list[str]]:
     """The options in `below` of the parts that `above` replaces by others, by kind. A part in another process, such as
     `workers:rooms` for `rooms`, is no other part: it has the same options."""
 
@@ -125,13 +124,13 @@ def replaced(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, li
     return {kind: options for kind in others if (options := options_of(below, kind))}
 
 
-def groups(named: Mapping[str, Any]) -> dict[str, Factory]:
+def groups(named: Mapping[str, object]) -> dict[str, Factory]:
     """The option groups of named parts. Raises: OperantError for an unknown name, or one that cannot be imported."""
     found = {kind: KINDS[kind].factory(value) for kind, value in named.items() if value not in (None, (), [])}
     return {kind: made for kind, made in found.items() if made is not None}
 
 
-def check_owned(named: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def check_owned(named: Mapping[str, object], options: Mapping[str, object]) -> None:
     """Refuse flat options of a part that is not named, or that has no options, as a file of tasks has none."""
     having = groups(named)
     for kind in [kind for kind in KINDS if kind not in having]:
@@ -143,7 +142,7 @@ def check_owned(named: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             raise OperantError(f"option {name}: {KINDS[kind].what} {shown(named[kind])} has no options; {remedy}")
 
 
-def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
+def make(kind: str, value: object, options: Mapping[str, object], *given: object) -> Any:
     """The part that a name and its checked options make. given: the arguments that the run itself passes.
 
     Raises: OperantError if it cannot be made, or lacks a method that the run calls.
@@ -166,18 +165,18 @@ def make(kind: str, value: Any, options: Mapping[str, Any], *given: Any) -> Any:
     return part
 
 
-def policy(value: Any, options: Mapping[str, Any]) -> Any:
+def policy(value: object, options: Mapping[str, object]) -> Any:
     """A policy as `load_policy` takes it: what a class or function makes, or the value itself."""
     return make("policy", value, options) if is_object("policy", value) else value
 
 
-def has_games(env: Any) -> bool:
+def has_games(env: object) -> bool:
     """Whether an environment has tasks of its own: a method `games`. A function may make one that has."""
     named = found("env", env)
     return getattr(named, "games", None) is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
 
 
-def engine(value: Any, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]:
     """What makes the engine from the policy. An engine may have a function `check_options`, which is called here.
 
     Raises: OperantError of that function.
@@ -187,12 +186,12 @@ def engine(value: Any, options: Mapping[str, Any]) -> Callable[[Any], Any]:
     return lambda policy: make("engine", value, options, policy)
 
 
-def has_own_weights(engine: Any) -> bool:
+def has_own_weights(engine: object) -> bool:
     """Whether an engine generates with weights of its own, beside a policy that trains; None: the policy itself."""
     return bool(getattr(found("engine", engine), "own_weights", False))
 
 
-def source(value: Any, options: Mapping[str, Any]) -> Any:
+def source(value: object, options: Mapping[str, object]) -> Any:
     """Tasks as `load_tasks` takes them: a named function with its options, or the value itself."""
     if not is_object("tasks", value):
         return value
@@ -200,7 +199,7 @@ def source(value: Any, options: Mapping[str, Any]) -> Any:
     return rows(**options) if inspect.isclass(rows) else _bound(rows, options)
 
 
-def form(value: Any, options: Mapping[str, Any]) -> Callable[..., Any] | None:
+def form(value: object, options: Mapping[str, object]) -> Callable[..., Any] | None:
     """The row form of a run with its options, as `load_tasks` takes it.
 
     Raises: OperantError for an object that is no row form.
@@ -211,7 +210,7 @@ def form(value: Any, options: Mapping[str, Any]) -> Callable[..., Any] | None:
     return None if made is None else _bound(made, options)
 
 
-def stored_form(config: Mapping[str, Any]) -> Callable[..., Any] | None:
+def stored_form(config: Mapping[str, object]) -> Callable[..., Any] | None:
     """The row form that flat options name, as those of a run's config.yaml; None if they name none.
 
     Raises: OperantError for an unknown form or option.
@@ -220,7 +219,7 @@ def stored_form(config: Mapping[str, Any]) -> Callable[..., Any] | None:
     return None if named is None else form(named, stored_options("form", config))
 
 
-def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]:
+def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, Any]:
     """What the tasks and the held-out tasks of a run are read from; without `train.tasks`, the environment's own.
 
     A share of the tasks is read from what the tasks are. options: of the task source.
@@ -240,6 +239,6 @@ def sources(train: Any, options: Mapping[str, Any], env: Any) -> tuple[Any, Any]
     return source(train.tasks, options), held_out
 
 
-def _bound(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+def _bound(function: Callable[..., Any], options: Mapping[str, object]) -> Callable[..., Any]:
     """The function with its options, under its own name."""
     return update_wrapper(partial(function, **options), function) if options else function

@@ -1,13 +1,16 @@
 """Evaluation during training: held-out tasks and probe prompts. It does not change the training."""
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from operant.runs.build import RunParts
+from operant import distributed
 from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts
+from operant.storage import atomic_io
 from operant.types import OperantError
 
 
@@ -31,10 +34,12 @@ class PeriodicEvaluation:
         """Metrics of the probe prompts that are measured only before training."""
         self._latest: tuple[int, Evaluation] | None = None
         """The latest evaluation of the held-out tasks, and its step."""
+        self.started = False
+        """Whether the initial policy has been evaluated."""
 
     def before_training(self) -> None:
         """Evaluate the initial policy; also measure the reference and how much of the score the prompt determines."""
-        self.before = self.evaluate()
+        self.before, self.started = self.evaluate(), True
         first, probes = self.probe(0), self.parts.probes
         if probes is None or "probe/reward" not in first:
             return
@@ -62,6 +67,21 @@ class PeriodicEvaluation:
             metrics |= self.probe(step)
         return metrics | self.probed if step == 1 else metrics
 
+    def after_training(self, warn: Callable[[str], object]) -> Evaluation | None:
+        """Evaluate the held-out tasks, and write `evaluation.json`. warn: is told if the disk refuses it."""
+        after, evaluator = self.evaluate(), self.parts.evaluator
+        if after is None or evaluator is None:
+            return None
+        labels = evaluator.judged_labels()
+        results = {"before": self.before.as_plain() if self.before else None, "after": after.as_plain()}
+        if distributed.rank() == 0:
+            try:
+                content = json.dumps(results | ({"labels": labels} if labels else {}), indent=1)
+                atomic_io.write(self.folder.path / "evaluation.json", content)
+            except OperantError as error:
+                warn(str(error))
+        return after
+
     def evaluate(self) -> Evaluation | None:
         """Evaluate the held-out tasks, with the same random numbers every time; None if there are no such tasks."""
         step = self.parts.learner.progress.step
@@ -86,9 +106,11 @@ class PeriodicEvaluation:
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluation before training, as plain data."""
-        return {"before": self.before.as_plain() if self.before is not None else None, "probed": self.probed}
+        before = self.before.as_plain() if self.before is not None else None
+        return {"before": before, "probed": self.probed, "started": self.started}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; further keys are ignored."""
         self.before = Evaluation.from_plain(state["before"]) if state["before"] is not None else None
         self.probed = state.get("probed") or {}
+        self.started = state.get("started", True)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ class Replayed:
         return self.found == self.recorded
 
 
-def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Replayed:
+def replay(path: str | Path, *, policy: object = None, reference: object = None) -> Replayed:
     """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects.
 
     Raises: OperantError if the bundle is damaged, or its models cannot be loaded.
@@ -69,7 +68,7 @@ def replay(path: str | Path, *, policy: Any = None, reference: Any = None) -> Re
     return Replayed(refusal.fault, found, next(iter(modules), None))
 
 
-def _copies(named: Mapping[str, Any], path: Path) -> dict[str, str]:
+def _copies(named: Mapping[str, object], path: Path) -> dict[str, str]:
     """The run's copies of its initial models, by option."""
     start = path.resolve().parent.parent / initial_models.START
     if not start.is_dir():
@@ -102,7 +101,7 @@ def _first_nonfinite_module(policy: torch.nn.Module) -> Iterator[list[str]]:
     """A list that gets the name of the first module with NaN or infinity in its output."""
     found: list[str] = []
 
-    def check(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+    def check(name: str, module: torch.nn.Module, inputs: tuple[object, ...], out: object) -> None:
         tensor = out[0] if isinstance(out, tuple) else out
         if not found and isinstance(tensor, torch.Tensor) and not bool(tensor.isfinite().all()):
             found.append(name)

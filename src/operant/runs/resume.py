@@ -60,7 +60,7 @@ class Change:
     new: Any
 
 
-def stored_options(out: Path, changed: Mapping[str, Any]) -> dict[str, Any]:
+def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, Any]:
     """The options of the run in `out`, overridden by the `changed` ones, by full name.
 
     Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
@@ -113,7 +113,7 @@ def elsewhere(out: Path) -> Iterator[None]:
         raise OperantError(f"{error}; {out} was started in {began}, so resume it there: {command}") from error
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     return str(value).startswith("<")
 
 
@@ -142,7 +142,7 @@ def _refused(change: Change, why: str) -> OperantError:
     )
 
 
-def flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def flat(mapping: Mapping[str, object]) -> dict[str, object]:
     """Options by full name. A reward may be a mapping too, and stays one."""
     flat = {}
     for key, value in named_parts.flattened(mapping).items():
@@ -180,7 +180,7 @@ def apply_changes(found: list[Change], learner: Learner) -> None:
             group["weight_decay"] = options.weight_decay
 
 
-def finished_message(out: Path, changed: Mapping[str, Any], *, fresh_optimizer: bool = False) -> str | None:
+def finished_message(out: Path, changed: Mapping[str, object], *, fresh_optimizer: bool = False) -> str | None:
     """A sentence for the user if the run in `out` has no step left, else None.
 
     Raises: OperantError like `stored_options` and `changes`.

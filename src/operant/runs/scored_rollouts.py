@@ -6,17 +6,52 @@ chunks. So a reward that judges each rollout by itself returns the same scores w
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
-from operant import distributed
+from operant import distributed, rewards
 from operant.rewards import Judged, compared_with_greedy, judge
+from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.demonstrations import Demonstrations
+from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
 
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A reward that judges replies, those of a run's evaluation and of a command alike."""
+
+    name: str
+    """Its name in tables and files."""
+    reward: RewardFn | None
+    """None: only the world pays."""
+    score: ScoreOptions = field(default_factory=ScoreOptions)
+    """How much of a reply the reward sees."""
+
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+        """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
+        rewards.read_with(self.reward, tokenizer)
+        return rewards.totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
+
+    def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[Rollout]:
+        """The rollouts as the reward and the metrics see them."""
+        return as_seen(rollouts, self.score, tokenizer, sampling)
+
+    def judge(self, seen: list[Rollout], *, pays: bool = False) -> Judged:
+        """What the reward says of rollouts, on all ranks. pays: the world pays, too.
+
+        Raises: OperantError of the reward.
+        """
+        return distributed.together(lambda: rewards.judge(self.reward, seen, pays=pays))
+
+    def close(self) -> None:
+        """End the processes of the reward."""
+        rewards.close(self.reward)
 
 
 def play_and_score(

@@ -61,7 +61,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
     relayed = "RANK" in os.environ
     """torchrun answers a Ctrl-C by sending SIGTERM to processes that have received it too: both are one request."""
 
-    def first(number: int, frame: Any) -> None:
+    def first(number: int, frame: object) -> None:
         repeated = stop.by is not None
         if repeated and not relayed:
             raise KeyboardInterrupt

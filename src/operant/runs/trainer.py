@@ -13,18 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from operant import __version__, distributed, machine
+from operant.runs import notes
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
-from operant.runs.folder import RunFolder
+from operant.runs.folder import Journal, RunFolder
 from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
-from operant.runs.journal import Journal
 from operant.runs.ranks import check_ranks, threads
 from operant.runs.resume import Change, apply_changes, changes, changes_after, elsewhere, stored_options
 from operant.runs.run import Observer, Run
-from operant.runs.signals import StopRequest, stop_on_signal
+from operant.runs.signals import stop_on_signal
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.training.own_optimizer import check_given, with_kind
@@ -33,17 +32,17 @@ from operant.watchdog import Watchdog
 
 
 def runs(
-    out: Any = None,
+    out: str | Path | None = None,
     *,
-    tokenizer: Any = None,
-    optimizer: Any = None,
-    lr_scheduler: Any = None,
+    tokenizer: object = None,
+    optimizer: object = None,
+    lr_scheduler: object = None,
     recipe: str | None = None,
     resume: bool = False,
     fresh_optimizer: bool = False,
     show: Iterable[Tracker] = (),
     observers: Sequence[Observer] = (),
-    **given: Any,
+    **given: object,
 ) -> Iterator[Run]:
     """Train, and yield the run before the first step, after every step, and at the end.
 
@@ -84,18 +83,17 @@ def runs(
         run.observers = observers
         if run.parts.ahead is not None:
             stack.callback(run.parts.ahead.close)
-        run.log_isolation()
-        run.log_crowded()
+        notes.tell(config, run.parts, folder, run.trackers, resumed=resume)
         if resume:
             _resume(run, path, changed, fresh_optimizer=fresh_optimizer)
-        else:
-            run.log_left_out()
         if run.first:
             copy_initial_models(config, folder.path)
         try:
-            yield from _train(run, stop)
+            yield from run.train(stop)
         except OperantError:
-            if not (resume or run.started):  # refused before the first step, such as by what a reward was answered
+            if not (
+                resume or run.evaluation.started
+            ):  # refused before the first step, such as by what a reward was answered
                 _discard(folder)
             raise
 
@@ -126,7 +124,7 @@ def _load(
     models: Config,
     folder: RunFolder,
     resume: bool,
-    objects: Mapping[str, Any],
+    objects: Mapping[str, object],
     *,
     show: Iterable[Tracker],
 ) -> Run:
@@ -166,7 +164,7 @@ def _discard(folder: RunFolder) -> None:
 def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:
     """Load the checkpoint at `path`, and truncate the logs to its step. Without one, the run starts again."""
     folder = run.folder
-    step = run.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
+    step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
     apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
     if not run.first:
         return
@@ -180,37 +178,4 @@ def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimiz
     fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
     folder.log_message(f"going on after step {step}{fresh}")
     if path is not None and not (changed or fresh_optimizer):
-        run.complete()
-
-
-def _train(run: Run, stop: StopRequest) -> Iterator[Run]:
-    """Play the remaining steps, save, and yield the run between steps."""
-    run.trackers.start(run.folder.config)
-    try:
-        if not _stop_requested(run, stop):
-            with run.watchdog("the start"):
-                run.start()
-        yield run
-        while run.learner.progress.step < run.config.train.steps and not _stop_requested(run, stop):
-            with run.watchdog(f"step {run.learner.progress.step + 1}"):
-                run.step()
-                run.save_when_due()
-                run.observe(lambda observer: observer.after_step(run))
-            yield run
-    finally:
-        run.trackers.close()
-    with run.watchdog("the end"):
-        try:
-            if run.interrupted:
-                run.save_last()
-            else:
-                run.finish()
-        finally:
-            run.observe(lambda observer: observer.at_end(run))
-    yield run
-
-
-def _stop_requested(run: Run, stop: StopRequest) -> bool:
-    """Whether any rank was asked to stop: all ranks stop after the same step."""
-    run.interrupted = bool(distributed.largest(int(bool(stop) or run.interrupted)))
-    return run.interrupted
+        run.checkpoints.save_last(to_go_on=True)  # a kill may have come between two kinds

@@ -57,7 +57,7 @@ class Verdicts:
         return found
 
     def keep_in(self, journal: Any) -> None:
-        """Write verdicts to a `runs.journal.Journal` from now on, and read those of the run so far there."""
+        """Write verdicts to a `runs.folder.Journal` from now on, and read those of the run so far there."""
         self._journal = journal
         text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
         if text and not text.endswith("\n"):

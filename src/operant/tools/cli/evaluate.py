@@ -39,20 +39,12 @@ from operant.tools.cli.program_files import (
     tell_unread,
     with_examples,
 )
-from operant.tools.cli.reply_files import (
-    ReplyProgress,
-    RunShare,
-    TaskSet,
-    counted,
-    reading,
-    take,
-    take_form,
-)
+from operant.tools.cli.reply_files import ReplyProgress, RunShare, TaskSet, counted, reading, take, take_form
 from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import OperantError, shown
+from operant.types import Engine, OperantError, TrainablePolicy, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -122,7 +114,14 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
         given, named = {**part(run, "data"), **given}, named or named_parts.only(run, "form")
     form = named_parts.stored_form(named)
     searches = asks_for_search(options)
-    metrics = metrics_of_tasks(options.pop("metrics", None), samples)
+    asked = options.pop("metrics", None)
+    if odd := next((name for name in chosen(asked) if numbers_in(name) is None), None):
+        raise OperantError(
+            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
+            "reward, as in --reward bleu"
+        )
+    check_samples([*chosen(asked)], samples, "--samples ")
+    metrics = resolve(asked)
     paid = "tests" if searches and run.get("reward") is None else not metrics
     specs = [as_spec(spec) for spec in options.pop("reward", [paid])]
     scorers = [scorer(spec, run) for spec in specs if spec is not False]
@@ -178,17 +177,6 @@ def asks_for_search(options: dict[str, Any]) -> bool:
     return True
 
 
-def metrics_of_tasks(given: Any, samples: int) -> list[EvaluationMetric]:
-    """The metrics pass@k and n@k that are asked for."""
-    if odd := next((name for name in chosen(given) if numbers_in(name) is None), None):
-        raise OperantError(
-            f"--metrics {odd}: models are compared by pass@k and n@k, such as pass@8 or 1@8; any score of a text is a "
-            "reward, as in --reward bleu"
-        )
-    check_samples([*chosen(given)], samples, "--samples ")
-    return resolve(given)
-
-
 def own_tasks(name: str, run: Mapping[str, Any]) -> tuple[Any, RunShare | None]:
     """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
     source, of_run = run.get("evaluate") or None, None
@@ -235,8 +223,8 @@ def answer(
     plan: Plan,
     tasks: TaskSet,
     place: int,
-    loaded: list[Any],
-    searches: Callable[[str], tuple[Search, Any]] | None,
+    loaded: list[tuple[TrainablePolicy, Engine]],
+    searches: Callable[[str], tuple[Search, TrainablePolicy]] | None,
     kept: Kept,
     progress: ReplyProgress,
 ) -> None:

@@ -22,7 +22,7 @@ from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
-from operant.types import OperantError, Rollout, Task, Turn
+from operant.types import Engine, OperantError, Rollout, Task, TrainablePolicy, Turn
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Speaker:
     """A model that replies."""
 
     name: str
-    policy: Any
+    policy: TrainablePolicy
     engine: Any
+    """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
 
 
@@ -101,11 +102,11 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _speaker(name: str, policy: Any, engine: Any, options: Mapping[str, Any]) -> Speaker:
+def _speaker(name: str, policy: TrainablePolicy, engine: Engine, options: Mapping[str, object]) -> Speaker:
     return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
 
 
-def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Any]:
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[TrainablePolicy, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     if not config:
         raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")

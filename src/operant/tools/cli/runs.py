@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.runs.listing import changed, run_folders, state
+from operant.runs.folder import changed, run_folders, state
 from operant.tools.diagnosis import diagnose, read_history, short_verdict
 from operant.tools.diagnosis.history import number
 from operant.tools.diagnosis.progress import progress

@@ -28,6 +28,7 @@ from operant.tools.cli.program_files import search_asked
 from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take, take_form
 from operant.types import OUTCOMES, OperantError, Task, shown
 
+Row = dict[str, Any]
 ENDINGS = (".jsonl", ".jsonl.gz")
 USUAL = ("pass@1", "pass@10", "pass@100")
 """The numbers that are printed unless others are asked for, as far as there are so many samples of each task."""
@@ -70,10 +71,10 @@ def tasks_of(options: dict[str, Any]) -> list[Task]:
     return tasks
 
 
-def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[dict[str, Any], Task]]:
+def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[Row, Task]]:
     """The samples, one a row, each with its task."""
     known = {key: task for task in tasks for key in (task.id, task.id.partition("/")[2])}
-    samples = list[tuple[dict[str, Any], Task]]()
+    samples = list[tuple[Row, Task]]()
     for number, row in read(name)[1]:
         row = row if isinstance(row, dict) else {}
         of = str(next((row[field] for field in ("task_id", "task", "id") if field in row), ""))
@@ -93,7 +94,7 @@ def samples_of(name: str, tasks: Sequence[Task]) -> list[tuple[dict[str, Any], T
     return samples
 
 
-def metrics_of(asked: Any, least: int) -> list[str]:
+def metrics_of(asked: object, least: int) -> list[str]:
     """The names of the numbers that are asked for, or the usual ones. least: samples of the task that has fewest."""
     if asked is None:
         return [one for one in USUAL if int(one.partition("@")[2]) <= least]
@@ -104,7 +105,7 @@ def metrics_of(asked: Any, least: int) -> list[str]:
     return names
 
 
-def judged(samples: Sequence[tuple[Any, Task]], verdicts: Verdicts, *, examples: bool = False) -> list[Verdict]:
+def judged(samples: Sequence[tuple[Row, Task]], verdicts: Verdicts, *, examples: bool = False) -> list[Verdict]:
     """The verdict of each sample, on all tests or on the examples alone."""
     programs = [problem_of(task).program(row["completion"], examples=examples) for row, task in samples]
     progress, found = ReplyProgress(len(programs)), list[Verdict]()
@@ -116,7 +117,7 @@ def judged(samples: Sequence[tuple[Any, Task]], verdicts: Verdicts, *, examples:
 
 
 def summary(
-    samples: Sequence[tuple[Any, Task]], right: Sequence[Verdict], kept: Sequence[Verdict], metrics: Sequence[str]
+    samples: Sequence[tuple[Row, Task]], right: Sequence[Verdict], kept: Sequence[Verdict], metrics: Sequence[str]
 ) -> list[str]:
     """Sentences on what became of the samples."""
     of_tasks: dict[str, list[tuple[bool, bool]]] = {}

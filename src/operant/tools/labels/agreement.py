@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from operant.data.preferences import scores_of
+from operant.data.replies import scores_of
 from operant.tools.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
 

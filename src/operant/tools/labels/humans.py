@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from operant.data.preferences import scores_of
+from operant.data.replies import scores_of
 from operant.tools.labels.items import Item
 from operant.tools.labels.store import Store
 from operant.types import OperantError, Rollout

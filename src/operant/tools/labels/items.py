@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.data.forms import place_of
-from operant.data.preferences import pair_of, scores_of
+from operant.data.replies import pair_of, scores_of
 from operant.data.sources import read
 from operant.types import OperantError, shown
 

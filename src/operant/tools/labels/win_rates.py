@@ -3,7 +3,7 @@
 from collections import defaultdict
 from statistics import fmean
 
-from operant.data.preferences import scores_of
+from operant.data.replies import scores_of
 from operant.tools.diagnosis.history import percent
 from operant.tools.diagnosis.intervals import wilson
 from operant.tools.labels.store import Store

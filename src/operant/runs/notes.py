@@ -1,10 +1,17 @@
-"""What a run says at its start about options that change nothing in it."""
+"""What a run says at its start: options that change nothing in it, what limits rewards, what was left out."""
 
 from collections.abc import Callable
 from typing import Any
 
-from operant.algorithms import find
+from operant import machine
+from operant.algorithms import find, left_out_message
+from operant.envs.isolated import IsolatedEnv
+from operant.rewards.isolated import isolated_parts
+from operant.runs import named_parts
 from operant.runs.config import Config
+from operant.runs.folder import RunFolder
+from operant.runs.parts import RunParts
+from operant.trackers.trackers import Trackers
 from operant.training.options import learner_options
 
 READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
@@ -55,4 +62,38 @@ def idle(config: Config) -> list[str]:
         asked = " and ".join(what for what, there in judged.items() if there)
         judges = f"judges the policy's replies to {asked} alone" if asked else "judges nothing"
         notes += [f"the reward {judges}: {name} learns from given replies"]
+    return notes
+
+
+def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers, *, resumed: bool) -> None:
+    """Log what there is to say at the start of a run, also for the report."""
+    notes, learner = [*idle(config), *parts.notes], parts.learner
+    isolated = [("reward", part) for part in isolated_parts(parts.reward)]
+    isolated += [("world", learner.env)] if isinstance(learner.env, IsolatedEnv) else []
+    for kind, part in isolated:
+        folder.log_message(f"isolation of {kind} {part.__name__!r}: {part.level}")
+    if levels := {part.__name__: part.level for _, part in isolated}:
+        folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
+    several = learner.own.threads == "auto"
+    several = several and machine.worth(learner.budget.tokens, machine.largest(learner.policy.model)) > 1
+    if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
+        notes.append(f"{crowd}; --threads 1 is likely faster here, and changes the last bits of a run (docs/fast.md)")
+    for note in notes if resumed else (*notes, *left_out(config, parts)):
+        folder.log_message(note)
+        trackers.note(note)
+
+
+def left_out(config: Config, parts: RunParts) -> list[str]:
+    """Sentences on rows, and on options of recipe and preset, that do not apply with the algorithm or the world."""
+    notes, train = list[str](), config.train
+    if parts.left_out:
+        count = parts.left_out + len(parts.tasks)
+        notes.append(
+            f"{parts.left_out} of {count} rows are left out: their labels teach {train.algorithm} nothing, as equal "
+            "labels, or a single reply, are no pair"
+        )
+    for source, names in config.left_out.items():
+        kind = source.rpartition(", ")[2]
+        kind = kind if kind in named_parts.KINDS else "algorithm"
+        notes.append(left_out_message(source, names, f"{kind}={getattr(train, kind)}"))
     return notes
