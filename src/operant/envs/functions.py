@@ -15,12 +15,14 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
-from operant.types import OperantError, Step, Task, shown
+from operant.types import EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+
+MakeWorld = TypeVar("MakeWorld", bound=Callable[..., Any])
 
 
-class FunctionEnv:
+class FunctionEnv(EnvBase):
     """An `Env` that calls a generator function once for each episode: `function(task, **options)`.
 
     The function yields what the policy reads: a text, which is appended after the reply; a pair of a text and the
@@ -30,8 +32,8 @@ class FunctionEnv:
 
     def __init__(self, function: Callable[..., Generator[Any, Any, Any]], **options: Any):
         self.function, self.options = function, options
-        self.__name__ = getattr(function, "__name__", "function")
-        self.pays, self.games = getattr(function, "pays", True), getattr(function, "games", None)
+        self.__name__, declared = name_of(function), with_defaults(function, EnvBase)
+        self.pays, self.games = declared.pays, declared.games
         self.episodes: dict[int, Generator[Any, Any, Any]] = {}
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -81,5 +83,11 @@ def maker(world: Any) -> Any:
     make.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # pyright: ignore
     make.__wrapped__ = world  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
     make.__annotations__ = world.__annotations__
-    make.pays, make.games = getattr(world, "pays", True), getattr(world, "games", None)  # pyright: ignore
+    return declared_as(world, make)
+
+
+def declared_as(world: object, make: MakeWorld) -> MakeWorld:
+    """`make`, which makes the world and says beforehand what it is asked about: whether it pays, and its games."""
+    declared = with_defaults(world, EnvBase)
+    vars(make).update(pays=declared.pays, games=declared.games)
     return make

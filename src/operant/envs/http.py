@@ -25,7 +25,7 @@ from typing import Any, Literal
 from operant.net.client import Client, NoAnswer
 from operant.rollouts import answers
 from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
-from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
+from operant.types import Env, EnvBase, Failure, OperantError, Step, Task, describe_error, shown, with_defaults
 
 __all__ = ["Http", "serve"]
 
@@ -191,8 +191,8 @@ class WorldServer(ThreadingHTTPServer):
             return self.last[session][1:]
 
     def answer_about(self, session: str) -> dict[str, Any]:
-        most, games = getattr(self.env, "most", None), getattr(self.env, "games", None)
-        return {"pays": bool(getattr(self.env, "pays", True)), "most": most, "games": games is not None}
+        env = with_defaults(self.env, EnvBase)
+        return {"pays": bool(env.pays), "most": env.most, "games": env.games is not None}
 
     def answer_games(self, session: str, split: str) -> dict[str, Any]:
         return {"tasks": [task_to_plain(task) for task in self.env.games(split)]}  # pyright: ignore

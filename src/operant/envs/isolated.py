@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import Any, Self
 
-from operant.envs.functions import maker
+from operant.envs.functions import declared_as, maker
 from operant.rollouts.answers import fault
 from operant.sampling import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
@@ -72,8 +72,7 @@ def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "Isolate
     annotated = made.__init__ if inspect.isclass(made) else made
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
     make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: p.annotation for p in own}}
-    make.pays, make.games = getattr(made, "pays", True), getattr(made, "games", None)  # pyright: ignore
-    return make
+    return declared_as(made, make)
 
 
 class IsolatedEnv:

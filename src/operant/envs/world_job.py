@@ -8,7 +8,7 @@ from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
 from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
-from operant.types import Task, describe_error
+from operant.types import EnvBase, Task, describe_error, with_defaults
 
 
 def count_with(plain: str) -> Callable[[str], int]:
@@ -44,10 +44,10 @@ class WorldHandler:
 
     def about(self) -> dict[str, Any]:
         """What the run has to know about the world."""
-        env = self.made()
-        has = {name: callable(getattr(env, name, None)) for name in ("games", "state_dict", "measure")}
-        has["for_evaluation"] = for_evaluation(env) is not env
-        return has | {"pays": bool(getattr(env, "pays", True)), "most": getattr(env, "most", None)}
+        env = with_defaults(self.made(), EnvBase)
+        has = {name: callable(getattr(env, name)) for name in ("games", "state_dict", "measure")}
+        has["for_evaluation"] = for_evaluation(self.env) is not self.env
+        return has | {"pays": bool(env.pays), "most": env.most}
 
     def games(self, split: str) -> list[dict[str, Any]]:
         """The world's own tasks."""

@@ -30,9 +30,10 @@ from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
 from operant.rewards.combine import PrefixGain, minus_query, weighted
 from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
-from operant.rewards.wrapper import every_part, held_out, parts_of, read_with
+from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
-from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals
+from operant.text_scores import RewardBase
+from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals, with_defaults
 
 __all__ = [
     "NAMES",
@@ -232,26 +233,25 @@ def check_single(spec: str) -> None:
         raise OperantError(f"reward {spec!r} names {len(parts)}: give each its weight, as in --reward '{{{weights}}}'")
 
 
-def compared_with_greedy(reward: RewardFn | None) -> list[Any]:
+def compared_with_greedy(reward: RewardFn | None) -> list[RewardBase]:
     """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
-    return [part for part in every_part(reward) if getattr(part, "wants_greedy", False)]
+    return [part for part in described_parts(reward) if part.wants_greedy]
 
 
 def close(reward: RewardFn | None) -> None:
     """End the processes of the parts of the reward that have some."""
-    for part in every_part(reward):
-        if getattr(part, "ends_with_run", False):
+    for part in described_parts(reward):
+        if part.ends_with_run:
             part.close()
 
 
-def keep_in(reward: RewardFn | None, journal: Any) -> None:
+def keep_in(reward: RewardFn | None, journal: object) -> None:
     """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there.
 
     journal: a `runs.journal.Journal`.
     """
-    for part in every_part(reward):
-        if callable(keep := getattr(part, "keep_in", None)):
-            keep(journal)
+    for part in described_parts(reward):
+        part.keep_in(journal)
 
 
 def check_lengths(reward: RewardFn | None, tokens: int) -> None:
@@ -260,7 +260,7 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
     Raises: OperantError.
     """
     for part in every_part(reward):
-        room = getattr(part, "prompt_tokens", None)
+        room = with_defaults(part, RewardBase).prompt_tokens
         if room is not None and tokens > room:
             raise OperantError(
                 f"prompts of {tokens} tokens (--sampling.max-tokens), and reward {name_of(part)!r} leaves room for "
@@ -271,9 +271,8 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
 
 def read_held_out(reward: RewardFn | None, tasks: Sequence[Task]) -> None:
     """Show all held-out tasks to the parts of a reward that look at them together. Raises: OperantError of a part."""
-    for part in every_part(reward):
-        if tasks and callable(read := getattr(part, "read_held_out", None)):
-            read(tasks)
+    for part in described_parts(reward) if tasks else ():
+        part.read_held_out(tasks)
 
 
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> list[Task]:
@@ -282,9 +281,9 @@ def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = Fal
     alone: only look at these tasks, which are some of all. Returns the tasks without those that a part leaves out.
     Raises: OperantError that names the first task that a part refuses.
     """
-    left: Any = list(tasks)
+    left = list(tasks)
     for part in every_part(reward):
         (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", left)
-        if not alone and callable(usable := getattr(part, "usable", None)):
-            left = usable(left)
+        if not alone:
+            left = with_defaults(part, RewardBase).usable(left)
     return left

@@ -15,15 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, shown
 
+Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
 """The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
 because its world had failed."""
@@ -35,8 +36,6 @@ LONGEST = 1000
 """Characters of a message that are kept."""
 MOST = 20
 """Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
-
-
 LARGEST = 1e18
 """The largest size of a score: its square, summed over a batch, is a float32."""
 
@@ -99,17 +98,24 @@ class Judged:
         """What the reward said about rollout `i`."""
         return self.remarks[i] if self.remarks else Remark()
 
-    def padded(self, count: int) -> "Judged":
-        """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
-        more = count - len(self.scores)
+    def at(self, places: Sequence[int | None]) -> "Judged":
+        """The answers at these places, one for each of other rollouts; None: a rollout that is not judged."""
+
+        def taken(values: Sequence[Value], unjudged: Value) -> list[Value]:
+            return [unjudged if i is None else values[i] for i in places]
+
         return replace(
             self,
-            scores=self.scores + [None] * more,
-            parts={name: values + [None] * more for name, values in self.parts.items()},
-            outcomes=self.outcomes + ["unjudged"] * more if self.outcomes else [],
-            remarks=self.remarks + [Remark()] * more if self.remarks else [],
-            passing=self.passing + [None] * more if self.passing else [],
+            scores=taken(self.scores, None),
+            parts={name: taken(values, None) for name, values in self.parts.items()},
+            outcomes=taken(self.outcomes, "unjudged") if self.outcomes else [],
+            remarks=taken(self.remarks, Remark()) if self.remarks else [],
+            passing=taken(self.passing, None) if self.passing else [],
         )
+
+    def padded(self, count: int) -> "Judged":
+        """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
+        return self.at([*range(len(self.scores)), *[None] * (count - len(self.scores))])
 
     def report(self, tally: Tally) -> None:
         """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
@@ -143,11 +149,6 @@ class CallFailure(Exception):
         """The result of every sample of the call."""
 
 
-def name_of(reward: Any) -> str:
-    """The reward's name in metrics and messages."""
-    return getattr(reward, "__name__", None) or type(reward).__name__
-
-
 def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = None, *, pays: bool = False) -> Judged:
     """Call `reward` on `rollouts` and check every answer.
 
@@ -158,7 +159,15 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
     """
     if any(rollout.failed for rollout in rollouts):
-        return _judge_the_others(reward, rollouts, name, pays)
+        played = [i for i, rollout in enumerate(rollouts) if not rollout.failed]
+        judged = judge(reward, [rollouts[i] for i in played], name, pays=pays)
+        place = {i: number for number, i in enumerate(played)}
+        failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
+        notes = [
+            f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
+            for (end, sentence), count in failures.most_common(10)
+        ]
+        return replace(judged.at([place.get(i) for i in range(len(rollouts))]), notes=judged.notes + notes)
     if pays:
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
@@ -180,29 +189,6 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if result.outcome == "error":
             raise OperantError(f"reward {name!r} {result.reason}")
     return judged_of(results, [result.total for result in results], name)
-
-
-def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: str | None, pays: bool) -> Judged:
-    """Judge the rollouts whose world did not fail, and note how the others ended."""
-    judged = judge(reward, [rollout for rollout in rollouts if not rollout.failed], name, pays=pays)
-
-    def spread(values: Sequence[Any], other: Any) -> list[Any]:
-        known = iter(values)
-        return [other if rollout.failed else next(known) for rollout in rollouts]
-
-    failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
-    notes = [
-        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
-        for (end, sentence), count in failures.most_common(10)
-    ]
-    return Judged(
-        spread(judged.scores, None),
-        {part: spread(values, None) for part, values in judged.parts.items()},
-        spread(judged.outcomes, "unjudged") if judged.outcomes else [],
-        judged.notes + notes,
-        spread(judged.remarks, Remark()) if judged.remarks else [],
-        spread(judged.passing, None) if judged.passing else [],
-    )
 
 
 def no_greedy(reward: Any, rollout: Rollout) -> str:

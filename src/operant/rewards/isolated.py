@@ -21,6 +21,7 @@ from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.worker import spec_of
+from operant.text_scores import RewardBase
 from operant.types import OperantError, RewardFn, Rollout, Total
 
 
@@ -90,14 +91,13 @@ def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
     return parts_of(reward, IsolatedReward)
 
 
-class IsolatedReward:
+class IsolatedReward(RewardBase):
     """A reward that runs in worker processes; `isolated` creates one.
 
     Raises: OperantError for a function that no other process can find.
     """
 
     ends_with_run = True
-    """Whether `close` is called at the end of a run."""
 
     def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""

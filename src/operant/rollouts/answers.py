@@ -14,12 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
-from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
-
-
-def name_of(env: Any) -> str:
-    """The world's name in messages."""
-    return getattr(env, "__name__", None) or type(env).__name__
+from operant.types import Env, Failure, OperantError, Step, Task, describe_error, name_of, shown
 
 
 def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:

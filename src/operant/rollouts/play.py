@@ -15,7 +15,20 @@ from typing import Any
 
 from operant.rollouts import answers
 from operant.sampling import Sampling, encode_more, encode_prompt, reply_text, task_key
-from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
+from operant.types import (
+    Completion,
+    End,
+    Engine,
+    Env,
+    EnvBase,
+    OperantError,
+    Rollout,
+    Step,
+    Task,
+    Turn,
+    name_of,
+    with_defaults,
+)
 
 MAX_TURNS = 1000
 """Number of turns after which an episode is refused as endless."""
@@ -209,10 +222,11 @@ def play(
     episodes = {slot: Episode(*numbers, sampling, tokenizer, opening) for slot, numbers in enumerate(numbered)}
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
-    waiting, most, waves = iter(episodes), getattr(env, "most", None), getattr(env, "waves", 1)
-    remember = nullcontext if getattr(env, "turns", None) == 1 else getattr(engine, "remembering", nullcontext)
+    waiting, world = iter(episodes), with_defaults(env, EnvBase)
+    most, waves = world.most, world.waves
+    remember = nullcontext if world.turns == 1 else getattr(engine, "remembering", nullcontext)
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
-    with remember(), pool as world:
+    with remember(), pool as thread:
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
@@ -229,12 +243,12 @@ def play(
                 oldest = max((episodes[slot] for slot in wave), key=lambda episode: len(episode.turns))
                 if len(oldest.turns) >= max_turns:
                     raise OperantError(
-                        f"{answers.name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
+                        f"{name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
                         "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
                     )
                 _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
                 ask = partial(answers.step, env, {s: episodes[s].texts[-1] for s in wave}, tasks_of)
-                asked.append(ask if world is None else world.submit(ask).result)
+                asked.append(ask if thread is None else thread.submit(ask).result)
     return [rollout for slot in episodes if (rollout := ended[slot]) is not None]
 
 

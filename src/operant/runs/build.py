@@ -30,7 +30,7 @@ from operant.runs.journal import Journal
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, RewardFn, Task, shown
+from operant.types import Engine, EnvBase, OperantError, RewardFn, Task, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None
     if isinstance(env, IsolatedEnv):
         env = env.under(config.isolation)
         closing.callback(env.close)
-    judges = [reward, *getattr(env, "judges", ())]
+    judges = [reward, *with_defaults(env, EnvBase).judges]
     for judge in judges:
         closing.callback(rewards.close, judge)
         if journal is not None:
@@ -113,7 +113,7 @@ def build(
         rewards.check(reward)
     for metric in metrics:
         metric.check()
-    if callable(check := getattr(env, "check", None)):
+    if (check := with_defaults(env, EnvBase).check) is not None:
         check()
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),

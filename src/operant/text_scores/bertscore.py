@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from operant.models.model_passes import TextModel, encode, load, passes
-from operant.text_scores.base import Score, f_measure, of_several, references
+from operant.text_scores import Score, f_measure, of_several, references
 from operant.types import OperantError, Rollout, Task, shown
 
 MEASURES = ("f", "precision", "recall")

@@ -62,7 +62,7 @@ from operant.training.setup import configured_sampling, load_trained_policy, mak
 from operant.training.stages import TrainingStep
 from operant.training.staleness import with_importance
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
+from operant.types import Batch, Engine, Env, EnvBase, OperantError, Outputs, Rollout, Task, shown, with_defaults
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
@@ -460,7 +460,7 @@ class Learner(Saveable):
     @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
-        return getattr(self.env, "pays", True)
+        return with_defaults(self.env, EnvBase).pays
 
     def as_seen(self, rollouts: list[Rollout]) -> list[Rollout]:
         """The rollouts as a reward sees them: cut after `score.truncate_token`, if that is set."""

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from operant.data.sources import read
-from operant.text_scores.base import Score, references
+from operant.text_scores import Score, references
 from operant.text_scores.words import ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Task, shown

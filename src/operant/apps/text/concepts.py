@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from operant.text_scores.base import Score, target_words
+from operant.text_scores import Score, target_words
 from operant.text_scores.words import words
 from operant.types import OperantError, Rollout, Task
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from operant.text_scores.base import Score, target_of
+from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
 from operant.types import OperantError, Rollout, Task
@@ -46,7 +46,7 @@ class Consistency(Score):
         self.source, self.field = source, field
         name = named(self.__name__, model, "that knows entailment")
         self.classifier = Classifier(name, label=label, batch=batch, device=device)
-        self.uses = (self.classifier,)
+        self.parts = (self.classifier,)
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         sources = [r.query if self.source == "prompt" else self._target(r.task) for r in rollouts]
@@ -93,7 +93,7 @@ class Intent(Score):
     ):
         name = named(self.__name__, model, "whose labels are the intents")
         self.classifier, self.field = Classifier(name, label=OF_TASK, text=text, batch=batch, device=device), field
-        self.uses = (self.classifier,)
+        self.parts = (self.classifier,)
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         columns = [self._column(rollout.task) for rollout in rollouts]

@@ -5,7 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from operant.text_scores.base import Score, of_extra, of_several
+from operant.text_scores import Score, of_extra, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from operant.text_scores.base import Score, f_measure, target_of
+from operant.text_scores import Score, f_measure, target_of
 from operant.text_scores.words import ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task, shown

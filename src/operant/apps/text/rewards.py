@@ -6,7 +6,7 @@ letters("e")([rollout])   # [7.0]: seven times the letter e
 import re
 from collections.abc import Callable
 
-from operant.text_scores.base import target_words
+from operant.text_scores import target_words
 from operant.types import OperantError, RewardFn, Rollout
 
 

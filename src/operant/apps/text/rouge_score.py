@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from operant.apps.text.nltk import stemmer as porter
-from operant.text_scores.base import Score, of_extra, of_several
+from operant.text_scores import Score, of_extra, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, shown
 

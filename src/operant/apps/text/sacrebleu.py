@@ -3,7 +3,7 @@
 from itertools import zip_longest
 from typing import Any
 
-from operant.text_scores.base import Score, of_extra, references
+from operant.text_scores import Score, of_extra, references
 from operant.types import Rollout
 
 
