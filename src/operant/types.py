@@ -94,6 +94,11 @@ def sized(value: Any) -> str:
     return shown(value)
 
 
+Message = dict[str, str]
+Reply = str | list[int] | list[Message]
+"""A reply of a data set: text, token ids, or chat messages."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One thing to attempt: `Task("imdb/17", "The film was", target=1)`."""
@@ -355,6 +360,22 @@ class _Completed:
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["thing"], name, value)
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers, also of one that a model brings."""
+
+    bos_token_id: int | None
+    pad_token: str | None
+    pad_token_id: int | None
+    chat_template: Any
+    all_special_ids: list[int]
+
+    def __call__(self, text: object, **options: object) -> Any: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
 
 
 class Engine(Protocol):

@@ -66,15 +66,13 @@ class Extract(SingleTurn):
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Raises: OperantError for a task whose target is no list of sentences."""
-        return {slot: Step(fresh=True, options=sentences_of(task)) for slot, task in tasks.items()}
-
-
-def sentences_of(task: Task) -> list[str]:
-    """The sentences to choose among. Raises: OperantError for a target that is no list of texts."""
-    given = task.target
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, str) and one.strip() for one in given):
-        return list(given)
-    raise OperantError(
-        f"world 'extract': the target of task {task.id!r} is {shown(given)}; it must be a list of sentences, as "
-        "form=extract makes of a row, or data.target_field=sentences of a row that has them"
-    )
+        first = dict[int, Step]()
+        for slot, task in tasks.items():
+            texts = task.target if isinstance(task.target, (list, tuple)) else []
+            if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise OperantError(
+                    f"world 'extract': the target of task {task.id!r} is {shown(task.target)}; it must be a list of "
+                    "sentences, as form=extract makes of a row, or data.target_field=sentences of a row that has them"
+                )
+            first[slot] = Step(fresh=True, options=list(texts))
+        return first

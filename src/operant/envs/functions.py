@@ -30,7 +30,7 @@ class FunctionEnv(EnvBase):
     last reply, a pair, a `Step` (which may be truncated), or nothing, which is a reward of 0.
     """
 
-    def __init__(self, function: Callable[..., Generator[Any, Any, Any]], **options: Any):
+    def __init__(self, function: Callable[..., Generator[object, str | None, object]], **options: object):
         self.function, self.options = function, options
         self.__name__, declared = name_of(function), with_defaults(function, EnvBase)
         self.pays, self.games = declared.pays, declared.games
@@ -54,7 +54,7 @@ class FunctionEnv(EnvBase):
             last = self.read(answer, end.value, "returned", "return a reward, (text, reward), a Step, or nothing")
             return replace(last, terminated=not last.truncated)
 
-    def read(self, answer: Any, original: Any, did: str, remedy: str) -> Step:
+    def read(self, answer: object, original: object, did: str, remedy: str) -> Step:
         """The step that a function means by a text, a pair or a step."""
         pair = answer if isinstance(answer, tuple) else (answer, 0.0)
         if isinstance(answer, Step):
@@ -64,19 +64,19 @@ class FunctionEnv(EnvBase):
         raise OperantError(f"world {self.__name__!r} {did} {shown(original)}: {remedy}")
 
 
-def maker(world: Any) -> Any:
+def maker(world: object) -> Any:
     """What makes the world that a user has named: a generator function's `FunctionEnv`, with the function's arguments
     after the task; anything else is itself. Raises: OperantError for a function of a task that yields nothing."""
     plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
     if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
         raise OperantError(
-            f"world {world.__name__!r} is a function of a task without yield: an episode yields what the policy reads, "
+            f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy reads, "
             "and gets its reply (docs/worlds.md)"
         )
     if not inspect.isgeneratorfunction(world):
         return world
 
-    def make(**options: Any) -> FunctionEnv:
+    def make(**options: object) -> FunctionEnv:
         return FunctionEnv(world, **options)
 
     signature = inspect.signature(world)

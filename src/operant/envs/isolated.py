@@ -10,10 +10,10 @@ run = operant.train(..., env=env)
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from operant.envs.functions import declared_as, maker
 from operant.rollouts.answers import fault
@@ -24,6 +24,9 @@ from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.worker import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 __all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]
 
@@ -38,7 +41,7 @@ DEFAULTS = {
 """The options `isolation.*` that apply to a world, with the values that they have outside of a run."""
 
 
-def isolated(spec: str, **options: Any) -> "IsolatedEnv":
+def isolated(spec: str, **options: object) -> "IsolatedEnv":
     """The world `module:World` or `file.py:World` with its options, each episode in a process of its own.
 
     Raises: OperantError as `IsolatedEnv` does.
@@ -96,10 +99,10 @@ class IsolatedEnv:
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 64,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         self.spec, self.options, self.workers = spec_of(world), dict(options or {}), workers
         self.__name__ = self.spec.rpartition(":")[2]
@@ -111,7 +114,7 @@ class IsolatedEnv:
         self._counting: dict[str, Any] | None = None
         self._evaluating, self._evaluation = False, None
 
-    def under(self, isolation: Any) -> Self:
+    def under(self, isolation: object) -> Self:
         """A copy of the world with a run's `IsolationOptions`; its own values win.
 
         Raises: OperantError for a value that is not allowed.
@@ -177,7 +180,7 @@ class IsolatedEnv:
             self._evaluation.close()
 
     def _end(self) -> None:
-        self._in_parallel(lambda pool: pool.close(), self._pools)
+        self._in_parallel(self._pools, lambda pool: pool.close())
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes. Raises: OperantError for a task that is no plain data, or if no worker can be started."""
@@ -224,7 +227,7 @@ class IsolatedEnv:
         job = Job("operant.envs.world_job:WorldHandler", argument)
         self._pools += [self.pool(job, limits) for _ in range(count - len(self._pools))]
         try:
-            self._in_parallel(start, self._pools[:count])
+            self._in_parallel(self._pools[:count], start)
         except OperantError as error:
             raise OperantError(f"isolated world {self.spec!r}: {error}") from error
         return self._pools[:count]
@@ -233,7 +236,7 @@ class IsolatedEnv:
         """What holds one worker."""
         return Pool(job, limits)
 
-    def _in_parallel(self, work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    def _in_parallel(self, items: Sequence[Item], work: Callable[[Item], Answer]) -> list[Answer]:
         with ThreadPoolExecutor(max(len(items), 1)) as threads:
             return list(threads.map(work, items))
 
@@ -251,7 +254,7 @@ class IsolatedEnv:
         plain = self._ask_one(self._started(1)[0], {"call": "games", "split": split})
         return [task_from_plain(task) for task in plain]
 
-    def _ask_one(self, pool: Pool | RayPool, request: dict[str, Any]) -> Any:
+    def _ask_one(self, pool: Pool | RayPool, request: dict[str, object]) -> Any:
         """What a worker answers. Raises: OperantError if it fails."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
@@ -260,7 +263,10 @@ class IsolatedEnv:
         return response.content
 
     def _ask(
-        self, call: str, given: Mapping[int, Any], more: Callable[[Pool | RayPool], dict[str, Any]] = lambda pool: {}
+        self,
+        call: str,
+        given: Mapping[int, object],
+        more: Callable[[Pool | RayPool], dict[str, object]] = lambda pool: {},
     ) -> dict[int, Step]:
         """The answer for each slot; the workers answer at the same time. more: what else a worker's request has."""
         until, slots_of = time.monotonic() + self._limits["timeout"], dict[Pool | RayPool, list[int]]()
@@ -276,7 +282,7 @@ class IsolatedEnv:
                 pool.close()  # its world is in an unknown state
             return {slot: self._read(response, answers[i] if fine else None) for i, slot in enumerate(slots)}
 
-        answered = {slot: step for steps in self._in_parallel(run, list(slots_of)) for slot, step in steps.items()}
+        answered = {slot: step for steps in self._in_parallel(list(slots_of), run) for slot, step in steps.items()}
         return {slot: answered[slot] for slot in given}
 
     def _read(self, response: Response, answer: Any) -> Step:
@@ -322,11 +328,11 @@ class WorkerEnv(IsolatedEnv):
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 4,
         waves: int = 1,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         super().__init__(world, options, workers=workers, isolation=isolation)
         self.waves = waves
@@ -350,7 +356,7 @@ class WorkerEnv(IsolatedEnv):
         return self._ask("reset", plain, lambda pool: self._state_of(pools.index(pool)))
 
     @property
-    def state_dict(self) -> Callable[[], dict[str, Any]] | None:
+    def state_dict(self) -> Callable[[], dict[str, object]] | None:
         """What returns the states of the worlds in all workers; None if they have none."""
         return self.states if self._known("state_dict") else None
 
@@ -366,14 +372,14 @@ class WorkerEnv(IsolatedEnv):
             )
         self._states, self._version = list(state["workers"]), self._version + 1
 
-    def _state_of(self, worker: int) -> dict[str, Any]:
+    def _state_of(self, worker: int) -> dict[str, object]:
         return {"version": self._version, "state": self._states[worker]}
 
-    def states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, object]:
         """The states of the worlds in all workers. Raises: OperantError for a state that is no plain data."""
         requests = [{"call": "state", **self._state_of(i)} for i in range(self.workers)]
         pairs = list(zip(self._started(self.workers), requests))
-        self._states = self._in_parallel(lambda pair: self._ask_one(*pair), pairs)
+        self._states = self._in_parallel(pairs, lambda pair: self._ask_one(*pair))
         return {"workers": self._states}
 
 
@@ -393,13 +399,13 @@ class RayEnv(WorkerEnv):
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 4,
         waves: int = 1,
         address: str | None = None,
         cpus: float = 1.0,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         super().__init__(world, options, workers=workers, waves=waves, isolation=isolation)
         self.session = RaySession(WORLDS, address=address, count=workers, cpus=cpus)
@@ -419,6 +425,6 @@ FORMS = {"isolated": IsolatedEnv, "workers": WorkerEnv, "ray": RayEnv}
 """The forms of worlds in worker processes, by the prefix of their names."""
 
 
-def without_form(name: Any) -> Any:
+def without_form(name: object) -> object:
     """`rooms` of `workers:rooms`; what is no name, or has no such prefix, as it is."""
     return name.partition(":")[2] if isinstance(name, str) and name.partition(":")[0] in FORMS else name

@@ -29,7 +29,7 @@ from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
 from operant.rewards.combine import PrefixGain, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
+from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metrics
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
 from operant.text_scores import RewardBase
@@ -37,11 +37,8 @@ from operant.types import OperantError, RewardFn, Task, describe_error, shown, t
 
 __all__ = [
     "NAMES",
-    "OUTCOMES",
     "Judged",
-    "Outcome",
     "PrefixGain",
-    "SampleResult",
     "check",
     "close",
     "compared_with_greedy",
@@ -123,20 +120,26 @@ NAMES = {
     "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
     "vader": BuiltIn("operant.apps.text.vader:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
-    "intent": BuiltIn("operant.apps.text.intent:intent", options=0, first=True),
+    "intent": BuiltIn("operant.apps.text.judged_by_classifier:intent", options=0, first=True),
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
 
 
-def factory(spec: Any) -> Factory | None:
+def factory(spec: object) -> Factory | None:
     """The class or function whose arguments are the options of a reward; None: it has none, as in TRL's form.
 
     Of a class all arguments are options, of a function from rollouts to scores those after the first.
-    Raises: OperantError for a name that is unknown or cannot be imported.
+    Raises: OperantError for a name that is unknown or cannot be imported, and for several with commas between them.
     """
     if isinstance(spec, str):
-        check_single(spec)
+        several = [part.strip() for part in spec.split(",")]
+        named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in several]
+        if len(several) > 1 and all(named) and not spec.startswith("pattern:"):  # such an expression may have commas
+            weights = ", ".join(f"{part}: 1" for part in several)
+            raise OperantError(
+                f"reward {spec!r} names {len(several)}: give each its weight, as in --reward '{{{weights}}}'"
+            )
         name, _, argument = spec.strip().partition(":")
         row = NAMES.get(name) or (NAMES["reward_model"] if _is_run(spec) else None)
         if row is not None and row.of_another:
@@ -152,7 +155,9 @@ def factory(spec: Any) -> Factory | None:
     return Factory(spec, 1, gets) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
-def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
+def resolve(
+    spec: RewardFn | str | Mapping[Any, object] | None, options: Mapping[str, object] | None = None
+) -> RewardFn:
     """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
 
     options: those of the reward, as `factory` describes them. Of several rewards each may have its own:
@@ -197,8 +202,7 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         except OperantError:
             raise
         except (Exception, SystemExit) as error:
-            why = f"{describe_error(error)}"
-            raise OperantError(f"reward {shown(spec)} cannot be made: {why}") from error
+            raise OperantError(f"reward {shown(spec)} cannot be made: {describe_error(error)}") from error
     if not given:
         return cast(RewardFn, found)
     bound: Any = partial(found, **given)
@@ -206,7 +210,7 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     return bound
 
 
-def _is_run(spec: Any) -> bool:
+def _is_run(spec: object) -> bool:
     """Whether a text is a run folder, or several, so that `--reward runs/rm` is `--reward reward_model:runs/rm`."""
     return isinstance(spec, str) and all((Path(name.strip()) / "config.yaml").is_file() for name in spec.split(","))
 
@@ -222,15 +226,6 @@ def _find(spec: str) -> Callable[..., Any]:
         hint = f"there is no run folder {spec!r}" if "/" in spec and not spec.endswith(".py") else hint
         raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
-
-
-def check_single(spec: str) -> None:
-    """Raises: OperantError for several rewards with commas between them. A regular expression may have commas."""
-    parts = [part.strip() for part in spec.split(",")]
-    named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in parts]
-    if len(parts) > 1 and all(named) and not spec.startswith("pattern:"):
-        weights = ", ".join(f"{part}: 1" for part in parts)
-        raise OperantError(f"reward {spec!r} names {len(parts)}: give each its weight, as in --reward '{{{weights}}}'")
 
 
 def compared_with_greedy(reward: RewardFn | None) -> list[RewardBase]:

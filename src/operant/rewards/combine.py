@@ -214,10 +214,15 @@ class PrefixGain(Wrapper):
         if any(isinstance(score, list) for score in whole.scores):
             raise OperantError(f"reward {name_of(self.reward)!r} scores each token already: name it without per_token:")
         ends = list(accumulate(map(len, grown)))
-        scores = [
-            by_token(rollout, whole.scores[end - len(prefixes) : end])
-            for rollout, prefixes, end in zip(rollouts, grown, ends)
-        ]
+        scores = list[Total]()
+        for rollout, prefixes, end in zip(rollouts, grown, ends):
+            of_prefixes = whole.scores[end - len(prefixes) : end]
+            if of_prefixes[-1] is None or not rollout.count:
+                scores.append(of_prefixes[-1])
+                continue
+            known = list(accumulate([0.0, *of_prefixes], lambda before, score: before if score is None else score))
+            turns_before = [0.0] * (rollout.count - len(prefixes))
+            scores.append(turns_before + [after - before for before, after in pairwise(known)])
         return replace(whole.at([end - 1 for end in ends]), scores=scores, passing=[])
 
     def prefixes(self, rollout: Rollout) -> list[Rollout]:
@@ -233,11 +238,3 @@ class PrefixGain(Wrapper):
             cut = replace(bare, action=turn.action[:t])
             found.append(replace(rollout, turns=[*rollout.turns[:-1], cut], texts=[*rollout.texts[:-1], text]))
         return [*found, rollout]
-
-
-def by_token(rollout: Rollout, scores: list[Any]) -> Total:
-    """The differences of the scores of the prefixes, behind zeros for the turns before."""
-    if scores[-1] is None or not rollout.count:
-        return scores[-1]
-    known = list(accumulate([0.0, *scores], lambda before, score: before if score is None else score))
-    return [0.0] * (rollout.count - len(scores)) + [after - before for before, after in pairwise(known)]

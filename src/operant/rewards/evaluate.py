@@ -172,7 +172,17 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
-        return with_world(judged, rollouts, alone=reward is None)
+        judged, said = (
+            replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]}),
+            _said_by_world(rollouts),
+        )
+        if said is None:
+            return judged
+        parts = {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
+        remarks = [said.remark(i) for i in range(len(rollouts))]
+        if reward is not None:
+            remarks = [joined_remarks([judged.remark(i), remark.under(WORLD)]) for i, remark in enumerate(remarks)]
+        return replace(judged, parts=judged.parts | parts, remarks=remarks)
     if reward is None:
         return Judged([None] * len(rollouts))
     if not rollouts:
@@ -191,7 +201,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     return judged_of(results, [result.total for result in results], name)
 
 
-def no_greedy(reward: Any, rollout: Rollout) -> str:
+def no_greedy(reward: RewardFn, rollout: Rollout) -> str:
     """The message about a prompt whose greedy reply is unknown."""
     return (
         f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
@@ -213,24 +223,13 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
     return Judged(scores, parts, remarks=remarks if any(map(any, remarks)) else [])
 
 
-def with_world(judged: Judged, rollouts: list[Rollout], *, alone: bool) -> Judged:
-    """Add what the environment paid as a part, and the `Judgement` that it may have left in `Rollout.info`.
-
-    Raises: OperantError if that judgement is not allowed.
-    """
-    parts = {**judged.parts, WORLD: [rollout.paid for rollout in rollouts]}
-    given = [rollout.info.get("judgement") for rollout in rollouts]
-    if not any(isinstance(judgement, Judgement) for judgement in given):
-        return replace(judged, parts=parts)
-    said = judge(
-        lambda _: [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in given], rollouts, WORLD
-    )  # it has been paid already
-    parts |= {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
-    remarks = [said.remark(i) for i in range(len(rollouts))]
-    if not alone:
-        both = zip(map(judged.remark, range(len(rollouts))), remarks)
-        remarks = [joined_remarks([first, second.under(WORLD)]) for first, second in both]
-    return replace(judged, parts=parts, remarks=remarks)
+def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
+    """The `Judgement`s that a world has left in `Rollout.info`, whose scores it has paid; None if it left none."""
+    left = [rollout.info.get("judgement") for rollout in rollouts]
+    if not any(isinstance(judgement, Judgement) for judgement in left):
+        return None
+    unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]
+    return judge(lambda _: unpaid, rollouts, WORLD)
 
 
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:
@@ -297,20 +296,13 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
 
 
 def _explain(reward: RewardFn, rollouts: list[Rollout], error: BaseException | None) -> str:
-    """The samples and the remedy of a failed call; `error` is the exception, if the reward raised one."""
+    """The samples and the remedy of a failed call; `error` is the exception, if the reward raised one.
+
+    The sample on which the reward fails is found by halving, if the failure happens again.
+    """
     first = f"the first {sample_of(rollouts[0])}"
     if error is None:
         return f"({first}); return a list with one entry per rollout, None for those that it does not judge"
-    culprit = _culprit(reward, rollouts, error)
-    samples = sample_of(culprit) if culprit else f"{len(rollouts)} rollouts, {first}"
-    return (
-        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
-        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
-    )
-
-
-def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) -> Rollout | None:
-    """The sample on which the reward fails, found by halving; None if the failure does not happen again."""
 
     def fails(some: list[Rollout]) -> bool:
         try:
@@ -319,10 +311,15 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) ->
             return type(again) is type(error) and str(again) == str(error)
         return False
 
-    while len(rollouts) > 1:
-        half = len(rollouts) // 2
-        rollouts = rollouts[:half] if fails(rollouts[:half]) else rollouts[half:]
-    return rollouts[0] if fails(rollouts) else None
+    suspects = rollouts
+    while len(suspects) > 1:
+        half = len(suspects) // 2
+        suspects = suspects[:half] if fails(suspects[:half]) else suspects[half:]
+    samples = sample_of(suspects[0]) if fails(suspects) else f"{len(rollouts)} rollouts, {first}"
+    return (
+        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
+        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
+    )
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ A reward may answer (ok), return None (abstain), fail (error) or not answer in t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from operant.rewards.evaluate import (
     CallFailure,
@@ -86,7 +85,7 @@ class IsolationOptions:
 HANDLINGS = "drop, stop, or a finite number"
 
 
-def _is_handling(value: Any) -> bool:
+def _is_handling(value: object) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     return number or value in ("drop", "stop")
 

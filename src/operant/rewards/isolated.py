@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
@@ -26,7 +25,7 @@ from operant.types import OperantError, RewardFn, Rollout, Total
 
 
 def isolated(
-    reward: str | Callable[..., Any],
+    reward: str | RewardFn,
     *,
     timeout: float = 60.0,
     sample_timeout: float | None = None,
@@ -99,7 +98,7 @@ class IsolatedReward(RewardBase):
 
     ends_with_run = True
 
-    def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
+    def __init__(self, reward: str | RewardFn, options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""
         self.spec, self.options, self.has_options = spec_of(reward), options or IsolationOptions(), options is not None
         self.__name__ = self.spec.rpartition(":")[2]
@@ -158,7 +157,7 @@ class IsolatedReward(RewardBase):
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _judge_together(
-        self, plain: Sequence[Any], rollouts: list[Rollout], results: dict[int, SampleResult]
+        self, plain: Sequence[object], rollouts: list[Rollout], results: dict[int, SampleResult]
     ) -> list[str]:
         """Send each worker its share of the batch, and add the results by index; returns notes on calls that failed.
 
@@ -181,7 +180,7 @@ class IsolatedReward(RewardBase):
         return notes
 
     def _judge_alone(
-        self, plain: Sequence[Any], rollouts: list[Rollout], results: dict[int, SampleResult], until: float
+        self, plain: Sequence[object], rollouts: list[Rollout], results: dict[int, SampleResult], until: float
     ) -> None:
         """Judge one by one the samples that have no result yet, and add their results."""
         remaining = [i for i in range(len(rollouts)) if i not in results]
@@ -198,7 +197,7 @@ class IsolatedReward(RewardBase):
                 results[i] = failure.result
 
     def _run(
-        self, requests: list[Any], until: float, allowance: Callable[[], float | None] = lambda: None
+        self, requests: list[object], until: float, allowance: Callable[[], float | None] = lambda: None
     ) -> list[Response]:
         """The responses of the workers; requests that failed are repeated after a pause that doubles."""
         responses = self._pool.run(requests, until=until, allowance=allowance)

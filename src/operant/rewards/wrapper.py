@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from operant.rewards.evaluate import Judged, check, judge
 from operant.text_scores import RewardBase
-from operant.types import RewardFn, Rollout, Total, name_of, with_defaults
+from operant.types import RewardFn, Rollout, Tokenizer, Total, name_of, with_defaults
 
 Part = TypeVar("Part")
 
@@ -17,9 +17,7 @@ class Wrapper(RewardBase):
     reward: RewardFn
     """The inner reward."""
 
-    @property
-    def __name__(self) -> str:
-        return name_of(self.reward)
+    __name__: Any = property(lambda self: name_of(self.reward))
 
     @property
     def parts(self) -> Sequence[RewardFn]:
@@ -53,7 +51,7 @@ def held_out(reward: RewardFn) -> RewardFn:
     return reward.held_out() if isinstance(reward, Wrapper) else reward
 
 
-def every_part(reward: RewardFn | None) -> Iterator[RewardFn]:
+def every_part(reward: RewardFn | None) -> Iterator[object]:
     """A reward and all that it is made of: the parts of a sum, what it changes, and what it calls."""
     if reward is not None:
         yield reward
@@ -71,7 +69,7 @@ def parts_of(reward: RewardFn | None, kind: type[Part]) -> list[Part]:
     return [part for part in every_part(reward) if isinstance(part, kind)]
 
 
-def read_with(reward: RewardFn | None, tokenizer: Any) -> None:
+def read_with(reward: RewardFn | None, tokenizer: Tokenizer | None) -> None:
     """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies."""
     for part in described_parts(reward):
         if part.reads_tokens:

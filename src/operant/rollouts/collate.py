@@ -61,7 +61,11 @@ def collate(
     batch = batch.with_(
         states=_cached_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
     )
-    return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
+    if not any(row["allowed"] for row in rows):
+        return batch
+    pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(width)]
+    ids = np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    return batch.with_(allowed=(torch.from_numpy(ids), torch.tensor([0, *map(len, pieces)]).cumsum(0)))
 
 
 def nothing(numbers: torch.dtype = torch.float32) -> Batch:
@@ -184,13 +188,6 @@ def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
         return None
     padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
     return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
-
-
-def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """The allowed ids of all rows, as `Batch.allowed`."""
-    pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(shape[1])]
-    ids = np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
-    return torch.from_numpy(ids), torch.tensor([0, *map(len, pieces)]).cumsum(0)
 
 
 # --- micro-batches and weights ----------------------------------------------------------------------------------------

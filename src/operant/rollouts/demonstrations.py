@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.sampling import encode_prompt, render
-from operant.types import End, OperantError, Rollout, Task, Turn
+from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn
 
 MOST_REPLIES = 1 << 16
 """Most replies of one task."""
@@ -23,7 +23,7 @@ OPENING = 8
 class Demonstrations:
     """Makes rollouts of the replies in `Task.replies`."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer | None
     stop: int | None
     """The token that ends a reply; None: none is appended."""
     everything: bool = False
@@ -157,6 +157,8 @@ class WholeTexts(Demonstrations):
     counts as the reply.
     """
 
+    tokenizer: Tokenizer
+
     def _query(self, task: Task, turns: list[Turn]) -> str:
         return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
 
@@ -169,7 +171,7 @@ class WholeTexts(Demonstrations):
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 
 
-def whole_text(tokenizer: Any, task: Task, reply: Any) -> str:
+def whole_text(tokenizer: Tokenizer | None, task: Task, reply: Reply) -> str:
     """Prompt and reply as one text: joined, decoded from ids, or written by the chat template."""
     prompt = task.prompt
     if isinstance(prompt, str) and isinstance(reply, str):

@@ -42,7 +42,7 @@ def _known_names() -> tuple[str, ...]:
     )
 
 
-def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
+def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Sampling:
     """`base`, changed by transformers' generation arguments or by fields of `Sampling`.
 
     `pad_token_id` is accepted and has no effect, because masks are made from lengths.
@@ -111,7 +111,7 @@ generated.
 """
 
 
-def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, dict[str, Any]]:
+def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling, dict[str, object]]:
     """The sampling to score external replies with, and the arguments that scoring cannot reproduce.
 
     `generation`: the arguments that the replies were generated with. Temperature, limits and stop tokens change `base`.
@@ -131,7 +131,7 @@ def warned(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def warn_of_unscored(unscored: Mapping[str, Any]) -> None:
+def warn_of_unscored(unscored: Mapping[str, object]) -> None:
     """Warn that these generation arguments cannot be reproduced in scoring."""
     named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
     warnings.warn(

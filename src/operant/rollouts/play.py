@@ -25,6 +25,7 @@ from operant.types import (
     Rollout,
     Step,
     Task,
+    Tokenizer,
     Turn,
     name_of,
     with_defaults,
@@ -57,7 +58,7 @@ class Attempts:
         self._samples[task.id] += 1
         return place, group, sample
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "samples": dict(self._samples), "groups": self._groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -74,7 +75,7 @@ class Episode:
         group: int,
         sample: int,
         sampling: Sampling,
-        tokenizer: Any,
+        tokenizer: Tokenizer | None,
         opening: Opening | None = None,
     ):
         self.task, self.place, self.group, self.sample = task, place, group, sample
@@ -194,7 +195,7 @@ def play(
     *,
     env: Env,
     engine: Engine,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     sampling: Sampling,
     seed: int = 0,
     stream: str = "train",
@@ -253,7 +254,13 @@ def play(
 
 
 def _generate_replies(
-    live: list[Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
+    live: list[Episode],
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    sampling: Sampling,
+    seed: int,
+    stream: str,
+    step: int,
 ) -> None:
     """Generate a reply for every live episode, or choose one if the environment offers options."""
     keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}

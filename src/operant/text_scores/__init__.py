@@ -37,7 +37,7 @@ SCORES = Lazy(
 )
 """Scores of single replies, by name: the classes."""
 OF_ALL = Lazy(
-    {"diversity": "operant.apps.text.diversity:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
+    {"diversity": "operant.apps.text.concepts:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
 )
 """What is measured of all replies together, by name."""
 SEVERAL = {"max": max, "mean": fmean}
@@ -82,7 +82,7 @@ class RewardBase:
         """The tasks without those that it leaves out."""
         return tasks
 
-    def keep_in(self, journal: Any) -> None:
+    def keep_in(self, journal: object) -> None:
         """Keep something for a resumed run, such as verdicts of programs, in a `runs.journal.Journal`."""
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:

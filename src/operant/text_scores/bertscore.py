@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class BertScore(Score):
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         return self.numbers(rollouts)[self.measure or "f"]
 
-    def measured(self, rollouts: list[Rollout]) -> Any:
+    def measured(self, rollouts: list[Rollout]) -> list[float] | dict[str, list[float]]:
         """The list of `measure`, or one list for each of the three by name."""
         found = self.numbers(rollouts)
         return found if self.measure is None else found[self.measure]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from operant.envs.games import Game, GameState, Split, TextGames
@@ -44,7 +45,7 @@ KEPT = 2000
 """Most states of games that a process remembers; about 60 kB each."""
 
 
-def packages() -> tuple[Any, Any]:
+def packages() -> tuple[ModuleType, ModuleType]:
     """The modules textworld and jericho. Raises: OperantError if they are not installed."""
     try:
         import jericho
@@ -257,7 +258,7 @@ class TextWorldGame:
             stop(self._machine)
         self._machine = None
 
-    def map(self) -> dict[str, Any] | None:
+    def map(self) -> dict[str, object] | None:
         """The rooms, each one step from its neighbour, and the ways between them with their doors at the beginning."""
         facts = self._story.game.world.facts
         steps = {"north_of": (0, -1), "south_of": (0, 1), "east_of": (1, 0), "west_of": (-1, 0)}
@@ -476,7 +477,7 @@ def describe(kind: dict[str, Any], options: Any) -> Any:
     return textworld.generator.make_game(options)
 
 
-def make_files(requests: list[dict[str, Any]], what: str) -> dict[str, str]:
+def make_files(requests: list[dict[str, object]], what: str) -> dict[str, str]:
     """Have worker processes answer requests of `maker`. Returns why a file could not be made, by its path."""
     from rich.console import Console
     from rich.progress import track
@@ -499,7 +500,7 @@ def make_files(requests: list[dict[str, Any]], what: str) -> dict[str, str]:
         for part in track(parts, what, console=console, disable=not console.is_terminal):
             for request, response in zip(part, pool.run(part, until=time.monotonic() + 300)):
                 if response.outcome != "ok":
-                    failed[request["path"]] = response.reason
+                    failed[str(request["path"])] = response.reason
     finally:
         pool.close()
     return failed
@@ -571,7 +572,7 @@ class TextWorld(TextGames):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OperantError(f"env.{name}={value}: it must be at least 1")
 
-    def kind(self, test: bool) -> dict[str, Any]:
+    def kind(self, test: bool) -> dict[str, object]:
         """What games are made of, beside the seed, as TextWorld's challenges name it."""
         own: dict[str, dict[str, Any]] = {
             "tw-simple": {"rewards": self.rewards, "goal": self.goal, "test": test},

@@ -83,7 +83,7 @@ class RewardModel(ReadingPolicy):
         setattr(self.network.config, BIAS, bias)
         return self.network
 
-    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
+    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: object) -> Outputs:
         """`Outputs.values` [B, T] has the score of each row at its last token, and 0 elsewhere; the others are 0."""
         scores = self.scores([row[at].tolist() for row, at in zip(batch.tokens.cpu(), batch.mask.cpu())])
         last = torch.arange(batch.tokens.shape[1], device=self.device) == batch.mask.sum(1, keepdim=True) - 1
@@ -128,12 +128,12 @@ class RewardModel(ReadingPolicy):
         gain, bias = self.scale.tolist()
         self.scale.copy_(torch.tensor([gain / float(spread), (bias - float(mean)) / float(spread)]))
 
-    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, Any]:
+    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, object]:
         scores = self.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in rollouts])
         return judged_labels.summary(list(judged_labels.judgements(rollouts, scores, single=single)))
 
 
-def _draw_head(network: Any, missing: Sequence[str]) -> None:
+def _draw_head(network: torch.nn.Module, missing: Sequence[str]) -> None:
     """Draw the last layer of a new head with standard deviation 1 / sqrt(D + 1), and bias 0 (Ziegler et al. 2019)."""
     layers = [m for n, m in network.named_modules() if f"{n}.weight" in missing and isinstance(m, torch.nn.Linear)]
     last = next(layer for layer in reversed(layers) if layer.out_features == 1)

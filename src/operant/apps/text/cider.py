@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from operant.data.sources import read
 from operant.text_scores import Score, references
@@ -71,7 +70,7 @@ class Cider(Score):
         mine, others = self._counts(reply), [self._counts(text) for text in references]
         return 10 * fmean(self.similarity(mine, other) for other in others)
 
-    def _texts(self, row: Any) -> list[str]:
+    def _texts(self, row: object) -> list[str]:
         texts = row.get(self.field) if isinstance(row, Mapping) else row
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):

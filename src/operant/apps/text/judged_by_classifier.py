@@ -1,13 +1,15 @@
-"""Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has."""
+"""Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has; and
+RL4LMs' reward of dialogues: the predicted intent of a reply, and another score beside it."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
+from operant.rewards import resolve
+from operant.rewards.combine import Weighted, weighted
 from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
-from operant.types import OperantError, Rollout, Task
+from operant.types import OperantError, RewardFn, Rollout, Task
 
 
 def named(score: str, model: str | None, example: str) -> str:
@@ -98,7 +100,9 @@ class Intent(Score):
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         columns = [self._column(rollout.task) for rollout in rollouts]
         found = self.classifier.of_labels([getattr(rollout, self.classifier.text) for rollout in rollouts])
-        return [float(is_largest(labels, column)) for labels, column in zip(found, columns, strict=True)]
+        rest = [labels[:column] + labels[column + 1 :] for labels, column in zip(found, columns, strict=True)]
+        pairs = zip(found, columns, rest, strict=True)
+        return [float(all(labels[column] > other for other in others)) for labels, column, others in pairs]
 
     def check(self) -> None:
         self.classifier.check()
@@ -113,6 +117,28 @@ class Intent(Score):
             raise OperantError(f"task {task.id!r}: {error}") from error
 
 
-def is_largest(values: Sequence[Any], place: int) -> bool:
-    """Whether the value at `place` is above every other."""
-    return all(values[place] > value for i, value in enumerate(values) if i != place)
+@dataclass(frozen=True)
+class IntentAndScore(Weighted):
+    """The sum of an intent and another score, under the name of the first."""
+
+    __name__ = "intent"
+
+
+def intent(
+    model: str | None = None,
+    *,
+    intent_coef: float = 1.0,
+    auto_coef: float = 0.0,
+    auto: str = "meteor",
+    field: str | None = None,
+    text: str = "reply",
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    """intent_coef [predicted intent == target] + auto_coef * the reward `auto`, as RL4LMs' `intent_accuracy`.
+
+    The other options are those of `text_scores.Intent`.
+    """
+    right = Intent(model, field=field, text=text, batch=batch, device=device)
+    both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
+    return IntentAndScore(weighted(both).rewards)

@@ -63,7 +63,7 @@ class Parent(Score):
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         return [getattr(numbers, self.measure or "f") for numbers in self.numbers(rollouts)]
 
-    def measured(self, rollouts: list[Rollout]) -> Any:
+    def measured(self, rollouts: list[Rollout]) -> list[float] | dict[str, list[float]]:
         """The list of `measure`, or one list for each of the three by name."""
         found = self.numbers(rollouts)
         if self.measure is not None:
@@ -145,7 +145,7 @@ def common(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-def table_values(table: Any, where: str) -> TableValues:
+def table_values(table: object, where: str) -> TableValues:
     """The values of a table in one of the forms of `Parent`. Raises: OperantError that names `where` for another."""
     if isinstance(table, Mapping) and isinstance(table.get("table"), list):
         return totto_values(table, where)
@@ -166,7 +166,7 @@ def table_values(table: Any, where: str) -> TableValues:
     return TableValues(texts, texts)
 
 
-def totto_values(row: Mapping[str, Any], where: str) -> TableValues:
+def totto_values(row: Mapping[Any, Any], where: str) -> TableValues:
     """The values of a row of ToTTo: all cells and texts entail, highlighted cells and titles are wanted."""
     titles = [str(row[name]) for name in ("table_page_title", "table_section_title") if row.get(name)]
     try:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any
 
 from operant.apps.text.nltk import stemmer as porter
 from operant.text_scores import Score, of_extra, of_several
@@ -63,7 +62,7 @@ class Rouge(Score):
         found = [scorer.score(text, reply) for text in references]
         return {name: float(self.several([getattr(score[name], self.measure) for score in found])) for name in types}
 
-    def measured(self, rollouts: list[Rollout]) -> Any:
+    def measured(self, rollouts: list[Rollout]) -> list[float] | dict[str, list[float]]:
         """The list of `which`, or one list for each type by name."""
         if self.which is not None:
             return self(rollouts)

@@ -30,7 +30,7 @@ class Sacrebleu(Score):
         streams = list(map(list, zip_longest(*(references(r.task) for r in rollouts))))
         return self.corpus.corpus_score([r.reply for r in rollouts], streams).score
 
-    def measured(self, rollouts: list[Rollout]) -> dict[str, Any]:
+    def measured(self, rollouts: list[Rollout]) -> dict[str, float | list[float]]:
         """The score of the corpus as `""`, those of single replies as `sentence`."""
         each = self.each(rollouts)
         return {"": self.whole(rollouts, each), "sentence": [found.score for found in each]}
