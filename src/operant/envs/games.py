@@ -62,9 +62,7 @@ class Game(Protocol):
         """The next command of a solution from here; None: no solution is known."""
         ...
 
-    def close(self) -> None:
-        """Free what the game holds."""
-        ...
+    def close(self) -> None: ...
 
     @property
     def optimum(self) -> int | None:
@@ -161,7 +159,6 @@ class TextGames:
     # --- what a subclass adds -----------------------------------------------------------------------------------------
 
     def make(self, task: Task) -> Game:
-        """The game of a task."""
         raise NotImplementedError
 
     def games(self, split: Split) -> list[Task]:
@@ -199,7 +196,6 @@ class TextGames:
         return {slot: self._answer(self._live[slot], reply) for slot, reply in replies.items()}
 
     def close(self) -> None:
-        """Free the games that are still open."""
         for episode in self._live.values():
             episode.game.close()
         self._live.clear()

@@ -161,7 +161,6 @@ class MinusGreedy(MinusQuery):
     wants_greedy = True
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
-        """Take the greedy replies to the prompts of the next call."""
         self.greedy[:] = rollouts
 
     def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:

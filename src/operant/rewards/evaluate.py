@@ -48,7 +48,6 @@ class Remark(NamedTuple):
     message: str = ""
 
     def under(self, name: str) -> "Remark":
-        """The remark of the part `name` of a reward."""
         return Remark(tuple(f"{name}/{c}" for c in self.classes), self.message and f"{name}: {self.message}")
 
 
@@ -87,15 +86,12 @@ class Judged:
 
     @property
     def abstained(self) -> list[bool]:
-        """Which rollouts have no score and are left out."""
         return [score is None for score in self.scores]
 
     def outcome(self, i: int) -> Outcome:
-        """The outcome of rollout `i`."""
         return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"
 
     def remark(self, i: int) -> Remark:
-        """What the reward said about rollout `i`."""
         return self.remarks[i] if self.remarks else Remark()
 
     def at(self, places: Sequence[int | None]) -> "Judged":
@@ -233,7 +229,6 @@ def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
 
 
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:
-    """Several remarks about one rollout as one."""
     classes = tuple(c for remark in remarks for c in remark.classes)
     return Remark(classes, "\n".join(remark.message for remark in remarks if remark.message))
 

@@ -86,7 +86,6 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
 
 
 def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
-    """The isolated rewards among its parts."""
     return parts_of(reward, IsolatedReward)
 
 
@@ -125,7 +124,6 @@ class IsolatedReward(RewardBase):
             raise OperantError(f"isolated reward {self.spec!r}: {error}{hint}") from error
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.close()
 
     def __call__(self, rollouts: list[Rollout]) -> list[Total]:

@@ -177,7 +177,6 @@ def centred(total: Total, moments: RunningMoments, pay: float = 0.0) -> Total:
 
 
 def scaled(total: Total, moments: RunningMoments) -> Total:
-    """The score over the running standard deviation."""
     if total is None:
         return None
     return [x / (moments.std + EPS) for x in total] if isinstance(total, list) else total / (moments.std + EPS)
@@ -211,7 +210,6 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
 
 
 def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
-    """Whether the rollout gets the missing-stop penalty."""
     return options.missing_stop is not None and rollout.turns[-1].end == "length"
 
 

@@ -42,7 +42,6 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "PartialGroup":
-        """The group of a `state_dict`."""
         replies = []
         for kept in state["replies"]:
             if (allowed := kept["allowed"]) is not None:
@@ -113,7 +112,6 @@ class PartialReply:
 
     @property
     def ended(self) -> bool:
-        """Whether it has its last token."""
         reply = self.drawn
         return reply is not None and (reply.end == "stop" or len(reply.action) >= self.episode.sampling.max_tokens)
 

@@ -199,19 +199,12 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     `unit`: turn (a row; collated with `joined` False, each turn has one), episode, pair (two neighbouring episodes), or
     group. Raises: OperantError for another name.
     """
-    match unit:
-        case "turn":
-            numbers = list(range(len(batch)))
-        case "episode":
-            numbers = batch.episodes.tolist()
-        case "pair":
-            numbers = [episode // 2 for episode in batch.episodes.tolist()]
-        case "group":
-            numbers = batch.groups.tolist()
-        case _:
-            raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
+    rows = torch.arange(len(batch))
+    numbers_of = {"turn": rows, "episode": batch.episodes, "pair": batch.episodes // 2, "group": batch.groups}
+    if unit not in numbers_of:
+        raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
     rows_of: dict[int, list[int]] = {}
-    for row, number in enumerate(numbers):
+    for row, number in enumerate(numbers_of[unit].tolist()):
         rows_of.setdefault(number, []).append(row)
     return list(rows_of.values())
 

@@ -59,11 +59,9 @@ class Demonstrations:
         return replace(task, prompt=(turn.prompt + turn.action)[:OPENING])
 
     def _query(self, task: Task, turns: list[Turn]) -> str:
-        """The prompt as text."""
         return self._decoded(turns[0].prompt)
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
-        """The turns of one reply, and their texts."""
         if isinstance(reply, list) and reply and isinstance(reply[0], dict):
             pairs, texts = self._answers(task, reply), [m["content"] for m in reply if m["role"] == "assistant"]
         else:
@@ -108,7 +106,6 @@ class Demonstrations:
         return prompt, self._plain(reply) + stop
 
     def _plain(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
         if self.tokenizer is None:
             raise OperantError("the policy has no tokenizer: give replies as token ids")
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

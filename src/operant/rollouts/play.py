@@ -122,22 +122,12 @@ class Episode:
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
         """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
         c = completion
-        self.turns.append(
-            Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, c.allowed, c.states)
-            if options is None
-            else Turn(
-                self.prompt,
-                c.action,
-                c.logprobs,
-                c.values,
-                c.end,
-                c.version,
-                options=options,
-                chosen=chosen,
-                probabilities=c.probabilities,
-            )
-        )
-        self.turns[-1] = replace(self.turns[-1], unconditioned=self.own)
+        turn = Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, unconditioned=self.own)
+        if options is None:
+            turn = replace(turn, allowed=c.allowed, states=c.states)
+        else:
+            turn = replace(turn, options=options, chosen=chosen, probabilities=c.probabilities)
+        self.turns.append(turn)
         self.texts.append(text)
 
     def answer(self, step: Step, fits: Fits) -> Rollout | None:

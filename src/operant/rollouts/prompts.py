@@ -192,15 +192,13 @@ class ConditionOptions:
             raise OperantError(
                 f"condition.template={shown(self.template)}: it must contain {{return}} and {{prompt}}, once each"
             )
-        if not 0 < self.top <= 1:
-            raise OperantError(f"condition.top={self.top:g}: it must lie above 0, and at most at 1")
+        for name, share in (("top", self.top), ("turn_gamma", self.turn_gamma)):
+            if not 0 < share <= 1:
+                raise OperantError(f"condition.{name}={share:g}: it must lie above 0, and at most at 1")
         if self.digits < 0:
             raise OperantError(f"condition.digits={self.digits}: it must be at least 0")
-        if not 0 < self.turn_gamma <= 1:
-            raise OperantError(f"condition.turn_gamma={self.turn_gamma:g}: it must lie above 0, and at most at 1")
 
     def put(self, tokenizer: Tokenizer | None, task: Task, prompt: list[int], value: float) -> list[int]:
-        """The prompt with a return."""
         value = round(value, self.digits) + 0.0  # -0.0 is 0
         if callable(self.template):
             return add(tokenizer, task, prompt, self.template(value), "")

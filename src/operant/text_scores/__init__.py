@@ -40,6 +40,7 @@ OF_ALL = Lazy(
     {"diversity": "operant.apps.text.concepts:Diversity", "perplexity": "operant.text_scores.perplexity:Perplexity"}
 )
 """What is measured of all replies together, by name."""
+MEASURES = ("f", "precision", "recall")
 SEVERAL = {"max": max, "mean": fmean}
 """What a score makes of its values for several references, by the value of the option `several`."""
 
@@ -119,6 +120,30 @@ class Score(RewardBase):
         """The references of a task. Raises: OperantError if it has none."""
         check_references(f"score {self.__name__!r}", task)
         return references(task)
+
+
+class OfMeasures(Score):
+    """A score with three numbers for each reply, of which it is one. As a metric it may be all of them, by name."""
+
+    measure: str | None = None
+    """`f`, `precision` or `recall`; None: as a reward f, as a metric all three."""
+
+    def choose_measure(self, measure: str | None) -> None:
+        """Raises: OperantError for an unknown measure."""
+        if measure not in (None, *MEASURES):
+            raise OperantError(f"{self.__name__}: measure={shown(measure)}: it must be f, precision or recall")
+        self.measure = measure
+
+    def numbers(self, rollouts: list[Rollout]) -> dict[str, list[float]]:
+        """A list for each of `MEASURES`, with one number for each rollout."""
+        raise NotImplementedError
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        return self.numbers(rollouts)[self.measure or "f"]
+
+    def measured(self, rollouts: list[Rollout]) -> list[float] | dict[str, list[float]]:
+        found = self.numbers(rollouts)
+        return found if self.measure is None else found[self.measure]
 
 
 def references(task: Task) -> list[str]:

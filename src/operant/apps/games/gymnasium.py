@@ -116,7 +116,6 @@ class Gymnasium:
         return {slot: self.act(slot, reply) for slot, reply in replies.items()}
 
     def act(self, slot: int, reply: str) -> Step:
-        """Carry out a reply in one episode."""
         env, command = self.live[slot], reply.strip()
         self.turns[slot] += 1
         late, possible = self.turns[slot] >= self.max_turns, self.possible[slot]

@@ -58,7 +58,13 @@ class RewardModel(ReadingPolicy):
             if missing:
                 raise OperantError(f"policy.trunk={trunk!r} lacks weights ({min(missing)} ...): is it complete?")
             if found["missing_keys"]:
-                _draw_head(network, found["missing_keys"])
+                # The last layer of a new head, with standard deviation 1 / sqrt(D + 1) (Ziegler et al., 2019).
+                layers = [m for name, m in network.named_modules() if f"{name}.weight" in found["missing_keys"]]
+                linear = [layer for layer in layers if isinstance(layer, torch.nn.Linear)]
+                last = next(layer for layer in reversed(linear) if layer.out_features == 1)
+                torch.nn.init.normal_(last.weight, std=(last.in_features + 1) ** -0.5)
+                if last.bias is not None:
+                    torch.nn.init.zeros_(last.bias)
         check_finite(dict(network.named_parameters()), folder)
         self.network: Any = network.eval()
         self.calibrated_on = None if normalise == "none" else normalise
@@ -131,12 +137,3 @@ class RewardModel(ReadingPolicy):
     def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, object]:
         scores = self.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in rollouts])
         return judged_labels.summary(list(judged_labels.judgements(rollouts, scores, single=single)))
-
-
-def _draw_head(network: torch.nn.Module, missing: Sequence[str]) -> None:
-    """Draw the last layer of a new head with standard deviation 1 / sqrt(D + 1), and bias 0 (Ziegler et al. 2019)."""
-    layers = [m for n, m in network.named_modules() if f"{n}.weight" in missing and isinstance(m, torch.nn.Linear)]
-    last = next(layer for layer in reversed(layers) if layer.out_features == 1)
-    torch.nn.init.normal_(last.weight, std=(last.in_features + 1) ** -0.5)
-    if last.bias is not None:
-        torch.nn.init.zeros_(last.bias)

@@ -81,7 +81,6 @@ class Cider(Score):
         return list(texts)
 
     def _counts(self, text: str) -> list[Counter[tuple[str, ...]]]:
-        """The n-grams of a text for each n from 1."""
         words = self.tokens(text)
         return [ngrams(words, n) for n in range(1, self.n + 1)]
 

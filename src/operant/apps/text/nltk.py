@@ -63,7 +63,6 @@ class Meteor(Score):
 
 @cache
 def stemmer() -> Any:
-    """Porter's stemmer."""
     with of_extra("a stemmer"):
         from nltk.stem.porter import PorterStemmer
     return PorterStemmer()
@@ -71,7 +70,6 @@ def stemmer() -> Any:
 
 @cache
 def treebank() -> Any:
-    """nltk's tokenizer of words, after the Penn Treebank."""
     with of_extra("tokenizer 'treebank'"):
         from nltk.tokenize.destructive import NLTKWordTokenizer
     return NLTKWordTokenizer()

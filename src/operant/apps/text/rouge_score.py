@@ -57,7 +57,6 @@ class Rouge(Score):
         return fmean(self.numbers(reply, references, types).values())
 
     def numbers(self, reply: str, references: Sequence[str], types: Sequence[str]) -> dict[str, float]:
-        """The number of each of these types of ROUGE."""
         scorer = self.scorer(types)
         found = [scorer.score(text, reply) for text in references]
         return {name: float(self.several([getattr(score[name], self.measure) for score in found])) for name in types}

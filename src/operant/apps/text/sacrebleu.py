@@ -21,7 +21,6 @@ class Sacrebleu(Score):
         return [found.score / 100 for found in self.each(rollouts)]
 
     def each(self, rollouts: list[Rollout]) -> list[Any]:
-        """sacrebleu's score of each reply by itself."""
         return [self.sentence.sentence_score(r.reply, self.references(r.task)) for r in rollouts]
 
     def whole(self, rollouts: list[Rollout], each: list[Any]) -> float:
