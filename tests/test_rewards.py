@@ -85,10 +85,6 @@ def test_ended_asks_how_the_reply_ended():
     assert resolve("ended")([rollout_of("x", end=end) for end in ("stop", "length", "cut")]) == [1.0, 0.0, 0.0]
 
 
-def test_they_read_the_reply_and_not_the_query():
-    assert resolve("letters:e")([rollout_of("xx", query="eee")]) == [0.0]
-
-
 def test_vader_by_its_own_numbers():
     pytest.importorskip("vaderSentiment")
     good, bad = resolve("vader:reply")([rollout_of(" is good"), rollout_of(" is bad", query="good")])
@@ -411,18 +407,16 @@ def test_classifier_cuts_long_text_on_the_left(bert):
 
 def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name, message in [
-        ("no-such/classifier", "cannot be downloaded"),
-        (str(tmp_path / "nothing"), "no such folder"),
-        ("builtin:nothing", "does not exist"),
+    for name, label, message in [
+        ("no-such/classifier", 0, "cannot be downloaded"),
+        (str(tmp_path / "nothing"), 0, "no such folder"),
+        ("builtin:nothing", 0, "does not exist"),
+        (str(bert), "happy", "no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"),
+        (str(bert), 2, "no label 2"),
     ]:
-        reward = Classifier(name)
+        reward = Classifier(name, label=label)
         with pytest.raises(OperantError, match=message):
             check(reward)
-    with pytest.raises(OperantError, match="no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"):
-        check(Classifier(str(bert), label="happy"))
-    with pytest.raises(OperantError, match="no label 2"):
-        check(Classifier(str(bert), label=2))
     for bad in ({"output": "odds"}, {"text": "query"}, {"batch": 0}):
         with pytest.raises(OperantError, match=next(iter(bad))):
             Classifier(str(bert), **bad)
@@ -532,12 +526,7 @@ def test_per_token_scores_are_scaled_as_their_sum():
 
 
 def test_missing_stop_replaces_or_adds():
-    rollouts = [
-        rollout_of("", end="stop"),
-        rollout_of("", end="length"),
-        rollout_of("", end="length"),
-        rollout_of("", end="world"),
-    ]
+    rollouts = [rollout_of("", end=end) for end in ("stop", "length", "length", "world")]
     scores = [3.0, 3.0, None, 3.0]
     found = [True] * 4
     assert penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
@@ -649,3 +638,5 @@ def test_scores_whose_squares_overflow_are_refused():
     assert judge(lambda rollouts: [1e18], answers(None)).scores == [1e18]
     with pytest.raises(OperantError, match=r"returned 3e\+38 .*overflow in float32"):
         judge(lambda rollouts: [3e38], answers(None))
+    with pytest.raises(OperantError, match=r"returned -3e\+38 .*overflow in float32"):
+        judge(lambda rollouts: [-3e38], answers(None))

@@ -346,6 +346,7 @@ def test_a_walkthrough_wins_every_game_and_scores_every_part():
             assert state.valid
         assert state.won and scores[-1] == 4.0 and sorted(scores) == scores
         assert game.now.items[1] == CARRIED
+        assert game.step(f"drop {game.fixed.items[1]}").score == 4.0  # a part that was done stays done
 
 
 def test_a_solution_is_found_after_any_detour_and_an_unknown_command_changes_nothing():

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from operant.rewards import judge
 from operant.rollouts import answers
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
+from operant.sandbox.pool import Response
 from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
@@ -193,6 +195,29 @@ def test_a_world_that_plays_few_episodes_at_a_time_has_the_same_episodes(kept):
 
     narrow, wide = (play(TASKS, env=env, **kept) for env in (Narrow(), Letters()))
     assert [content(r) for r in narrow] == [content(r) for r in wide]
+
+
+def test_a_turn_has_the_key_of_the_state_that_it_replies_to(kept):
+    class Keyed(Letters):
+        def reset(self, tasks):
+            return {slot: replace(first, key="begun") for slot, first in super().reset(tasks).items()}
+
+        def answer(self, slot, reply):
+            return replace(super().answer(slot, reply), key=f"after {self.turns[slot]}")
+
+    for rollout in play(TASKS, env=Keyed(), **kept):
+        assert [turn.key for turn in rollout.turns] == ["begun", "after 1", "after 2"]
+
+
+@pytest.mark.parametrize("stops", ["on_timeout", "on_error"])
+def test_a_late_and_a_failed_episode_are_dropped_or_stop_the_run_each_by_itself(stops):
+    env = IsolatedEnv(HOSTILE, isolation={stops: "stop"})
+    for option, response in (("on_timeout", Response("timeout", None, "is late")), ("on_error", Response("error"))):
+        if option == stops:
+            with pytest.raises(OperantError, match="world 'Hostile' .*; fix it, or let such episodes be dropped"):
+                env._read(response, None)
+        else:
+            assert env._read(response, None).failed == ("timeout" if option == "on_timeout" else "crashed")
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

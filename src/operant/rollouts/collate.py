@@ -124,7 +124,13 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
         rest = len(turn.action) - n  # tokens of a chosen option after its first; the choice is a single action
         _check(turn, rollout)
         if turn.options is not None:
-            row["choices"].append((len(row["tokens"]) + len(shown), *_choice(turn, rollout)))
+            among, places = distinct(turn.options)
+            if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
+                raise OperantError(
+                    f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not "
+                    "the reply's: `chosen` must be the index in `options` of the action"
+                )
+            row["choices"].append((len(row["tokens"]) + len(shown), places[turn.chosen], among))
         row["tokens"] += shown + turn.action
         row["logprobs"] += blank + (turn.logprobs or [0.0] * n) + [0.0] * rest
         row["values"] += blank + (turn.values or [0.0] * n) + [0.0] * rest
@@ -147,17 +153,6 @@ def _check(turn: Turn, rollout: Rollout) -> None:
                 f"task {rollout.task.id!r}: {len(entries)} {name} for {turn.count} actions; "
                 "give one per token (a choice is one action), or none"
             )
-
-
-def _choice(turn: Turn, rollout: Rollout) -> tuple[int, list[list[int]]]:
-    """The index of the chosen option, and the options without repetition."""
-    among, places = distinct(turn.options or [])
-    if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
-        raise OperantError(
-            f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not the "
-            "reply's: `chosen` must be the index in `options` of the action"
-        )
-    return places[turn.chosen], among
 
 
 def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
