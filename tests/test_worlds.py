@@ -214,7 +214,7 @@ def test_a_late_and_a_failed_episode_are_dropped_or_stop_the_run_each_by_itself(
     env = IsolatedEnv(HOSTILE, isolation={stops: "stop"})
     for option, response in (("on_timeout", Response("timeout", None, "is late")), ("on_error", Response("error"))):
         if option == stops:
-            with pytest.raises(OperantError, match="world 'Hostile' .*; fix it, or let such episodes be dropped"):
+            with pytest.raises(OperantError, match=r"world 'Hostile' .*; fix it, or let such episodes be dropped"):
                 env._read(response, None)
         else:
             assert env._read(response, None).failed == ("timeout" if option == "on_timeout" else "crashed")

@@ -122,12 +122,11 @@ class Http:
 
     def read(self, plain: Any) -> Step:
         """A step of the server; one that is not allowed fails its episode alone."""
-        try:
-            step = Step(**plain)
-            why = answers.fault(step)
-        except TypeError:
-            step, why = Step(), f"answered with {shown(plain)}, which are not the fields of a Step"
-        return step if why is None else Step(failed="raised", info={"failure": why})
+        step, why = answers.read_step(plain)
+        if step is not None and why is None:
+            return step
+        why = why or f"answered with {shown(plain)}, which are not the fields of a Step"
+        return Step(failed="raised", info={"failure": why})
 
     def ask(self, call: str, content: dict[str, object]) -> dict[str, Any]:
         """The server's answer to a request, which is sent up to `tries` times.

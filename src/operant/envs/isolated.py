@@ -16,7 +16,7 @@ from copy import copy
 from typing import Any, Self, TypeVar
 
 from operant.envs.functions import declared_as, maker
-from operant.rollouts.answers import fault
+from operant.rollouts.answers import read_step
 from operant.sampling import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
@@ -58,24 +58,28 @@ def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "Isolate
     lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
     if lacking:
         raise OperantError(f"environment {prefix}:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
-    place, made, called = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
-    own = [p for p in inspect.signature(called).parameters.values() if p.name in called.options_of_runs]
-    theirs = inspect.signature(made)
-    if taken := [p.name for p in own if p.name in theirs.parameters]:
+    place, make_world, form = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
+    form_parameters = [p for p in inspect.signature(form).parameters.values() if p.name in form.options_of_runs]
+    signature = inspect.signature(make_world)
+    if taken := [p.name for p in form_parameters if p.name in signature.parameters]:
         raise OperantError(
             f"environment {prefix}:{spec}: its argument {taken[0]!r} is an option of {prefix} too; rename the world's"
         )
 
     def make(**options: Any) -> "IsolatedEnv":
-        return called(place, options, **{p.name: options.pop(p.name) for p in own if p.name in options})
+        of_form = {p.name: options.pop(p.name) for p in form_parameters if p.name in options}
+        return form(place, options, **of_form)
 
-    ends = [p for p in theirs.parameters.values() if p.kind is p.VAR_KEYWORD]
-    rest = [p for p in theirs.parameters.values() if p not in ends]
-    make.__signature__ = theirs.replace(parameters=[*rest, *own, *ends])  # pyright: ignore[reportFunctionMemberAccess]
-    annotated = made.__init__ if inspect.isclass(made) else made
+    parameters = [*signature.parameters.values(), *form_parameters]
+    in_order = sorted(parameters, key=lambda p: p.kind is p.VAR_KEYWORD)
+    make.__signature__ = signature.replace(parameters=in_order)  # pyright: ignore[reportFunctionMemberAccess]
+    annotated = make_world.__init__ if inspect.isclass(make_world) else make_world
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
-    make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: p.annotation for p in own}}
-    return declared_as(made, make)
+    make.__annotations__ = {
+        **getattr(annotated, "__annotations__", {}),
+        **{p.name: p.annotation for p in form_parameters},
+    }
+    return declared_as(make_world, make)
 
 
 class IsolatedEnv:
@@ -106,7 +110,8 @@ class IsolatedEnv:
     ):
         self.spec, self.options, self.workers = spec_of(world), dict(options or {}), workers
         self.__name__ = self.spec.rpartition(":")[2]
-        self._own, self._limits = dict(isolation or {}), DEFAULTS | dict(isolation or {})
+        self._overrides = dict(isolation or {})
+        self._limits = DEFAULTS | self._overrides
         self._check_limits()
         self._pools: list[Pool | RayPool] = []
         self._pool_of: dict[int, Pool | RayPool] = {}
@@ -119,12 +124,12 @@ class IsolatedEnv:
 
         Raises: OperantError for a value that is not allowed.
         """
-        theirs = {name: getattr(isolation, name) for name in DEFAULTS}
-        theirs["on_error"] = theirs["on_error"] or DEFAULTS["on_error"]
-        made = copy(self)
-        made._limits, made._pools, made._pool_of, made._evaluation = theirs | self._own, [], {}, None
-        made._check_limits()
-        return made
+        of_run = {name: getattr(isolation, name) for name in DEFAULTS}
+        of_run["on_error"] = of_run["on_error"] or DEFAULTS["on_error"]
+        world = copy(self)
+        world._limits, world._pools, world._pool_of, world._evaluation = of_run | self._overrides, [], {}, None
+        world._check_limits()
+        return world
 
     @property
     def level(self) -> str:
@@ -160,8 +165,8 @@ class IsolatedEnv:
 
     def _copy_for_evaluation(self) -> "IsolatedEnv":
         if self._evaluation is None:
-            self._evaluation = made = copy(self)
-            made._evaluating, made._pools, made._pool_of = True, [], {}
+            self._evaluation = world = copy(self)
+            world._evaluating, world._pools, world._pool_of = True, [], {}
         return self._evaluation
 
     def check(self) -> None:
@@ -194,12 +199,12 @@ class IsolatedEnv:
             if name not in DEFAULTS:
                 raise OperantError(f"isolation.{name} does not apply to a world; these do: {', '.join(DEFAULTS)}")
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-            good, rule = {
-                "timeout": (number, "a number of seconds above 0"),
-                "memory_gb": (number or value is None, "a number above 0, or None"),
-                "on_error": (value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"),
-                "on_timeout": (value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"),
-            }.get(name, (True, ""))
+            good, rule = True, ""
+            if name in ("timeout", "memory_gb"):
+                good = number or (name == "memory_gb" and value is None)
+                rule = "a number of seconds above 0" if name == "timeout" else "a number above 0, or None"
+            elif name in ("on_error", "on_timeout"):
+                good, rule = value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"
             if not good:
                 raise OperantError(f"isolation.{name}={value!r} for world {self.__name__!r}: it must be {rule}")
         if self.workers < 1:
@@ -289,14 +294,11 @@ class IsolatedEnv:
         if response.outcome == "ok" and isinstance(answer, dict) and "raised" in answer:
             reason = str(answer["raised"])
         elif response.outcome == "ok":
-            try:
-                step = Step(**answer)
-                reason = fault(step)
-            except TypeError:
+            step, reason = read_step(answer)
+            if step is None:
                 kind, reason = "crashed", "has lost the process of its episode"
-            else:
-                if reason is None:
-                    return step
+            elif reason is None:
+                return step
         if self._limits["on_timeout" if kind == "timeout" else "on_error"] == "stop":
             raise OperantError(f"world {self.__name__!r} {reason}; fix it, or let such episodes be dropped")
         return Step(failed=kind, info={"failure": reason})

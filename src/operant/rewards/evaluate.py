@@ -361,19 +361,18 @@ def read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResu
         wrong = f"a {type(answer).__name__} with the fields {others}, which a Judgement does not have"
         raise _Refused(wrong, "put numbers into parts, and text into message")
     score, parts, outcome, message = (getattr(answer, field_name) for field_name in FIELDS)
-    if not isinstance(parts, Mapping) or isinstance(score, (Mapping, Judgement)):
-        what = "parts" if not isinstance(parts, Mapping) else "score"
-        wrong = f"a Judgement whose {what} is {shown(getattr(answer, what), 60)}"
-        raise _Refused(wrong, "its score is a number, one number per action token, or None; its parts have names")
-    if not isinstance(outcome, str) or len(outcome) > 40 or not outcome.isprintable():
-        raise _Refused(
-            f"a Judgement whose outcome is {shown(outcome, 60)}",
-            "an outcome is a text of at most 40 printable characters; put details into message",
-        )
-    if not isinstance(message, str):
-        raise _Refused(
-            f"a Judgement whose message is {shown(message, 60)}, of type {type(message).__name__}", "give a text"
-        )
+    numbers = "its score is a number, one number per action token, or None; its parts have names"
+    short = "an outcome is a text of at most 40 printable characters; put details into message"
+    named = isinstance(outcome, str) and len(outcome) <= 40 and outcome.isprintable()
+    for what, good, remedy in (
+        ("parts", isinstance(parts, Mapping), numbers),
+        ("score", not isinstance(score, (Mapping, Judgement)), numbers),
+        ("outcome", named, short),
+        ("message", isinstance(message, str), "give a text"),
+    ):
+        if not good:
+            kind = f", of type {type(message).__name__}" if what == "message" else ""
+            raise _Refused(f"a Judgement whose {what} is {shown(getattr(answer, what), 60)}{kind}", remedy)
     if name in parts:
         raise _Refused(f"a part {name!r}, which is the name of the reward and its score", "name the part otherwise")
     result = _read_answer(score, rollout, name)

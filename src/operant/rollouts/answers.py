@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from operant.types import Env, Failure, OperantError, Step, Task, describe_error, name_of, shown
 
@@ -69,6 +69,15 @@ def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[i
         if (why := fault(steps[slot])) is not None:
             raise OperantError(f"{called} answered for {_listed(tasks, [slot])} with {why}")
     return {slot: steps[slot] for slot in slots}
+
+
+def read_step(fields: Mapping[str, Any]) -> tuple[Step | None, str | None]:
+    """The step whose fields an untrusted process has sent, and what is wrong with it; None: they are no fields."""
+    try:
+        step = Step(**fields)
+    except TypeError:
+        return None, None
+    return step, fault(step)
 
 
 def fault(step: object) -> str | None:
