@@ -118,12 +118,9 @@ def test_memory_and_processes_have_a_limit(mark):
 
 
 def test_output_of_a_reward_appears_in_messages_and_never_counts_as_an_answer():
-    reward = isolated(hostile.exits_at_once, again=False)
-    judged = judge(isolated(hostile.chatters), rollouts(4))
-    assert judged.scores == [0.0, 1.0, 2.0, 3.0]
+    assert judge(isolated(hostile.chatters), rollouts(4)).scores == [0.0, 1.0, 2.0, 3.0]
     talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
     assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
-    reward.close()
 
 
 # --- sending rollouts and scores --------------------------------------------------------------------------------------
@@ -488,17 +485,21 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
-def test_a_program_ends_with_all_its_descendants(level, mark):
-    """Even if children leave its process group; the weakest level promises only the group."""
-    process = SupervisedProcess(
-        [sys.executable, "-c", TREE], Limits(level=level, processes=None)
-    )  # and no cgroup that lists them
-    end = time.monotonic() + 20
+def grown(limits, mark):
+    """The program, once all its descendants live."""
+    process, end = SupervisedProcess([sys.executable, "-c", TREE], limits), time.monotonic() + 20
     while len(marked_processes(mark)) < 11 and time.monotonic() < end:
         process.receive()
         time.sleep(0.01)
-    assert len(marked_processes(mark)) >= 11 and process.level == level
+    assert len(marked_processes(mark)) >= 11
+    return process
+
+
+@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
+def test_a_program_ends_with_all_its_descendants(level, mark):
+    """Even if children leave its process group; the weakest level promises only the group."""
+    process = grown(Limits(level=level, processes=None), mark)  # and no cgroup that lists them
+    assert process.level == level
     process.end()
     assert marked_processes(mark, patience=2.0) == []
     assert process.ended == "was ended"
@@ -507,11 +508,7 @@ def test_a_program_ends_with_all_its_descendants(level, mark):
 @pytest.mark.parametrize("level", [STRONG, WEAK])
 def test_the_death_of_a_supervisor_ends_its_program(level, mark):
     """At the weak level the cgroup lists the survivors; without a cgroup nothing is promised there."""
-    process = SupervisedProcess([sys.executable, "-c", TREE], Limits(level=level))
-    end = time.monotonic() + 20
-    while len(marked_processes(mark)) < 11 and time.monotonic() < end:
-        process.receive()
-        time.sleep(0.01)
+    process = grown(Limits(level=level), mark)
     os.kill(process.supervisor.pid, signal.SIGKILL)
     while process.ended is None:
         process.receive()

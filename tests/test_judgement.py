@@ -11,7 +11,7 @@ import pytest
 from scored import fixed, rollout_of
 from toys import letters, lm
 
-from operant import Judgement, Learner, OperantError, Rollout, Step, Task, isolated, train
+from operant import Judgement, Learner, OperantError, Rollout, Task, isolated, train
 from operant.metrics.rollout_table import rows
 from operant.rewards import judge, minus_query, reward_metrics, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
@@ -315,13 +315,6 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
 def test_a_world_that_cannot_judge_is_refused(make, message):
     with pytest.raises(OperantError, match=message):
         make()
-
-
-def test_the_world_has_a_name():
-    from operant.envs import ENVS
-
-    assert ENVS.find("feedback") is Feedback
-    assert isinstance(Feedback("letters:e").reset({0: Task("a", "ab")})[0], Step)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -13,15 +12,13 @@ from page_commands import commands
 from toys import letters, lm
 
 import operant
-from operant import Learner, OperantError, Rollout, Step, Task, Turn
+from operant import Learner, OperantError, Step, Task
 from operant.apps.games.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
 from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
 from operant.envs.games import GameState, TextGames, listing, split_reply
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.envs.memory import TEMPLATES, GameMemory, Template, template
-from operant.objectives.advantages import with_gae
-from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.tools.cli import main
 
@@ -208,21 +205,6 @@ def test_examples_are_played_by_the_world_and_depend_on_the_commands_alone():
     assert record["won"] and [turn["by"] for turn in record["turns"]] == ["policy", "expert", "expert", "expert"]
 
 
-D = 0.9 * 0.5
-
-
-def test_an_example_has_no_tokens_and_its_reward_is_paid_on_the_action_before_it():
-    turns = [Turn([4], [5, 6], [-1.0] * 2, [0.5] * 2, reward=1.0), Turn([], [], reward=4.0, trained=False)]
-    turns += [Turn([4, 7], [8], [-1.0], [0.5], reward=2.0)]
-    first = Turn([], [], reward=64.0, trained=False)
-    for before in ([], [first]):
-        rollout = Rollout(Task("t", "x"), 0, [*before, *turns], [""] * (3 + len(before)), "world")
-        batch = collate([rollout], [0.0], turn_discount=D)
-        credited = with_gae(batch, gamma=0.9, turn_gamma=0.5, lam=1.0, whiten_scope="none")
-        by_hand = [0.9 * (1 + D * 4 + D**2 * 2), 1 + D * 4 + D**2 * 2, 2.0]
-        assert credited.returns[batch.actions].tolist() == pytest.approx(by_hand, abs=1e-6)
-
-
 class Opening(Ladders):
     """Its first turn is an example, too."""
 
@@ -273,15 +255,12 @@ def test_a_wrong_option_is_a_sentence(options, message):
         Ladders(**options)
 
 
-def test_a_budget_of_tokens_needs_something_that_counts_them():
-    with pytest.raises(OperantError, match=r"env\.tokens=50: nothing counts tokens here"):
-        Ladders(tokens=50).reset({0: Task("t", "x")})
-
-
-def test_a_budget_that_the_first_prompt_exceeds_is_refused():
-    world = Ladders(tokens=5)
-    world.measure(lambda text: len(text.split()), None)
-    with pytest.raises(OperantError, match=r"env\.tokens=5: the first prompt of game .* alone has \d+; allow more"):
+def test_a_budget_of_tokens_needs_a_counter_and_holds_the_first_prompt():
+    world = Ladders(tokens=1)
+    with pytest.raises(OperantError, match=r"env\.tokens=1: nothing counts tokens here"):
+        world.reset({0: Task("t", "x")})
+    world.measure(words, None)
+    with pytest.raises(OperantError, match=r"env\.tokens=1: the first prompt of game .* alone has \d+; allow more"):
         world.reset({0: world.games("test")[0]})
 
 
@@ -423,29 +402,12 @@ def test_a_status_line_is_no_part_of_a_text_and_the_inventory_stands_once():
     assert clean(" West of House            Score: 0     Moves: 1\nYou see a mailbox.") == "You see a mailbox."
     assert clean("Your score is 10.  It rises.") == "Your score is 10.  It rises."
 
-    class Bag:
-        optimum = None
+    class Bag(Ladder):
+        def state(self, text, valid=True):
+            shown = "Hall." if text.startswith("You stand") else "You carry a key."
+            return GameState(shown, inventory="You carry a key.")
 
-        def reset(self):
-            return GameState(text="Hall.", inventory="You carry a key.")
-
-        def step(self, command):
-            return GameState(text="You carry a key.", inventory="You carry a key.")
-
-        def expert(self):
-            return None
-
-        def close(self):
-            pass
-
-        def map(self):
-            return None
-
-    @dataclass(kw_only=True)
-    class Bags(TextGames):
-        def games(self, split):
-            return [Task("bag", "")]
-
+    class Bags(Ladders):
         def make(self, task):
             return Bag()
 
