@@ -117,7 +117,7 @@ def test_memory_and_processes_have_a_limit(mark):
     assert marked_processes(mark, patience=1.0) == []
 
 
-def test_output_of_a_reward_appears_in_messages_and_never_counts_as_an_answer():
+def test_output_of_a_reward_is_a_message_and_no_answer():
     assert judge(isolated(hostile.chatters), rollouts(4)).scores == [0.0, 1.0, 2.0, 3.0]
     talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
     assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
@@ -165,7 +165,7 @@ def test_data_that_is_not_plain_is_refused(target, what):
         isolated(hostile.good).judged(odd)
 
 
-def test_samples_of_a_prompt_stay_together_and_workers_share_the_batch():
+def test_samples_of_a_prompt_stay_together_in_a_worker():
     four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
     assert judge(isolated(hostile.how_many, workers=2), four).scores == [12.0] * 12 + [8.0] * 8
     assert judge(isolated(hostile.how_many, workers=9), four).scores == [4.0] * 20
@@ -272,7 +272,7 @@ def asks(rollouts):
 
 
 @pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
-def test_a_reward_without_isolation_stops_the_run_unless_configured(reward):
+def test_a_reward_without_isolation_stops_the_run_or_tolerates(reward):
     with pytest.raises(OperantError, match=reward.__name__):
         judge(under(reward, IsolationOptions()), rollouts())
     judged = judge(under(reward, IsolationOptions(on_error="drop")), rollouts())
@@ -296,7 +296,7 @@ def test_a_failed_part_differs_from_one_that_abstained():
     assert judged.scores[16:18] == [0.0, -3.0]
 
 
-def test_options_of_the_run_reach_rewards_without_options_of_their_own():
+def test_options_of_the_run_reach_rewards_without_their_own():
     options = IsolationOptions(timeout=7, on_error=0.0, workers=2)
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
     own = under(isolated(hostile.good, timeout=9), options)
@@ -363,7 +363,7 @@ def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
     assert marked_processes(mark, patience=1.0) == [], "the workers end with the run"
 
 
-def test_a_reward_that_cannot_be_imported_is_reported_before_anything_loads(tmp_path):
+def test_a_reward_that_cannot_be_imported_is_an_early_error(tmp_path):
     with pytest.raises(OperantError, match=r"isolated reward 'hostile:no_such'.*has no 'no_such'"):
         train(lm(), ["a"], "isolated:hostile:no_such", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

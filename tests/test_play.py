@@ -56,7 +56,7 @@ def test_players_side_by_side_on_the_same_games(capsys):
     ],
     ids=str,
 )
-def test_a_recorded_game_is_what_the_policy_would_have_seen_and_written(options, tmp_path, capsys):
+def test_a_recorded_game_is_what_the_policy_sees_and_writes(options, tmp_path, capsys):
     path, named = tmp_path / "demos.jsonl", [word for n, x in options.items() for word in (f"--env.{n}", x)]
     play("rooms", "--player", "walkthrough", "--games", 1, "--env.rooms", 4, "--record", path, *named)
     world = Rooms(rooms=4, **{n: {"none": None, "true": True}.get(x, x) for n, x in options.items()})

@@ -190,7 +190,7 @@ def test_answers_that_are_allowed():
         (object(), "of type object"),
     ],
 )
-def test_an_answer_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):
+def test_an_answer_that_is_not_allowed_is_a_sentence(answer, what):
     rollouts = [rollout_of("fine"), rollout_of("x" * 200, task="imdb/17", query="A query")]
     with pytest.raises(OperantError) as caught:
         judge(fixed([1.0, answer], "politeness"), rollouts)
@@ -317,7 +317,7 @@ def test_weighted_sums_nest_and_are_plain_rewards():
     assert judge(outer, [rollout_of("")]).parts == {"in/x": [2.0], "in/y": [3.0], "z": [1.0]}
 
 
-def test_minus_query_subtracts_the_score_of_the_query_and_scores_each_query_once():
+def test_minus_query_scores_and_subtracts_each_query_once():
     calls = []
 
     def count(rollouts):
@@ -373,7 +373,7 @@ def by_hand(folder, words: list[str]) -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0]
 
 
-def test_classifier_scores_are_the_models_own_whatever_the_neighbours(bert):
+def test_classifier_scores_do_not_depend_on_the_neighbours(bert):
     texts = ["good", "the film was bad bad bad bad", "the film", "bad film was good"]
     reward = Classifier(str(bert), batch=2)
     expected = [by_hand(bert, t.split()).softmax(-1)[1].item() for t in texts]
@@ -437,7 +437,7 @@ def test_a_language_model_is_no_classifier(bert, tmp_path):
 
 
 @pytest.mark.parametrize("pad", [None, "[PAD]"])
-def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tmp_path, pad):
+def test_a_causal_classifier_reads_at_the_last_token(tmp_path, pad):
     """One output, a reward model; without a padding token batches have one length, and no id counts as padding."""
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
@@ -474,7 +474,7 @@ def test_running_moments_by_hand():
     assert moments.std == pytest.approx(np.std([1, 2, 3, 7], ddof=1))
 
 
-def test_running_moments_are_those_of_the_whole_stream_and_travel():
+def test_running_moments_are_those_of_the_whole_stream():
     stream = np.random.default_rng(0).normal(1e6, 1.0, size=60)
     moments = RunningMoments()
     for piece in np.split(stream, [1, 7, 30]):
@@ -504,7 +504,7 @@ def score(reward, rollouts, options, moments, tokenizer=None):
     return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
-def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
+def test_scores_are_scaled_then_clipped_if_there_are_any():
     moments = RunningMoments()
     options = ScoreOptions(scale=True, normalise=True, clip=1.0)
     judged, used = score(fixed([1.0, None, 3.0, 8.0]), [rollout_of("")] * 4, options, moments)
