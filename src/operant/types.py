@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Kind = TypeVar("Kind")
+_Kind = TypeVar("_Kind")
 Failure = Literal["raised", "crashed", "timeout"]
 """How a world failed during an episode: it raised an exception, its process died, or it did not answer in time."""
 End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed", "timeout"]
@@ -95,6 +95,7 @@ def sized(value: Any) -> str:
 
 
 Message = dict[str, str]
+"""A message of a chat: `{"role": "user", "content": "..."}`."""
 Reply = str | list[int] | list[Message]
 """A reply of a data set: text, token ids, or chat messages."""
 
@@ -336,8 +337,9 @@ class EnvBase:
     check: Callable[[], None] | None = None
     """Called before models load; it raises `OperantError` for what is missing."""
     state_dict: Callable[[], dict[str, Any]] | None = None
-    """Returns a state that checkpoints keep from step to step; `load_state_dict` restores it."""
+    """Returns a state that checkpoints keep from step to step."""
     load_state_dict: Callable[[Any], None] | None = None
+    """Restores what `state_dict` has returned."""
 
 
 def name_of(thing: object) -> str:
@@ -345,9 +347,9 @@ def name_of(thing: object) -> str:
     return getattr(thing, "__name__", None) or type(thing).__name__
 
 
-def with_defaults(thing: object, kind: type[Kind]) -> Kind:
+def with_defaults(thing: object, kind: type[_Kind]) -> _Kind:
     """`thing`, which may lack some attributes of `kind`: these have the values that they have there."""
-    return thing if isinstance(thing, kind) else cast(Kind, _Completed(thing, kind()))
+    return thing if isinstance(thing, kind) else cast(_Kind, _Completed(thing, kind()))
 
 
 class _Completed:
@@ -366,16 +368,19 @@ class Tokenizer(Protocol):
     """What is used of a tokenizer of transformers, also of one that a model brings."""
 
     bos_token_id: int | None
-    pad_token: str | None
-    pad_token_id: int | None
-    chat_template: Any
-    all_special_ids: list[int]
+    """The token that begins a text."""
 
-    def __call__(self, text: object, **options: object) -> Any: ...
+    def __call__(self, text: object, **options: object) -> Any:
+        """Encode one text or several, with the options of transformers."""
+        ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
+        ...
 
 
 class Engine(Protocol):

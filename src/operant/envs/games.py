@@ -62,6 +62,7 @@ class Game(Protocol):
         """The next command of a solution from here; None: no solution is known."""
         ...
 
+                             """Free what the game holds."""
     def close(self) -> None: ...
 
     @property
@@ -159,6 +160,7 @@ class TextGames:
     # --- what a subclass adds -----------------------------------------------------------------------------------------
 
     def make(self, task: Task) -> Game:
+        """The game of a task."""
         raise NotImplementedError
 
     def games(self, split: Split) -> list[Task]:
@@ -196,6 +198,7 @@ class TextGames:
         return {slot: self._answer(self._live[slot], reply) for slot, reply in replies.items()}
 
     def close(self) -> None:
+        """Free the games that are still open."""
         for episode in self._live.values():
             episode.game.close()
         self._live.clear()

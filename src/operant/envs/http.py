@@ -75,14 +75,17 @@ class Http:
 
     @property
     def pays(self) -> bool:
+        """Whether the world pays rewards."""
         return self.known("pays")
 
     @property
     def most(self) -> int | None:
+        """The largest number of episodes at the same time; None: no limit."""
         return self.known("most")
 
     @property
     def games(self) -> Callable[[Literal["train", "test"]], list[Task]] | None:
+        """What returns the world's own tasks for a split; None if it has none."""
         return self.tasks_of if self.known("games") else None
 
     def tasks_of(self, split: Literal["train", "test"]) -> list[Task]:
@@ -98,6 +101,7 @@ class Http:
         return self.steps("reset", "tasks", {slot: task_to_plain(task) for slot, task in tasks.items()})
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
+        """Send each reply to its episode."""
         return self.steps("step", "replies", replies)
 
     def steps(self, call: str, name: str, given: Mapping[int, object]) -> dict[int, Step]:

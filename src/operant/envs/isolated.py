@@ -138,18 +138,22 @@ class IsolatedEnv:
 
     @property
     def most(self) -> int | None:
+        """The largest number of episodes at the same time."""
         return self.workers
 
     @property
     def pays(self) -> bool:
+        """Whether the world pays rewards."""
         return bool(self._known("pays"))
 
     @property
     def games(self) -> Callable[[str], list[Task]] | None:
+        """What returns the world's own tasks for a split; None if it has none."""
         return self.games_of if self._known("games") else None
 
     @property
     def measure(self) -> Callable[[Callable[[str], int], int | None], None] | None:
+        """What gives the worlds their count of tokens and the room of a prompt; None if they have no such method."""
         return self._count_with if self._known("measure") else None
 
     def _count_with(self, count: Callable[[str], int], room: int | None) -> None:
@@ -161,6 +165,7 @@ class IsolatedEnv:
 
     @property
     def for_evaluation(self) -> Callable[[], "IsolatedEnv"] | None:
+        """What returns the world in which a policy is measured, with workers of its own; None if it is this one."""
         return self._copy_for_evaluation if self._known("for_evaluation") and not self._evaluating else None
 
     def _copy_for_evaluation(self) -> "IsolatedEnv":
@@ -174,6 +179,7 @@ class IsolatedEnv:
         self._about = self._ask_one(self._started(1)[0], {"call": "about"})
 
     def close(self) -> None:
+        """End the workers, with every process that they have started."""
         self._end()
         if self._evaluation is not None:
             self._evaluation.close()
@@ -340,6 +346,7 @@ class WorkerEnv(IsolatedEnv):
 
     @property
     def most(self) -> int | None:
+        """The largest number of episodes at the same time; None: no limit."""
         most = self._known("most")
         return None if most is None else most * self.workers
 
@@ -411,6 +418,7 @@ class RayEnv(WorkerEnv):
         return RayPool(job, limits, self.session)
 
     def close(self) -> None:
+        """End the workers with their actors, and Ray if it was started here and nothing else uses it."""
         super().close()
         self.session.end()
 

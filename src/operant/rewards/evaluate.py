@@ -86,12 +86,15 @@ class Judged:
 
     @property
     def abstained(self) -> list[bool]:
+        """Which rollouts have no score and are left out."""
         return [score is None for score in self.scores]
 
     def outcome(self, i: int) -> Outcome:
+        """The outcome of rollout `i`."""
         return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"
 
     def remark(self, i: int) -> Remark:
+        """What the reward said about rollout `i`."""
         return self.remarks[i] if self.remarks else Remark()
 
     def at(self, places: Sequence[int | None]) -> "Judged":

@@ -36,6 +36,7 @@ class Feedback:
         check(self.reward)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        """Begin episodes: the policy reads their tasks."""
         for slot, task in tasks.items():
             query = task.prompt if isinstance(task.prompt, str) else ""
             self._rollouts[slot] = Rollout(task, slot, [], [], query=query)

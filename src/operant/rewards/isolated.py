@@ -86,6 +86,7 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
 
 
 def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
+    """The isolated rewards among its parts."""
     return parts_of(reward, IsolatedReward)
 
 

@@ -65,6 +65,7 @@ def described_parts(reward: RewardFn | None) -> list[RewardBase]:
 
 
 def parts_of(reward: RewardFn | None, kind: type[Part]) -> list[Part]:
+    """The rewards of a class among its parts."""
     return [part for part in every_part(reward) if isinstance(part, kind)]
 
 

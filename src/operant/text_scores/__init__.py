@@ -60,6 +60,7 @@ class RewardBase:
     reads_tokens: bool = False
     """Whether it reads the beginnings of replies, with the policy's tokenizer in its field `tokenizer`."""
     tokenizer: Any = None
+    """The policy's, which a run sets before training."""
     wants_greedy: bool = False
     """Whether a run calls `see_greedy` first, with the policy's greedy reply to each prompt."""
     ends_with_run: bool = False
