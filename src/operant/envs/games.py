@@ -62,8 +62,9 @@ class Game(Protocol):
         """The next command of a solution from here; None: no solution is known."""
         ...
 
-                             """Free what the game holds."""
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the game holds."""
+        ...
 
     @property
     def optimum(self) -> int | None:
