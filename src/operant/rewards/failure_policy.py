@@ -8,16 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from operant.rewards.evaluate import (
-    CallFailure,
-    Judged,
-    Outcome,
-    SampleResult,
-    Total,
-    call,
-    judged_of,
-    sample_of,
-)
+from operant.rewards.evaluate import CallFailure, Judged, Outcome, SampleResult, Total, call, judged_of, sample_of
 from operant.rewards.wrapper import Wrapper
 from operant.types import OperantError, RewardFn, Rollout
 

@@ -50,24 +50,8 @@ def isolated(
     write and delete whatever the run may.
     Raises: OperantError for a function that no other process can find, or an option out of range.
     """
-    return IsolatedReward(
-        reward,
-        IsolationOptions(
-            timeout=timeout,
-            sample_timeout=sample_timeout,
-            memory_gb=memory,
-            processes=processes,
-            workers=workers,
-            each=each,
-            again=again,
-            retries=retries,
-            retry_seconds=retry_seconds,
-            on_error=on_error,
-            on_timeout=on_timeout,
-            on_abstain=on_abstain,
-            level=level,
-        ),
-    )
+    limits, calls = (timeout, sample_timeout, memory, processes, workers), (each, again, retries, retry_seconds)
+    return IsolatedReward(reward, IsolationOptions(*limits, *calls, on_error, on_timeout, on_abstain, level))
 
 
 def named(spec: str) -> "IsolatedReward":
@@ -145,7 +129,18 @@ class IsolatedReward(RewardBase):
         left_before = self._pool.left_behind
         results: dict[int, SampleResult] = {}
         notes = [] if self.options.each else self._judge_together(plain, rollouts, results)
-        self._judge_alone(plain, rollouts, results, until)
+        remaining = [i for i in range(len(rollouts)) if i not in results]  # these are judged one by one
+        share = min(4, -(-len(remaining) // self.options.workers))
+
+        def allowance() -> float:
+            return self.options.sample_timeout or max((until - time.monotonic()) / share, 0.01)
+
+        responses = self._run([[plain[i]] for i in remaining], until, allowance)
+        for i, response in zip(remaining, responses):
+            try:
+                [results[i]] = self._read(response, [rollouts[i]])
+            except CallFailure as failure:
+                results[i] = failure.result
         in_order = [results[i] for i in range(len(rollouts))]
         judged = apply_policy(in_order, rollouts, self.__name__, self.options, "drop")
         notes += judged.notes
@@ -177,23 +172,6 @@ class IsolatedReward(RewardBase):
                 else:
                     results.update(dict.fromkeys(piece, failure.result))
         return notes
-
-    def _judge_alone(
-        self, plain: Sequence[object], rollouts: list[Rollout], results: dict[int, SampleResult], until: float
-    ) -> None:
-        """Judge one by one the samples that have no result yet, and add their results."""
-        remaining = [i for i in range(len(rollouts)) if i not in results]
-        share = min(4, -(-len(remaining) // self.options.workers))
-
-        def allowance() -> float:
-            return self.options.sample_timeout or max((until - time.monotonic()) / share, 0.01)
-
-        responses = self._run([[plain[i]] for i in remaining], until, allowance)
-        for i, response in zip(remaining, responses):
-            try:
-                [results[i]] = self._read(response, [rollouts[i]])
-            except CallFailure as failure:
-                results[i] = failure.result
 
     def _run(
         self, requests: list[object], until: float, allowance: Callable[[], float | None] = lambda: None
