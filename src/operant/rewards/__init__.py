@@ -118,7 +118,7 @@ NAMES = {
     ),
     "style_transfer": BuiltIn("operant.apps.prompts.style_transfer:StyleTransfer", options=0),
     "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
-    "vader": BuiltIn("operant.apps.text.vader:Vader"),
+    "vader": BuiltIn("operant.apps.text.rewards:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
     "intent": BuiltIn("operant.apps.text.judged_by_classifier:intent", options=0, first=True),
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
