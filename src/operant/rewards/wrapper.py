@@ -51,11 +51,12 @@ def held_out(reward: RewardFn) -> RewardFn:
     return reward.held_out() if isinstance(reward, Wrapper) else reward
 
 
-def every_part(reward: RewardFn | None) -> Iterator[object]:
+def every_part(reward: object) -> Iterator[object]:
     """A reward and all that it is made of: the parts of a sum, what it changes, and what it calls."""
     if reward is not None:
         yield reward
-        for part in with_defaults(reward, RewardBase).parts:
+        # What a reward of the user's calls `parts` may be anything.
+        for part in reward.parts if isinstance(reward, RewardBase) else ():
             yield from every_part(part)
 
 
