@@ -357,8 +357,9 @@ class _Completed:
         vars(self).update(thing=thing, defaults=defaults)
 
     def __getattr__(self, name: str) -> Any:
-        own = vars(self)
-        return getattr(own["thing"], name, getattr(own["defaults"], name))
+        default = getattr(vars(self)["defaults"], name)
+        found = getattr(vars(self)["thing"], name, default)
+        return default if callable(default) and not callable(found) else found  # the user's name for something else
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(vars(self)["thing"], name, value)

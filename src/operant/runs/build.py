@@ -113,7 +113,7 @@ def build(
         rewards.check(reward)
     for metric in metrics:
         metric.check()
-    if (check := with_defaults(env, EnvBase).check) is not None:
+    if callable(check := with_defaults(env, EnvBase).check):
         check()
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),
