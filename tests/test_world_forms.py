@@ -45,8 +45,19 @@ def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     env.close()
 
 
+SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
+"""The faults that take seconds, of which tests/test_worlds.py plays each every day."""
+
+
 @linux
-@pytest.mark.parametrize(("end", "fault"), [(end, fault) for end, faults in FAULTS.items() for fault in faults])
+@pytest.mark.parametrize(
+    ("end", "fault"),
+    [
+        pytest.param(end, fault, marks=[pytest.mark.slow] * (fault in SLOW))
+        for end, faults in FAULTS.items()
+        for fault in faults
+    ],
+)
 def test_a_failure_costs_an_episode_or_those_of_its_worker(end, fault, kept, mark):
     right = play(SIX, env=Letters(), **kept)
     limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0}

@@ -34,11 +34,15 @@ from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
 
 @linux
-@pytest.mark.parametrize("level", [STRONG, WEAK])
-@pytest.mark.parametrize(("end", "fault"), [(end, fault) for end, faults in FAULTS.items() for fault in faults])
+@pytest.mark.parametrize(
+    ("level", "end", "fault"),
+    [
+        *((STRONG, end, fault) for end, faults in FAULTS.items() for fault in faults),
+        (WEAK, "timeout", "hangs_with_a_server"),  # the levels differ in how processes are ended
+        *(pytest.param(WEAK, "timeout", fault, marks=pytest.mark.slow) for fault in ("hangs", "reset_hangs")),
+    ],
+)
 def test_an_isolated_world_that_fails_costs_its_episode_alone(end, fault, level, kept, mark):
-    if level == WEAK and end != "timeout":
-        pytest.skip("the levels differ in how processes are ended")
     right = play(TASKS, env=Letters(), **kept)
     limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0, "level": level}
     env = IsolatedEnv(HOSTILE, {"fault": fault}, isolation=limits)
