@@ -42,7 +42,7 @@ MODULES = (
     "operant.rewards.failure_policy",
     "operant.rewards.isolated",
     "operant.text_scores.classifier",
-    "operant.apps.text.vader",
+    "operant.apps.text.rewards",
     "operant.apps.rlhf.reward_model_score",
     "operant.apps.code.unit_tests",
     "operant.apps.code.critic_reward",

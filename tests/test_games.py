@@ -56,7 +56,7 @@ def test_the_metrics_of_two_games_by_hand():
     assert of_games([Rollout(Task("a", "b"), 0, [], [])]).result() == {} == of_replies([])
 
 
-def test_a_transcript_has_the_options_of_a_choice_with_their_probabilities():
+def test_a_transcript_has_the_options_and_their_probabilities():
     game = record(["kitchen"])
     turns = [Turn([5], [7], values=[0.25], options=[[7], [8]], chosen=0, probabilities=[0.75, 0.25])]
     (turn,) = transcript(replace(rollout(game), turns=turns), lambda ids: f" {ids[0]}")["turns"]
@@ -111,7 +111,7 @@ def test_held_out_games_are_compared_before_and_after(folder):
     assert numbers["Held-out success rate"]["after"] == 100 * rates[1] and "game/won" not in numbers
 
 
-def test_the_page_embeds_won_and_lost_games_of_the_first_and_the_last_step(folder, tmp_path):
+def test_the_page_embeds_games_of_the_first_and_the_last_step(folder, tmp_path):
     data = games.embedded(folder)
     labels = [group["label"] for group in data["groups"]]
     assert labels[0] == games.HELD_OUT["before"] and labels[-1] == games.HELD_OUT["after"] and len(labels) == 12
@@ -211,7 +211,7 @@ def here(pane):
     return pane.locator("svg .here text").text_content()
 
 
-def test_a_lost_game_stands_beside_a_won_one_and_both_can_be_stepped_through(browser, url):
+def test_a_lost_and_a_won_game_can_be_stepped_through(browser, url):
     with visit(browser, url) as page:
         early, late = panes(page)
         assert "lost after 3 turns" in early.inner_text() and "won in 5 turns" in late.inner_text()

@@ -118,13 +118,10 @@ def test_memory_and_processes_have_a_limit(mark):
     assert marked_processes(mark, patience=1.0) == []
 
 
-def test_output_of_a_reward_appears_in_messages_and_never_counts_as_an_answer():
-    reward = isolated(hostile.exits_at_once, again=False)
-    judged = judge(isolated(hostile.chatters), rollouts(4))
-    assert judged.scores == [0.0, 1.0, 2.0, 3.0]
+def test_output_of_a_reward_is_a_message_and_no_answer():
+    assert judge(isolated(hostile.chatters), rollouts(4)).scores == [0.0, 1.0, 2.0, 3.0]
     talks = resolve(f"isolated:{TESTS}/hostile.py:chatters_and_dies")
     assert "it printed ...'the last words'" in judge(talks, rollouts(18)).notes[-1]
-    reward.close()
 
 
 # --- sending rollouts and scores --------------------------------------------------------------------------------------
@@ -169,7 +166,7 @@ def test_data_that_is_not_plain_is_refused(target, what):
         isolated(hostile.good).judged(odd)
 
 
-def test_samples_of_a_prompt_stay_together_and_workers_share_the_batch():
+def test_samples_of_a_prompt_stay_together_in_a_worker():
     four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
     assert judge(isolated(hostile.how_many, workers=2), four).scores == [12.0] * 12 + [8.0] * 8
     assert judge(isolated(hostile.how_many, workers=9), four).scores == [4.0] * 20
@@ -276,7 +273,7 @@ def asks(rollouts):
 
 
 @pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
-def test_a_reward_without_isolation_stops_the_run_unless_configured(reward):
+def test_a_reward_without_isolation_stops_the_run_or_tolerates(reward):
     with pytest.raises(OperantError, match=reward.__name__):
         judge(under(reward, IsolationOptions()), rollouts())
     judged = judge(under(reward, IsolationOptions(on_error="drop")), rollouts())
@@ -300,7 +297,7 @@ def test_a_failed_part_differs_from_one_that_abstained():
     assert judged.scores[16:18] == [0.0, -3.0]
 
 
-def test_options_of_the_run_reach_rewards_without_options_of_their_own():
+def test_options_of_the_run_reach_rewards_without_their_own():
     options = IsolationOptions(timeout=7, on_error=0.0, workers=2)
     named = under(resolve({"isolated:hostile:good": 1.0, "minus_query:isolated:hostile:raises": 2.0}), options)
     own = under(isolated(hostile.good, timeout=9), options)
@@ -367,7 +364,7 @@ def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
     assert marked_processes(mark, patience=1.0) == [], "the workers end with the run"
 
 
-def test_a_reward_that_cannot_be_imported_is_reported_before_anything_loads(tmp_path):
+def test_a_reward_that_cannot_be_imported_is_an_early_error(tmp_path):
     with pytest.raises(OperantError, match=r"isolated reward 'hostile:no_such'.*has no 'no_such'"):
         train(lm(), ["a"], "isolated:hostile:no_such", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -489,17 +486,21 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
-def test_a_program_ends_with_all_its_descendants(level, mark):
-    """Even if children leave its process group; the weakest level promises only the group."""
-    process = SupervisedProcess(
-        [sys.executable, "-c", TREE], Limits(level=level, processes=None)
-    )  # and no cgroup that lists them
-    end = time.monotonic() + 20
+def grown(limits, mark):
+    """The program, once all its descendants live."""
+    process, end = SupervisedProcess([sys.executable, "-c", TREE], limits), time.monotonic() + 20
     while len(marked_processes(mark)) < 11 and time.monotonic() < end:
         process.receive()
         time.sleep(0.01)
-    assert len(marked_processes(mark)) >= 11 and process.level == level
+    assert len(marked_processes(mark)) >= 11
+    return process
+
+
+@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
+def test_a_program_ends_with_all_its_descendants(level, mark):
+    """Even if children leave its process group; the weakest level promises only the group."""
+    process = grown(Limits(level=level, processes=None), mark)  # and no cgroup that lists them
+    assert process.level == level
     process.end()
     assert marked_processes(mark, patience=2.0) == []
     assert process.ended == "was ended"
@@ -508,11 +509,7 @@ def test_a_program_ends_with_all_its_descendants(level, mark):
 @pytest.mark.parametrize("level", [STRONG, WEAK])
 def test_the_death_of_a_supervisor_ends_its_program(level, mark):
     """At the weak level the cgroup lists the survivors; without a cgroup nothing is promised there."""
-    process = SupervisedProcess([sys.executable, "-c", TREE], Limits(level=level))
-    end = time.monotonic() + 20
-    while len(marked_processes(mark)) < 11 and time.monotonic() < end:
-        process.receive()
-        time.sleep(0.01)
+    process = grown(Limits(level=level), mark)
     os.kill(process.supervisor.pid, signal.SIGKILL)
     while process.ended is None:
         process.receive()

@@ -12,7 +12,7 @@ from page_commands import read
 from scored import fixed, rollout_of
 from toys import letters, lm
 
-from operant import Judgement, Learner, OperantError, Rollout, Step, Task, isolated, train
+from operant import Judgement, Learner, OperantError, Rollout, Task, isolated, train
 from operant.metrics.rollout_table import rows
 from operant.rewards import judge, minus_query, reward_metrics, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
@@ -92,7 +92,7 @@ def test_a_judgement_is_read_and_its_parts_are_not_summed():
 
 
 @pytest.mark.parametrize(("answer", "what"), REFUSED, ids=[what for _, what in REFUSED])
-def test_a_judgement_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):
+def test_a_judgement_that_is_not_allowed_is_a_sentence(answer, what):
     with pytest.raises(OperantError) as caught:
         judge(fixed([answer], "tests"), [rollout_of("x" * 200, task="imdb/17", query="A query")])
     message = str(caught.value)
@@ -149,7 +149,7 @@ def test_a_weighted_sum_puts_the_name_of_the_reward_in_front():
     assert judged.remark(0) == (("tests/runtime error", "kind/polite"), message)
 
 
-def test_minus_query_subtracts_score_and_parts_and_keeps_what_was_said():
+def test_minus_query_subtracts_parts_and_keeps_what_was_said():
     def longer(rollouts):
         texts = [r.query + r.reply for r in rollouts]
         return [Judgement(len(text), {"e": text.count("e")}, f"of {text}") for text in texts]
@@ -179,7 +179,7 @@ def test_shares_by_hand():
     assert reward_metrics(classes(), before) == {"outcome/bad": 0.0}
 
 
-def test_too_many_classes_are_counted_together_and_the_named_ones_stay():
+def test_too_many_classes_are_counted_together():
     many = [f"error {i}" for i in range(30)]
     first = reward_metrics(classes("late", "late", *many[:23]))
     assert len(first) == MOST + 1 and first["outcome/late"] == pytest.approx(2 / 25)
@@ -278,7 +278,7 @@ def played(env):
     return play([Task("a", "the"), Task("b", "en")], env=env, **known)
 
 
-def test_a_policy_that_reads_the_message_gets_it_right_on_the_second_turn():
+def test_a_policy_that_reads_the_message_repairs_its_reply():
     for rollout in played(Feedback(ends_in_e, turns=3)):
         assert rollout.texts == ["ab", "abe"] and [turn.reward for turn in rollout.turns] == [0.0, 1.0]
         assert "line" in letters().decode(rollout.turns[1].prompt)
@@ -316,13 +316,6 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
 def test_a_world_that_cannot_judge_is_refused(make, message):
     with pytest.raises(OperantError, match=message):
         make()
-
-
-def test_the_world_has_a_name():
-    from operant.envs import ENVS
-
-    assert ENVS.find("feedback") is Feedback
-    assert isinstance(Feedback("letters:e").reset({0: Task("a", "ab")})[0], Step)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

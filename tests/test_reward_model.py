@@ -70,7 +70,7 @@ def write(path: Path, rows: list[dict]) -> str:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("pad", ["<pad>", None])
-def test_training_and_the_reward_read_the_same_as_transformers_does(kind, pad, tmp_path):
+def test_training_and_the_reward_read_as_transformers_does(kind, pad, tmp_path):
     model = RewardModel(save(tmp_path / "trunk", kind, pad_token=pad), seed=3)
     texts = ["go a the end.a", "abc", "go b dddd ee ff gg"]
     tasks = [
@@ -105,7 +105,7 @@ def test_the_head_is_drawn_as_in_the_paper(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "steps"), [("ranking", 40), ("rating", 60)])
-def test_it_learns_what_is_preferred_and_nothing_from_shuffled_labels(kind, steps, tmp_path):
+def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, tmp_path):
     trunk, found = save(tmp_path / "trunk", "gpt2"), {}
     for shuffled in (False, True):
         run = operant.train(
@@ -131,7 +131,7 @@ def test_it_learns_what_is_preferred_and_nothing_from_shuffled_labels(kind, step
     assert abs(found[True] - 0.5) < 0.2
 
 
-def test_a_run_is_resumed_to_the_bit_and_its_reward_never_changes(tmp_path, capsys):
+def test_a_run_is_resumed_to_the_bit_and_its_reward_is_frozen(tmp_path, capsys):
     trunk, rows = save(tmp_path / "trunk", "gpt2"), write(tmp_path / "rows.jsonl", labels(40))
     common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "4"]
     common += ["--evaluate", rows]

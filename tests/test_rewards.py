@@ -85,10 +85,6 @@ def test_ended_asks_how_the_reply_ended():
     assert resolve("ended")([rollout_of("x", end=end) for end in ("stop", "length", "cut")]) == [1.0, 0.0, 0.0]
 
 
-def test_they_read_the_reply_and_not_the_query():
-    assert resolve("letters:e")([rollout_of("xx", query="eee")]) == [0.0]
-
-
 def test_vader_by_its_own_numbers():
     pytest.importorskip("vaderSentiment")
     good, bad = resolve("vader:reply")([rollout_of(" is good"), rollout_of(" is bad", query="good")])
@@ -194,7 +190,7 @@ def test_answers_that_are_allowed():
         (object(), "of type object"),
     ],
 )
-def test_an_answer_that_is_not_allowed_names_reward_sample_and_remedy(answer, what):
+def test_an_answer_that_is_not_allowed_is_a_sentence(answer, what):
     rollouts = [rollout_of("fine"), rollout_of("x" * 200, task="imdb/17", query="A query")]
     with pytest.raises(OperantError) as caught:
         judge(fixed([1.0, answer], "politeness"), rollouts)
@@ -321,7 +317,7 @@ def test_weighted_sums_nest_and_are_plain_rewards():
     assert judge(outer, [rollout_of("")]).parts == {"in/x": [2.0], "in/y": [3.0], "z": [1.0]}
 
 
-def test_minus_query_subtracts_the_score_of_the_query_and_scores_each_query_once():
+def test_minus_query_scores_and_subtracts_each_query_once():
     calls = []
 
     def count(rollouts):
@@ -377,7 +373,7 @@ def by_hand(folder, words: list[str]) -> torch.Tensor:
         return model(torch.tensor([ids])).logits[0]
 
 
-def test_classifier_scores_are_the_models_own_whatever_the_neighbours(bert):
+def test_classifier_scores_do_not_depend_on_the_neighbours(bert):
     texts = ["good", "the film was bad bad bad bad", "the film", "bad film was good"]
     reward = Classifier(str(bert), batch=2)
     expected = [by_hand(bert, t.split()).softmax(-1)[1].item() for t in texts]
@@ -411,18 +407,16 @@ def test_classifier_cuts_long_text_on_the_left(bert):
 
 def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for name, message in [
-        ("no-such/classifier", "cannot be downloaded"),
-        (str(tmp_path / "nothing"), "no such folder"),
-        ("builtin:nothing", "does not exist"),
+    for name, label, message in [
+        ("no-such/classifier", 0, "cannot be downloaded"),
+        (str(tmp_path / "nothing"), 0, "no such folder"),
+        ("builtin:nothing", 0, "does not exist"),
+        (str(bert), "happy", "no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"),
+        (str(bert), 2, "no label 2"),
     ]:
-        reward = Classifier(name)
+        reward = Classifier(name, label=label)
         with pytest.raises(OperantError, match=message):
             check(reward)
-    with pytest.raises(OperantError, match="no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"):
-        check(Classifier(str(bert), label="happy"))
-    with pytest.raises(OperantError, match="no label 2"):
-        check(Classifier(str(bert), label=2))
     for bad in ({"output": "odds"}, {"text": "query"}, {"batch": 0}):
         with pytest.raises(OperantError, match=next(iter(bad))):
             Classifier(str(bert), **bad)
@@ -443,7 +437,7 @@ def test_a_language_model_is_no_classifier(bert, tmp_path):
 
 
 @pytest.mark.parametrize("pad", [None, "[PAD]"])
-def test_a_causal_classifier_reads_at_the_last_token_with_and_without_padding(tmp_path, pad):
+def test_a_causal_classifier_reads_at_the_last_token(tmp_path, pad):
     """One output, a reward model; without a padding token batches have one length, and no id counts as padding."""
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
@@ -480,7 +474,7 @@ def test_running_moments_by_hand():
     assert moments.std == pytest.approx(np.std([1, 2, 3, 7], ddof=1))
 
 
-def test_running_moments_are_those_of_the_whole_stream_and_travel():
+def test_running_moments_are_those_of_the_whole_stream():
     stream = np.random.default_rng(0).normal(1e6, 1.0, size=60)
     moments = RunningMoments()
     for piece in np.split(stream, [1, 7, 30]):
@@ -510,7 +504,7 @@ def score(reward, rollouts, options, moments, tokenizer=None):
     return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
-def test_scores_are_scaled_then_clipped_and_the_abstaining_left_out():
+def test_scores_are_scaled_then_clipped_if_there_are_any():
     moments = RunningMoments()
     options = ScoreOptions(scale=True, normalise=True, clip=1.0)
     judged, used = score(fixed([1.0, None, 3.0, 8.0]), [rollout_of("")] * 4, options, moments)
@@ -532,12 +526,7 @@ def test_per_token_scores_are_scaled_as_their_sum():
 
 
 def test_missing_stop_replaces_or_adds():
-    rollouts = [
-        rollout_of("", end="stop"),
-        rollout_of("", end="length"),
-        rollout_of("", end="length"),
-        rollout_of("", end="world"),
-    ]
+    rollouts = [rollout_of("", end=end) for end in ("stop", "length", "length", "world")]
     scores = [3.0, 3.0, None, 3.0]
     found = [True] * 4
     assert penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
@@ -649,3 +638,5 @@ def test_scores_whose_squares_overflow_are_refused():
     assert judge(lambda rollouts: [1e18], answers(None)).scores == [1e18]
     with pytest.raises(OperantError, match=r"returned 3e\+38 .*overflow in float32"):
         judge(lambda rollouts: [3e38], answers(None))
+    with pytest.raises(OperantError, match=r"returned -3e\+38 .*overflow in float32"):
+        judge(lambda rollouts: [-3e38], answers(None))

@@ -27,7 +27,7 @@ def vowels(rollouts):
 
 @pytest.mark.parametrize("chunks", [2, 3, 6])
 @pytest.mark.parametrize("tasks", [TASKS[:6], TWICE], ids=["different", "again"])
-def test_a_reward_of_single_rollouts_gives_the_numbers_of_one_call(chunks, tasks):
+def test_rewards_of_chunks_are_those_of_one_call(chunks, tasks):
     whole, judged = play_and_score(learner(), tasks, vowels)
     parts, also = play_and_score(learner(), tasks, vowels, chunks=chunks)
     for a, b in zip(whole, parts, strict=True):
@@ -36,7 +36,7 @@ def test_a_reward_of_single_rollouts_gives_the_numbers_of_one_call(chunks, tasks
     assert judged == also
 
 
-def test_the_reward_is_called_in_order_in_one_thread_while_the_next_chunk_is_generated():
+def test_a_chunk_is_judged_while_the_next_one_is_generated():
     """The first call waits until the last chunk is being generated, which in one thread it would do for ever."""
     mine, calls, threads, alone = learner(), [], set(), threading.Lock()
     begun = [threading.Event() for _ in range(3)]
@@ -75,7 +75,7 @@ def test_a_reward_that_fails_says_the_same_and_stops_the_step(chunks):
     assert not [t for t in threading.enumerate() if t.name.startswith("reward")]
 
 
-def test_chunks_are_nearly_equal_and_keep_the_samples_of_a_prompt_together():
+def test_chunks_are_nearly_equal_and_keep_groups_together():
     assert [len(range(12)[s]) for s in chunk_slices(12, 5, 1)] == [2, 3, 2, 3, 2]
     assert [range(12)[s] for s in chunk_slices(12, 4, 3)] == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
     assert [range(8)[s] for s in chunk_slices(8, 2, 2)] == [range(0, 4), range(4, 8)]
@@ -83,7 +83,7 @@ def test_chunks_are_nearly_equal_and_keep_the_samples_of_a_prompt_together():
 
 
 @pytest.mark.parametrize("reward", [vowels, {"letters:a": 1.0, "length:3": 0.5}, lambda rs: [None] * len(rs)])
-def test_judgements_of_chunks_are_put_together_as_if_said_at_once(reward):
+def test_judgements_of_chunks_are_joined_as_if_said_at_once(reward):
     def sometimes(rollouts):
         said = judge(resolve(reward), rollouts)
         return [None if i.task.id in ("t/0", "t/1") else s for i, s in zip(rollouts, said.scores)]

@@ -259,7 +259,7 @@ def test_tasks_with_one_prompt_stay_apart_in_cider():
     assert second == pytest.approx(10 * x * x / (x * x + y * y))
 
 
-def test_document_frequencies_come_from_a_file_or_the_tasks_and_are_frozen(tmp_path):
+def test_document_frequencies_of_a_file_or_tasks_are_frozen(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"captions": texts}) + "\n" for texts in (["a b", "a"], "c")), encoding="utf-8")
     own = {"documents": str(path), "field": "captions", "n": 1}
@@ -772,7 +772,7 @@ def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["bertscore", "perplexity"])
-def test_a_metric_of_a_run_reads_with_the_model_that_it_begins_from(name, tmp_path):
+def test_a_metric_of_a_run_reads_with_its_first_model(name, tmp_path):
     """Not with the policy, which is another one after training: its numbers are those of the folder."""
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     for part in (lm(vocab=len(letters())), letters()):

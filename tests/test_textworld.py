@@ -147,7 +147,7 @@ def test_the_map_has_the_rooms_where_the_game_has_them(cached):
 
 @needs_textworld
 @pytest.mark.slow
-def test_unseen_games_repeat_no_walkthrough_and_games_are_made_once(cached):
+def test_unseen_games_repeat_no_walkthrough_and_are_kept(cached):
     world = TextWorld(game="tw-coin_collector", level=2, train_games=5, test_games=3)
     train, test = world.games("train"), world.games("test")
     ways = {t.id: worlds.summary(Path(t.target["file"]).with_suffix(".json"))[0] for t in (*train, *test)}
@@ -179,7 +179,7 @@ def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 @needs_textworld
-def test_processes_that_make_the_same_game_at_once_leave_one_whole_game(cached, tmp_path):
+def test_processes_that_make_one_game_at_once_leave_it_whole(cached, tmp_path):
     request = {"path": str(tmp_path / "1.json"), "kind": TextWorld(game="custom").kind(False), "seed": 1}
     for what in (request, {"path": request["path"]}):
         threads = [Thread(target=worlds.make_files, args=([what, what], "")) for _ in range(2)]
@@ -193,7 +193,7 @@ def test_processes_that_make_the_same_game_at_once_leave_one_whole_game(cached, 
 
 @needs_textworld
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is missing")
-def test_given_files_are_played_packed_or_not_and_jericho_plays_them_without_their_description(cached, tmp_path):
+def test_given_files_are_played_packed_or_not_also_by_jericho(cached, tmp_path):
     world = TextWorld(files=(str(SHARED),), examples=0.3, show_commands=True)
     tasks = world.games("train")
     assert len(tasks) == 8

@@ -45,9 +45,20 @@ def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     env.close()
 
 
+SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
+"""The faults that take seconds, of which tests/test_worlds.py plays each every day."""
+
+
 @linux
-@pytest.mark.parametrize(("end", "fault"), [(end, fault) for end, faults in FAULTS.items() for fault in faults])
-def test_a_world_that_raises_costs_its_episode_and_a_worker_that_fails_its_episodes(end, fault, kept, mark):
+@pytest.mark.parametrize(
+    ("end", "fault"),
+    [
+        pytest.param(end, fault, marks=[pytest.mark.slow] * (fault in SLOW))
+        for end, faults in FAULTS.items()
+        for fault in faults
+    ],
+)
+def test_a_failure_costs_an_episode_or_those_of_its_worker(end, fault, kept, mark):
     right = play(SIX, env=Letters(), **kept)
     limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0}
     env = WorkerEnv(HOSTILE, {"fault": fault}, workers=2, waves=1, isolation=limits)
@@ -64,7 +75,7 @@ def test_a_world_that_raises_costs_its_episode_and_a_worker_that_fails_its_episo
     assert marked_processes(mark, patience=1.0) == []
 
 
-def test_the_state_of_every_worker_is_kept_over_a_crash_and_a_resume(tmp_path):
+def test_the_state_of_every_worker_survives_crash_and_resume(tmp_path):
     env = WorkerEnv(f"{HERE}:Draws", {"fault": "die"}, workers=2)
     tasks = dict(enumerate(SIX[:4]))
     before = env.state_dict()
@@ -91,7 +102,7 @@ def test_the_state_of_every_worker_is_kept_over_a_crash_and_a_resume(tmp_path):
     assert whole.before is not None and whole.learner.env.waves == 2
 
 
-def test_a_state_that_is_no_plain_data_and_other_mistakes_are_sentences(tmp_path):
+def test_mistakes_of_worlds_in_workers_are_sentences(tmp_path):
     (tmp_path / "odd.py").write_text(
         "from hostile_worlds import Draws\nclass Odd(Draws):\n    def state_dict(self): return {'x': object()}\n"
         "class Own(Draws):\n    def __init__(self, workers=1): pass\n"
@@ -166,7 +177,7 @@ class Counting:
         return [(0, Completion(among[0], [-1.0], None, "stop", 0)) for among in options]
 
 
-def test_the_world_steps_one_wave_while_the_replies_of_the_other_are_generated(kept):
+def test_the_world_steps_a_wave_while_the_other_is_generated(kept):
     env = Meets()
     engine = Counting(env)
     right = play(TASKS, env=Letters(), **kept | {"engine": Counting(Meets(fail=True))})

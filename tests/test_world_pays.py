@@ -69,12 +69,12 @@ def test_what_a_reward_adds_comes_on_top_and_both_are_named(tmp_path):
     assert sorted(x for x in paid[0].tolist() if abs(x) > 0.1) == pytest.approx([2.0, 3.5], abs=1e-5)
 
 
-def test_a_reward_that_abstains_leaves_the_rollout_out_whatever_the_world_paid(tmp_path):
+def test_a_reward_that_abstains_leaves_a_paid_rollout_out(tmp_path):
     run = started(tmp_path / "run", lambda rollouts: [None if r.query == "h" else 1.0 for r in rollouts])
     assert 0 < run.metrics[0]["reward/abstained"] < 1 and run.metrics[0]["reward/mean"] == 6.0
 
 
-def test_a_run_without_reward_and_without_a_paying_world_is_refused(tmp_path):
+def test_a_run_that_nothing_pays_for_is_refused(tmp_path):
     with pytest.raises(OperantError, match="reward is missing"):
         train(lm(vocab=40), TASKS, tokenizer=letters(), out=tmp_path / "run", **SMALL)
 
@@ -146,7 +146,7 @@ def test_score_options_shape_the_one_total_of_world_and_reward(name):
     assert batch.rewards[batch.actions].tolist() == pytest.approx([x for row in right for x in row], abs=1e-6)
 
 
-def test_per_token_scores_are_clipped_with_the_pay_of_their_world_beside_them():
+def test_per_token_scores_are_clipped_with_the_pay_of_the_world():
     rollout = Rollout(Task("a", "x"), 0, [Turn([1], [2, 3], reward=2.0), Turn([4], [5], reward=-3.0)], ["", ""])
     options = ScoreOptions(clip=1.0)
     [score], [same] = processed([[0.5, 0.5, 0.5]], [rollout], options, RunningMoments(), None)
@@ -169,7 +169,7 @@ def weights_after(algorithm, score, pay, episodes=None, **options):
 
 
 @pytest.mark.parametrize("episodes", [None, [0, 1]])
-def test_reinforces_baseline_is_also_that_of_a_world_which_always_pays_the_same(episodes):
+def test_reinforces_baseline_is_also_that_of_a_constant_world(episodes):
     moved = [weights_after("reinforce", [0.0, 0.0], pay, episodes) for pay in ([1.0, 1.0], [1.0, 0.0])]
     assert moved[0] == 0.0 and moved[1] > 1e-3
 

@@ -14,12 +14,13 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, get_args
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_Kind = TypeVar("_Kind")
 Failure = Literal["raised", "crashed", "timeout"]
 """How a world failed during an episode: it raised an exception, its process died, or it did not answer in time."""
 End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed", "timeout"]
@@ -88,6 +89,12 @@ def brief(self: Any) -> str:
             text = f"<{type(value).__name__} of {len(value)}>"
         parts.append(f"{name}={text}")
     return f"{type(self).__name__}({', '.join(parts)})"
+
+
+Message = dict[str, str]
+"""A message of a chat: `{"role": "user", "content": "..."}`."""
+Reply = str | list[int] | list[Message]
+"""A reply of a data set: text, token ids, or chat messages."""
 
 
 @dataclass(frozen=True)
@@ -285,16 +292,7 @@ class Env(Protocol):
     any part of the live slots, and `reset` with slots that were used before. An exception ends the run, which can be
     resumed (`Step.failed` ends one episode). `operant.check_env` plays a world and checks all this.
 
-    These attributes are optional. `pays`: whether it pays rewards (True if absent); if not, the run needs a reward
-    function. `most`: the largest number of episodes that it plays at the same time (no limit if absent).
-    `turns`: 1 if every episode has one turn, so that an engine keeps nothing for a next one (absent: unknown).
-    `measure(count, room)`: called once by the learner, with a function from a text to its number of tokens and the most
-    tokens of a prompt (None: no limit), for a world that shortens its prompts. `waves`: parts of the live episodes:
-    `step` is called for one, in a thread, while the replies of the next are generated (1 if absent). `games(split)`:
-    its own tasks, "train" or "test", for a run that names none. `check()`: called before models load, it raises
-    `OperantError` for what is missing. `judges`: rewards that the world calls, which read the tasks of the run before
-    it as the run's own does. A world with `state_dict()` and `load_state_dict(state)` has a state that checkpoints keep
-    from step to step.
+    What a world may have beside these two methods is declared in `EnvBase`.
     """
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -310,6 +308,76 @@ class Env(Protocol):
 
         The slots are those of the episodes that have not ended.
         """
+        ...
+
+
+class EnvBase:
+    """The optional parts of an `Env`, with the values of a world that lacks them; it need not be a subclass."""
+
+    pays: bool = True
+    """Whether it pays rewards; if not, the run needs a reward function."""
+    most: int | None = None
+    """The largest number of episodes that it plays at the same time; None: no limit."""
+    turns: int | None = None
+    """1 if every episode has one turn, so that an engine keeps nothing for a next one; None: unknown."""
+    waves: int = 1
+    """Parts of the live episodes: `step` is called for one, in a thread, while the next generates."""
+    judges: Sequence[RewardFn] = ()
+    """Rewards that the world calls. They read the tasks of the run before it, as the run's own does."""
+    games: Callable[[Literal["train", "test"]], list[Task]] | None = None
+    """Returns its own tasks, for a run that names none."""
+    measure: Callable[[Callable[[str], int], int | None], None] | None = None
+    """Called once by the learner, with a function from a text to its number of tokens and the most tokens of a prompt
+    (None: no limit), for a world that shortens its prompts."""
+    for_evaluation: Callable[[], Env] | None = None
+    """Returns the world in which a policy is measured, if that is another one."""
+    check: Callable[[], None] | None = None
+    """Called before models load; it raises `OperantError` for what is missing."""
+    state_dict: Callable[[], dict[str, Any]] | None = None
+    """Returns a state that checkpoints keep from step to step."""
+    load_state_dict: Callable[[Any], None] | None = None
+    """Restores what `state_dict` has returned."""
+
+
+def name_of(thing: object) -> str:
+    """The name of a reward or world in metrics and messages."""
+    return getattr(thing, "__name__", None) or type(thing).__name__
+
+
+def with_defaults(thing: object, kind: type[_Kind]) -> _Kind:
+    """`thing`, which may lack some attributes of `kind`: these have the values that they have there."""
+    return thing if isinstance(thing, kind) else cast(_Kind, _Completed(thing, kind()))
+
+
+class _Completed:
+    def __init__(self, thing: object, defaults: object):
+        vars(self).update(thing=thing, defaults=defaults)
+
+    def __getattr__(self, name: str) -> Any:
+        default = getattr(vars(self)["defaults"], name)
+        found = getattr(vars(self)["thing"], name, default)
+        return default if callable(default) and not callable(found) else found  # the user's name for something else
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(vars(self)["thing"], name, value)
+
+
+class Tokenizer(Protocol):
+    """What is used of a tokenizer of transformers, also of one that a model brings."""
+
+    bos_token_id: int | None
+    """The token that begins a text."""
+
+    def __call__(self, text: object, **options: object) -> Any:
+        """Encode one text or several, with the options of transformers."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of token ids."""
         ...
 
 
@@ -449,7 +517,7 @@ Score = float | Mapping[str, float] | Sequence[float] | Judgement | None
 RewardFn = Callable[[list[Rollout]], Sequence[Score]]
 """Judges rollouts: returns one score for each, in their order. Any callable will do.
 
-A reward may also have these attributes, all of them optional:
+A reward may also have these attributes, all of them optional; `operant.text_scores.RewardBase` has their defaults:
 
 - `__name__`: its name in metrics and messages; without it, the name of its class.
 - `check()`: loads what the reward needs, such as a model. It is called before training, so that a mistake shows early,

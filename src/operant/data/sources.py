@@ -28,8 +28,8 @@ SOURCES = Table(
     "task source",
     "operant.data",
     {
-        "dates": "operant.apps.text.synthetic:dates",
-        "numbers": "operant.apps.text.synthetic:numbers",
+        "dates": "operant.apps.text.concepts:dates",
+        "numbers": "operant.apps.text.concepts:numbers",
         "programs": "operant.apps.code.generated:programs",
         "programs/held-out": "operant.apps.code.generated:held_out",
         "outcomes": "operant.apps.code.outcomes:outcomes",

@@ -1,10 +1,10 @@
 """Worlds by name. Each is a file of this package; other packages add theirs as entry points of `operant.envs`."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from operant.import_by_name import Table
-from operant.types import OperantError, Step, Task, shown
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
 
 ENVS = Table(
     "environment",
@@ -24,16 +24,16 @@ ENVS = Table(
 """The class or function that makes each environment; its arguments are the options `env.*`."""
 
 
-def for_evaluation(env: Any) -> Any:
+def for_evaluation(env: Env) -> Env:
     """The world in which a policy is measured: what its method `for_evaluation` returns if it has one, or itself."""
-    made = getattr(env, "for_evaluation", None)
+    made = with_defaults(env, EnvBase).for_evaluation
     return env if made is None else made()
 
 
-def own_games(env: Any, split: Literal["train", "test"]) -> list[Task]:
+def own_games(env: object, split: Literal["train", "test"]) -> list[Task]:
     """The tasks that a world has itself. Raises: OperantError if it has none, or returns anything else."""
-    name = getattr(env, "__name__", None) or type(env).__name__
-    if (method := getattr(env, "games", None)) is None:
+    name = name_of(env)
+    if (method := with_defaults(env, EnvBase).games) is None:
         raise OperantError(f"tasks is missing: world {name!r} has no tasks of its own; pass --tasks")
     own = method(split)
     if not isinstance(own, list) or not all(isinstance(task, Task) for task in own):
@@ -43,7 +43,7 @@ def own_games(env: Any, split: Literal["train", "test"]) -> list[Task]:
     return own
 
 
-class SingleTurn:
+class SingleTurn(EnvBase):
     """An `Env` whose episodes are one turn long. It pays no rewards of its own: a reward function judges the reply."""
 
     pays = False
@@ -66,15 +66,13 @@ class Extract(SingleTurn):
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Raises: OperantError for a task whose target is no list of sentences."""
-        return {slot: Step(fresh=True, options=sentences_of(task)) for slot, task in tasks.items()}
-
-
-def sentences_of(task: Task) -> list[str]:
-    """The sentences to choose among. Raises: OperantError for a target that is no list of texts."""
-    given = task.target
-    if isinstance(given, (list, tuple)) and given and all(isinstance(one, str) and one.strip() for one in given):
-        return list(given)
-    raise OperantError(
-        f"world 'extract': the target of task {task.id!r} is {shown(given)}; it must be a list of sentences, as "
-        "form=extract makes of a row, or data.target_field=sentences of a row that has them"
-    )
+        first = dict[int, Step]()
+        for slot, task in tasks.items():
+            texts = task.target if isinstance(task.target, (list, tuple)) else []
+            if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+                raise OperantError(
+                    f"world 'extract': the target of task {task.id!r} is {shown(task.target)}; it must be a list of "
+                    "sentences, as form=extract makes of a row, or data.target_field=sentences of a row that has them"
+                )
+            first[slot] = Step(fresh=True, options=list(texts))
+        return first

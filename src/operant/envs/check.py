@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from operant.envs import own_games
 from operant.rollouts import answers
-from operant.types import Env, OperantError, Step, Task, shown
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
 
 Played = dict[tuple[int, int], Step]
 """The world's steps by (turn, slot); turn 0 is the reset."""
@@ -31,46 +31,41 @@ def check_env(
     wrong slot or of a wrong type, a reward that is not finite, an episode that does not end within `max_turns` turns,
     and an answer that differs the second time.
     """
-    tasks = _own_tasks(env) if tasks is None else tasks
+    if tasks is None:  # the first 8 of a world's own
+        train, test = own_games(env, "train"), own_games(env, "test")
+        if both := {task.id for task in train} & {task.id for task in test}:
+            raise OperantError(
+                f"world {name_of(env)!r}: games('train') and games('test') both have the task {min(both)!r}, so an "
+                "evaluation would measure what was trained on; give them different ids and seeds"
+            )
+        tasks = train[:8]
     if not tasks:
         raise OperantError("check_env needs at least one task to play")
-    has_state = all(callable(getattr(env, name, None)) for name in ("state_dict", "load_state_dict"))
-    before = env.state_dict() if has_state else None  # pyright: ignore[reportAttributeAccessIssue]
+    save, load = (with_defaults(env, EnvBase).state_dict, with_defaults(env, EnvBase).load_state_dict)
+    before = save() if save is not None and load is not None else None
     first = _play(env, tasks, replies, seed, max_turns, random.Random(seed))
-    if has_state:
-        env.load_state_dict(before)  # pyright: ignore[reportAttributeAccessIssue]
-    for (turn, slot), again in _play(
-        env, tasks, replies, seed, max_turns, random.Random(seed if has_state else -1)
-    ).items():
+    if load is not None and before is not None:
+        load(before)
+    parts = random.Random(-1 if before is None else seed)
+    for (turn, slot), again in _play(env, tasks, replies, seed, max_turns, parts).items():
         once = first[turn, slot]
         for name in (f.name for f in fields(Step)):
             a, b = getattr(once, name), getattr(again, name)
             if shown(a, 10000) != shown(b, 10000):
                 call = f"step, turn {turn}," if turn else "reset"
                 raise OperantError(
-                    f"world {answers.name_of(env)!r}: {call} answered slot {slot} (task {tasks[slot].id!r}) with "
+                    f"world {name_of(env)!r}: {call} answered slot {slot} (task {tasks[slot].id!r}) with "
                     f"{name}={shown(a)}, and the second time with {name}={shown(b)}, after the same replies: draw its "
                     "random numbers from the task's id, or keep their state with state_dict and load_state_dict; and "
                     "let no episode depend on those beside it"
                 )
 
 
-def _own_tasks(env: Env) -> list[Task]:
-    """The first 8 of a world's own tasks."""
-    train, test = own_games(env, "train"), own_games(env, "test")
-    if both := {task.id for task in train} & {task.id for task in test}:
-        raise OperantError(
-            f"world {answers.name_of(env)!r}: games('train') and games('test') both have the task {min(both)!r}, so an "
-            "evaluation would measure what was trained on; give them different ids and seeds"
-        )
-    return train[:8]
-
-
 def _play(
     env: Env, tasks: Sequence[Task], replies: Sequence[str], seed: int, max_turns: int, parts: random.Random
 ) -> Played:
     """Play every task to its end, and return all steps of the world. parts: decides which episodes are stepped."""
-    most = getattr(env, "most", None) or len(tasks)
+    most = with_defaults(env, EnvBase).most or len(tasks)
     played: Played = {}
     for begin in range(0, len(tasks), most):
         tasks_of = {slot: tasks[slot] for slot in range(begin, min(begin + most, len(tasks)))}
@@ -88,7 +83,7 @@ def _play(
                 live[slot] = played[turns[slot], slot] = step
                 if turns[slot] == max_turns and not _ends(step):
                     raise OperantError(
-                        f"world {answers.name_of(env)!r} has not ended slot {slot} (task {tasks[slot].id!r}) after "
+                        f"world {name_of(env)!r} has not ended slot {slot} (task {tasks[slot].id!r}) after "
                         f"{max_turns} turns: let its step return terminated=True, or truncated=True at a limit of its "
                         "own, or give check_env a larger max_turns"
                     )

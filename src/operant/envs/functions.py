@@ -15,12 +15,14 @@ import inspect
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
-from operant.types import OperantError, Step, Task, shown
+from operant.types import EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+
+MakeWorld = TypeVar("MakeWorld", bound=Callable[..., Any])
 
 
-class FunctionEnv:
+class FunctionEnv(EnvBase):
     """An `Env` that calls a generator function once for each episode: `function(task, **options)`.
 
     The function yields what the policy reads: a text, which is appended after the reply; a pair of a text and the
@@ -28,10 +30,10 @@ class FunctionEnv:
     last reply, a pair, a `Step` (which may be truncated), or nothing, which is a reward of 0.
     """
 
-    def __init__(self, function: Callable[..., Generator[Any, Any, Any]], **options: Any):
+    def __init__(self, function: Callable[..., Generator[object, str | None, object]], **options: object):
         self.function, self.options = function, options
-        self.__name__ = getattr(function, "__name__", "function")
-        self.pays, self.games = getattr(function, "pays", True), getattr(function, "games", None)
+        self.__name__, declared = name_of(function), with_defaults(function, EnvBase)
+        self.pays, self.games = declared.pays, declared.games
         self.episodes: dict[int, Generator[Any, Any, Any]] = {}
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -52,7 +54,7 @@ class FunctionEnv:
             last = self.read(answer, end.value, "returned", "return a reward, (text, reward), a Step, or nothing")
             return replace(last, terminated=not last.truncated)
 
-    def read(self, answer: Any, original: Any, did: str, remedy: str) -> Step:
+    def read(self, answer: object, original: object, did: str, remedy: str) -> Step:
         """The step that a function means by a text, a pair or a step."""
         pair = answer if isinstance(answer, tuple) else (answer, 0.0)
         if isinstance(answer, Step):
@@ -62,24 +64,30 @@ class FunctionEnv:
         raise OperantError(f"world {self.__name__!r} {did} {shown(original)}: {remedy}")
 
 
-def maker(world: Any) -> Any:
+def maker(world: object) -> Any:
     """What makes the world that a user has named: a generator function's `FunctionEnv`, with the function's arguments
     after the task; anything else is itself. Raises: OperantError for a function of a task that yields nothing."""
     plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
     if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
         raise OperantError(
-            f"world {world.__name__!r} is a function of a task without yield: an episode yields what the policy reads, "
+            f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy reads, "
             "and gets its reply (docs/worlds.md)"
         )
     if not inspect.isgeneratorfunction(world):
         return world
 
-    def make(**options: Any) -> FunctionEnv:
+    def make(**options: object) -> FunctionEnv:
         return FunctionEnv(world, **options)
 
     signature = inspect.signature(world)
     make.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # pyright: ignore
     make.__wrapped__ = world  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
     make.__annotations__ = world.__annotations__
-    make.pays, make.games = getattr(world, "pays", True), getattr(world, "games", None)  # pyright: ignore
+    return declared_as(world, make)
+
+
+def declared_as(world: object, make: MakeWorld) -> MakeWorld:
+    """`make`, which makes the world and says beforehand what it is asked about: whether it pays, and its games."""
+    declared = with_defaults(world, EnvBase)
+    vars(make).update(pays=declared.pays, games=declared.games)
     return make

@@ -72,7 +72,7 @@ class Game(Protocol):
         """Number of commands of a shortest solution from the beginning; None: unknown."""
         ...
 
-    def map(self) -> dict[str, Any] | None:
+    def map(self) -> dict[str, object] | None:
         """`{"rooms": {name: [x, y]}, "ways": [[name, name, "open" | "closed" | "locked"], ...]}`; None: no map."""
         ...
 
@@ -221,14 +221,8 @@ class TextGames:
         memory = GameMemory(self._template, self.memory, count=self._count, room=room, thoughts=self.remember_thoughts)
         memory.objective = state.objective
         record: dict[str, Any] = {"name": task.id, "objective": state.objective, "optimum": game.optimum}
-        record |= {
-            "won": False,
-            "lost": False,
-            "score": state.score,
-            "most": state.most,
-            "turns": [],
-            "map": game.map(),
-        }
+        record |= {"won": False, "lost": False, "score": state.score, "most": state.most}
+        record |= {"turns": [], "map": game.map()}
         self._live[slot] = episode = _Playing(task, game, memory, state, record)
         first = self._ask(episode, {})
         if self.tokens is not None and self._count is not None and (size := self._count(first.text)) > self.tokens:
@@ -250,7 +244,8 @@ class TextGames:
     def _play(self, episode: _Playing, command: str, thought: str, player: str) -> float:
         """Carry out a command, remember and record it; returns its reward."""
         before = episode.state
-        episode.state = after = episode.game.step(command) if command else unplayed(before)
+        nothing = replace(before, text="You do nothing.", valid=False)  # no game is asked to carry out an empty command
+        episode.state = after = episode.game.step(command) if command else nothing
         reward = self.score * (after.score - before.score) / (before.most or 1.0) + self.living
         reward += self.win * after.won + self.lose * after.lost + self.invalid * (not after.valid)
         episode.memory.add(observed(before), command, thought)
@@ -309,11 +304,6 @@ class TextGames:
 def observed(state: GameState) -> str:
     """What a state shows: the answer, and the description of the place if it is not part of the answer."""
     return state.text if state.description in state.text else f"{state.text}\n{state.description}".strip()
-
-
-def unplayed(state: GameState) -> GameState:
-    """The state after an empty command, which no game is asked to carry out."""
-    return replace(state, text="You do nothing.", valid=False)
 
 
 def listing(commands: tuple[str, ...]) -> str:

@@ -18,14 +18,14 @@ A step has the fields of `operant.Step` that are not their defaults. An error is
 import json
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
 from operant.net.client import Client, NoAnswer
 from operant.rollouts import answers
 from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
-from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
+from operant.types import Env, EnvBase, Failure, OperantError, Step, Task, describe_error, shown, with_defaults
 
 __all__ = ["Http", "serve"]
 
@@ -84,7 +84,7 @@ class Http:
         return self.known("most")
 
     @property
-    def games(self) -> Any:
+    def games(self) -> Callable[[Literal["train", "test"]], list[Task]] | None:
         """What returns the world's own tasks for a split; None if it has none."""
         return self.tasks_of if self.known("games") else None
 
@@ -104,7 +104,7 @@ class Http:
         """Send each reply to its episode."""
         return self.steps("step", "replies", replies)
 
-    def steps(self, call: str, name: str, given: Mapping[int, Any]) -> dict[int, Step]:
+    def steps(self, call: str, name: str, given: Mapping[int, object]) -> dict[int, Step]:
         """The server's step for each slot; if there is none, how its episode has failed.
 
         Raises: OperantError if a failure stops the run.
@@ -126,14 +126,13 @@ class Http:
 
     def read(self, plain: Any) -> Step:
         """A step of the server; one that is not allowed fails its episode alone."""
-        try:
-            step = Step(**plain)
-            why = answers.fault(step)
-        except TypeError:
-            step, why = Step(), f"answered with {shown(plain)}, which are not the fields of a Step"
-        return step if why is None else Step(failed="raised", info={"failure": why})
+        step, why = answers.read_step(plain)
+        if step is not None and why is None:
+            return step
+        why = why or f"answered with {shown(plain)}, which are not the fields of a Step"
+        return Step(failed="raised", info={"failure": why})
 
-    def ask(self, call: str, content: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, call: str, content: dict[str, object]) -> dict[str, Any]:
         """The server's answer to a request, which is sent up to `tries` times.
 
         Raises: OperantError with the reason if there is none: a `NoAnswer` if the server may be there later.
@@ -170,7 +169,6 @@ class WorldServer(ThreadingHTTPServer):
         return f"http://{self.server_address[0]}:{self.server_port}"
 
     def close(self) -> None:
-        """End the server, after the request that it is answering."""
         self.shutdown()
         self.server_close()
 
@@ -190,21 +188,21 @@ class WorldServer(ThreadingHTTPServer):
                 del self.last[next(iter(self.last))]
             return self.last[session][1:]
 
-    def answer_about(self, session: str) -> dict[str, Any]:
-        most, games = getattr(self.env, "most", None), getattr(self.env, "games", None)
-        return {"pays": bool(getattr(self.env, "pays", True)), "most": most, "games": games is not None}
+    def answer_about(self, session: str) -> dict[str, object]:
+        env = with_defaults(self.env, EnvBase)
+        return {"pays": bool(env.pays), "most": env.most, "games": env.games is not None}
 
-    def answer_games(self, session: str, split: str) -> dict[str, Any]:
+    def answer_games(self, session: str, split: str) -> dict[str, object]:
         return {"tasks": [task_to_plain(task) for task in self.env.games(split)]}  # pyright: ignore
 
-    def answer_reset(self, session: str, tasks: dict[str, Any]) -> dict[str, Any]:
+    def answer_reset(self, session: str, tasks: dict[str, Any]) -> dict[str, object]:
         own = {slot: self.slots.setdefault((session, slot), len(self.slots)) for slot in tasks}
         given = {own[slot]: task_from_plain({**NO_REPLIES, **task}) for slot, task in tasks.items()}
         self.tasks |= given
         steps = answers.reset(self.env, given)
         return {"steps": {slot: step_to_plain(steps[own[slot]]) for slot in tasks}}
 
-    def answer_step(self, session: str, replies: dict[str, str]) -> dict[str, Any]:
+    def answer_step(self, session: str, replies: dict[str, str]) -> dict[str, object]:
         if new := [slot for slot in replies if (session, slot) not in self.slots]:
             raise OperantError(f"slot {new[0]} has no episode here; was the server started again?")
         own = {slot: self.slots[session, slot] for slot in replies}
@@ -235,7 +233,7 @@ class WorldRequest(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Nothing is logged: the run logs what fails."""
 
 

@@ -10,13 +10,13 @@ run = operant.train(..., env=env)
 import inspect
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from operant.envs.functions import maker
-from operant.rollouts.answers import fault
+from operant.envs.functions import declared_as, maker
+from operant.rollouts.answers import read_step
 from operant.sampling import TokenCount
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
@@ -24,6 +24,9 @@ from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.worker import spec_of
 from operant.types import Env, Failure, OperantError, Step, Task
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 __all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]
 
@@ -38,7 +41,7 @@ DEFAULTS = {
 """The options `isolation.*` that apply to a world, with the values that they have outside of a run."""
 
 
-def isolated(spec: str, **options: Any) -> "IsolatedEnv":
+def isolated(spec: str, **options: object) -> "IsolatedEnv":
     """The world `module:World` or `file.py:World` with its options, each episode in a process of its own.
 
     Raises: OperantError as `IsolatedEnv` does.
@@ -55,25 +58,28 @@ def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "Isolate
     lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
     if lacking:
         raise OperantError(f"environment {prefix}:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
-    place, made, called = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
-    own = [p for p in inspect.signature(called).parameters.values() if p.name in called.options_of_runs]
-    theirs = inspect.signature(made)
-    if taken := [p.name for p in own if p.name in theirs.parameters]:
+    place, make_world, form = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
+    form_parameters = [p for p in inspect.signature(form).parameters.values() if p.name in form.options_of_runs]
+    signature = inspect.signature(make_world)
+    if taken := [p.name for p in form_parameters if p.name in signature.parameters]:
         raise OperantError(
             f"environment {prefix}:{spec}: its argument {taken[0]!r} is an option of {prefix} too; rename the world's"
         )
 
     def make(**options: Any) -> "IsolatedEnv":
-        return called(place, options, **{p.name: options.pop(p.name) for p in own if p.name in options})
+        of_form = {p.name: options.pop(p.name) for p in form_parameters if p.name in options}
+        return form(place, options, **of_form)
 
-    ends = [p for p in theirs.parameters.values() if p.kind is p.VAR_KEYWORD]
-    rest = [p for p in theirs.parameters.values() if p not in ends]
-    make.__signature__ = theirs.replace(parameters=[*rest, *own, *ends])  # pyright: ignore[reportFunctionMemberAccess]
-    annotated = made.__init__ if inspect.isclass(made) else made
+    parameters = [*signature.parameters.values(), *form_parameters]
+    in_order = sorted(parameters, key=lambda p: p.kind is p.VAR_KEYWORD)
+    make.__signature__ = signature.replace(parameters=in_order)  # pyright: ignore[reportFunctionMemberAccess]
+    annotated = make_world.__init__ if inspect.isclass(make_world) else make_world
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
-    make.__annotations__ = {**getattr(annotated, "__annotations__", {}), **{p.name: p.annotation for p in own}}
-    make.pays, make.games = getattr(made, "pays", True), getattr(made, "games", None)  # pyright: ignore
-    return make
+    make.__annotations__ = {
+        **getattr(annotated, "__annotations__", {}),
+        **{p.name: p.annotation for p in form_parameters},
+    }
+    return declared_as(make_world, make)
 
 
 class IsolatedEnv:
@@ -97,14 +103,15 @@ class IsolatedEnv:
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 64,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         self.spec, self.options, self.workers = spec_of(world), dict(options or {}), workers
         self.__name__ = self.spec.rpartition(":")[2]
-        self._own, self._limits = dict(isolation or {}), DEFAULTS | dict(isolation or {})
+        self._overrides = dict(isolation or {})
+        self._limits = DEFAULTS | self._overrides
         self._check_limits()
         self._pools: list[Pool | RayPool] = []
         self._pool_of: dict[int, Pool | RayPool] = {}
@@ -112,17 +119,17 @@ class IsolatedEnv:
         self._counting: dict[str, Any] | None = None
         self._evaluating, self._evaluation = False, None
 
-    def under(self, isolation: Any) -> Self:
+    def under(self, isolation: object) -> Self:
         """A copy of the world with a run's `IsolationOptions`; its own values win.
 
         Raises: OperantError for a value that is not allowed.
         """
-        theirs = {name: getattr(isolation, name) for name in DEFAULTS}
-        theirs["on_error"] = theirs["on_error"] or DEFAULTS["on_error"]
-        made = copy(self)
-        made._limits, made._pools, made._pool_of, made._evaluation = theirs | self._own, [], {}, None
-        made._check_limits()
-        return made
+        of_run = {name: getattr(isolation, name) for name in DEFAULTS}
+        of_run["on_error"] = of_run["on_error"] or DEFAULTS["on_error"]
+        world = copy(self)
+        world._limits, world._pools, world._pool_of, world._evaluation = of_run | self._overrides, [], {}, None
+        world._check_limits()
+        return world
 
     @property
     def level(self) -> str:
@@ -163,8 +170,8 @@ class IsolatedEnv:
 
     def _copy_for_evaluation(self) -> "IsolatedEnv":
         if self._evaluation is None:
-            self._evaluation = made = copy(self)
-            made._evaluating, made._pools, made._pool_of = True, [], {}
+            self._evaluation = world = copy(self)
+            world._evaluating, world._pools, world._pool_of = True, [], {}
         return self._evaluation
 
     def check(self) -> None:
@@ -178,7 +185,7 @@ class IsolatedEnv:
             self._evaluation.close()
 
     def _end(self) -> None:
-        self._in_parallel(lambda pool: pool.close(), self._pools)
+        self._in_parallel(self._pools, lambda pool: pool.close())
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes. Raises: OperantError for a task that is no plain data, or if no worker can be started."""
@@ -198,12 +205,12 @@ class IsolatedEnv:
             if name not in DEFAULTS:
                 raise OperantError(f"isolation.{name} does not apply to a world; these do: {', '.join(DEFAULTS)}")
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-            good, rule = {
-                "timeout": (number, "a number of seconds above 0"),
-                "memory_gb": (number or value is None, "a number above 0, or None"),
-                "on_error": (value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"),
-                "on_timeout": (value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"),
-            }.get(name, (True, ""))
+            good, rule = True, ""
+            if name in ("timeout", "memory_gb"):
+                good = number or (name == "memory_gb" and value is None)
+                rule = "a number of seconds above 0" if name == "timeout" else "a number above 0, or None"
+            elif name in ("on_error", "on_timeout"):
+                good, rule = value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"
             if not good:
                 raise OperantError(f"isolation.{name}={value!r} for world {self.__name__!r}: it must be {rule}")
         if self.workers < 1:
@@ -225,7 +232,7 @@ class IsolatedEnv:
         job = Job("operant.envs.world_job:WorldHandler", argument)
         self._pools += [self.pool(job, limits) for _ in range(count - len(self._pools))]
         try:
-            self._in_parallel(start, self._pools[:count])
+            self._in_parallel(self._pools[:count], start)
         except OperantError as error:
             raise OperantError(f"isolated world {self.spec!r}: {error}") from error
         return self._pools[:count]
@@ -234,7 +241,7 @@ class IsolatedEnv:
         """What holds one worker."""
         return Pool(job, limits)
 
-    def _in_parallel(self, work: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    def _in_parallel(self, items: Sequence[Item], work: Callable[[Item], Answer]) -> list[Answer]:
         with ThreadPoolExecutor(max(len(items), 1)) as threads:
             return list(threads.map(work, items))
 
@@ -252,7 +259,7 @@ class IsolatedEnv:
         plain = self._ask_one(self._started(1)[0], {"call": "games", "split": split})
         return [task_from_plain(task) for task in plain]
 
-    def _ask_one(self, pool: Pool | RayPool, request: dict[str, Any]) -> Any:
+    def _ask_one(self, pool: Pool | RayPool, request: dict[str, object]) -> Any:
         """What a worker answers. Raises: OperantError if it fails."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
@@ -261,7 +268,10 @@ class IsolatedEnv:
         return response.content
 
     def _ask(
-        self, call: str, given: Mapping[int, Any], more: Callable[[Pool | RayPool], dict[str, Any]] = lambda pool: {}
+        self,
+        call: str,
+        given: Mapping[int, object],
+        more: Callable[[Pool | RayPool], dict[str, object]] = lambda pool: {},
     ) -> dict[int, Step]:
         """The answer for each slot; the workers answer at the same time. more: what else a worker's request has."""
         until, slots_of = time.monotonic() + self._limits["timeout"], dict[Pool | RayPool, list[int]]()
@@ -277,7 +287,7 @@ class IsolatedEnv:
                 pool.close()  # its world is in an unknown state
             return {slot: self._read(response, answers[i] if fine else None) for i, slot in enumerate(slots)}
 
-        answered = {slot: step for steps in self._in_parallel(run, list(slots_of)) for slot, step in steps.items()}
+        answered = {slot: step for steps in self._in_parallel(list(slots_of), run) for slot, step in steps.items()}
         return {slot: answered[slot] for slot in given}
 
     def _read(self, response: Response, answer: Any) -> Step:
@@ -290,14 +300,11 @@ class IsolatedEnv:
         if response.outcome == "ok" and isinstance(answer, dict) and "raised" in answer:
             reason = str(answer["raised"])
         elif response.outcome == "ok":
-            try:
-                step = Step(**answer)
-                reason = fault(step)
-            except TypeError:
+            step, reason = read_step(answer)
+            if step is None:
                 kind, reason = "crashed", "has lost the process of its episode"
-            else:
-                if reason is None:
-                    return step
+            elif reason is None:
+                return step
         if self._limits["on_timeout" if kind == "timeout" else "on_error"] == "stop":
             raise OperantError(f"world {self.__name__!r} {reason}; fix it, or let such episodes be dropped")
         return Step(failed=kind, info={"failure": reason})
@@ -323,11 +330,11 @@ class WorkerEnv(IsolatedEnv):
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 4,
         waves: int = 1,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         super().__init__(world, options, workers=workers, isolation=isolation)
         self.waves = waves
@@ -351,7 +358,7 @@ class WorkerEnv(IsolatedEnv):
         return self._ask("reset", plain, lambda pool: self._state_of(pools.index(pool)))
 
     @property
-    def state_dict(self) -> Callable[[], dict[str, Any]] | None:
+    def state_dict(self) -> Callable[[], dict[str, object]] | None:
         """What returns the states of the worlds in all workers; None if they have none."""
         return self.states if self._known("state_dict") else None
 
@@ -367,14 +374,14 @@ class WorkerEnv(IsolatedEnv):
             )
         self._states, self._version = list(state["workers"]), self._version + 1
 
-    def _state_of(self, worker: int) -> dict[str, Any]:
+    def _state_of(self, worker: int) -> dict[str, object]:
         return {"version": self._version, "state": self._states[worker]}
 
-    def states(self) -> dict[str, Any]:
+    def states(self) -> dict[str, object]:
         """The states of the worlds in all workers. Raises: OperantError for a state that is no plain data."""
         requests = [{"call": "state", **self._state_of(i)} for i in range(self.workers)]
         pairs = list(zip(self._started(self.workers), requests))
-        self._states = self._in_parallel(lambda pair: self._ask_one(*pair), pairs)
+        self._states = self._in_parallel(pairs, lambda pair: self._ask_one(*pair))
         return {"workers": self._states}
 
 
@@ -394,13 +401,13 @@ class RayEnv(WorkerEnv):
     def __init__(
         self,
         world: str | Callable[..., Env],
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, object] | None = None,
         *,
         workers: int = 4,
         waves: int = 1,
         address: str | None = None,
         cpus: float = 1.0,
-        isolation: Mapping[str, Any] | None = None,
+        isolation: Mapping[str, object] | None = None,
     ):
         super().__init__(world, options, workers=workers, waves=waves, isolation=isolation)
         self.session = RaySession(WORLDS, address=address, count=workers, cpus=cpus)
@@ -420,6 +427,6 @@ FORMS = {"isolated": IsolatedEnv, "workers": WorkerEnv, "ray": RayEnv}
 """The forms of worlds in worker processes, by the prefix of their names."""
 
 
-def without_form(name: Any) -> Any:
+def without_form(name: object) -> object:
     """`rooms` of `workers:rooms`; what is no name, or has no such prefix, as it is."""
     return name.partition(":")[2] if isinstance(name, str) and name.partition(":")[0] in FORMS else name

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from operant.import_by_name import nearest
 from operant.options import read_mapping
@@ -52,7 +52,7 @@ TEMPLATES = {
 """Templates by name."""
 
 
-def template(given: str | Mapping[str, Any]) -> Template:
+def template(given: str | Mapping[str, object]) -> Template:
     """The template of a name, of a YAML file, or of a mapping of its parts.
 
     Raises: OperantError for an unknown name or part, or a part that cannot be filled in.

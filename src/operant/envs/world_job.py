@@ -8,7 +8,7 @@ from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
 from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
-from operant.types import Task, describe_error
+from operant.types import EnvBase, Task, describe_error, with_defaults
 
 
 def count_with(plain: str) -> Callable[[str], int]:
@@ -39,26 +39,26 @@ class WorldHandler:
         self.env: Any = None
         self.tasks: dict[int, Task] = {}
 
-    def __call__(self, request: dict[str, Any]) -> Any:
+    def __call__(self, request: dict[str, Any]) -> object:
         return getattr(self, request.pop("call"))(**request)
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, object]:
         """What the run has to know about the world."""
-        env = self.made()
-        has = {name: callable(getattr(env, name, None)) for name in ("games", "state_dict", "measure")}
-        has["for_evaluation"] = for_evaluation(env) is not env
-        return has | {"pays": bool(getattr(env, "pays", True)), "most": getattr(env, "most", None)}
+        env = with_defaults(self.made(), EnvBase)
+        has: dict[str, object] = {name: callable(getattr(env, name)) for name in ("games", "state_dict", "measure")}
+        has["for_evaluation"] = for_evaluation(self.env) is not self.env
+        return has | {"pays": bool(env.pays), "most": env.most}
 
-    def games(self, split: str) -> list[dict[str, Any]]:
+    def games(self, split: str) -> list[dict[str, object]]:
         """The world's own tasks."""
         return [task_to_plain(task) for task in self.made().games(split)]
 
-    def state(self, version: int, state: Any) -> Any:
+    def state(self, version: int, state: object) -> object:
         """The world's state, after that of the request is loaded as `reset` does."""
         self.restore(version, state)
         return state_to_plain(self.env.state_dict())
 
-    def reset(self, given: list[Any], version: int, state: Any) -> list[dict[str, Any]]:
+    def reset(self, given: list[tuple[int, dict[str, object]]], version: int, state: object) -> list[dict[str, object]]:
         """Begin an episode in each slot of `given`, [slot, task] each.
 
         version: number of the state that the run has loaded; a world that does not have it, such as one of a restarted
@@ -72,7 +72,7 @@ class WorldHandler:
         steps = checked(f"{self.name}.reset", self.env.reset(tasks), tasks, list(tasks))
         return [step_to_plain(step) for step in steps.values()]
 
-    def step(self, given: list[Any]) -> list[dict[str, Any]]:
+    def step(self, given: list[tuple[int, str]]) -> list[dict[str, object]]:
         """Answer the reply in each slot of `given`, [slot, reply] each."""
         return [self.answer(*pair) if pair[0] in self.tasks else {"lost": True} for pair in given]
 
@@ -86,14 +86,14 @@ class WorldHandler:
                 self.env = for_evaluation(self.env)
         return self.env
 
-    def restore(self, version: int, state: Any) -> None:
+    def restore(self, version: int, state: object) -> None:
         """Make the world, and load its state unless it has it."""
         fresh, env = self.env is None, self.made()
         if state is not None and (fresh or version != self.version):
             env.load_state_dict(state_from_plain(state))
         self.version = version
 
-    def answer(self, slot: int, reply: str) -> dict[str, Any]:
+    def answer(self, slot: int, reply: str) -> dict[str, object]:
         """The world's step for one slot as plain data."""
         try:
             steps = self.env.step({slot: reply})

@@ -29,18 +29,16 @@ from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
 from operant.rewards.combine import PrefixGain, minus_query, weighted
-from operant.rewards.evaluate import OUTCOMES, Judged, Outcome, SampleResult, check, judge, name_of, reward_metrics
-from operant.rewards.wrapper import every_part, held_out, parts_of, read_with
+from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metrics
+from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
-from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals
+from operant.text_scores import RewardBase
+from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals, with_defaults
 
 __all__ = [
     "NAMES",
-    "OUTCOMES",
     "Judged",
-    "Outcome",
     "PrefixGain",
-    "SampleResult",
     "check",
     "close",
     "compared_with_greedy",
@@ -120,22 +118,28 @@ NAMES = {
     ),
     "style_transfer": BuiltIn("operant.apps.prompts.style_transfer:StyleTransfer", options=0),
     "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
-    "vader": BuiltIn("operant.apps.text.vader:Vader"),
+    "vader": BuiltIn("operant.apps.text.rewards:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
-    "intent": BuiltIn("operant.apps.text.intent:intent", options=0, first=True),
+    "intent": BuiltIn("operant.apps.text.judged_by_classifier:intent", options=0, first=True),
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
 
 
-def factory(spec: Any) -> Factory | None:
+def factory(spec: object) -> Factory | None:
     """The class or function whose arguments are the options of a reward; None: it has none, as in TRL's form.
 
     Of a class all arguments are options, of a function from rollouts to scores those after the first.
-    Raises: OperantError for a name that is unknown or cannot be imported.
+    Raises: OperantError for a name that is unknown or cannot be imported, and for several with commas between them.
     """
     if isinstance(spec, str):
-        check_single(spec)
+        several = [part.strip() for part in spec.split(",")]
+        named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in several]
+        if len(several) > 1 and all(named) and not spec.startswith("pattern:"):  # such an expression may have commas
+            weights = ", ".join(f"{part}: 1" for part in several)
+            raise OperantError(
+                f"reward {spec!r} names {len(several)}: give each its weight, as in --reward '{{{weights}}}'"
+            )
         name, _, argument = spec.strip().partition(":")
         row = NAMES.get(name) or (NAMES["reward_model"] if _is_run(spec) else None)
         if row is not None and row.of_another:
@@ -151,7 +155,9 @@ def factory(spec: Any) -> Factory | None:
     return Factory(spec, 1, gets) if inspect.isroutine(spec) and not as_in_trl(spec) else None
 
 
-def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
+def resolve(
+    spec: RewardFn | str | Mapping[Any, object] | None, options: Mapping[str, object] | None = None
+) -> RewardFn:
     """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
 
     options: those of the reward, as `factory` describes them. Of several rewards each may have its own:
@@ -196,8 +202,7 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
         except OperantError:
             raise
         except (Exception, SystemExit) as error:
-            why = f"{describe_error(error)}"
-            raise OperantError(f"reward {shown(spec)} cannot be made: {why}") from error
+            raise OperantError(f"reward {shown(spec)} cannot be made: {describe_error(error)}") from error
     if not given:
         return cast(RewardFn, found)
     bound: Any = partial(found, **given)
@@ -205,7 +210,7 @@ def resolve(spec: Any, options: Mapping[str, Any] | None = None) -> RewardFn:
     return bound
 
 
-def _is_run(spec: Any) -> bool:
+def _is_run(spec: object) -> bool:
     """Whether a text is a run folder, or several, so that `--reward runs/rm` is `--reward reward_model:runs/rm`."""
     return isinstance(spec, str) and all((Path(name.strip()) / "config.yaml").is_file() for name in spec.split(","))
 
@@ -223,35 +228,25 @@ def _find(spec: str) -> Callable[..., Any]:
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
 
 
-def check_single(spec: str) -> None:
-    """Raises: OperantError for several rewards with commas between them. A regular expression may have commas."""
-    parts = [part.strip() for part in spec.split(",")]
-    named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in parts]
-    if len(parts) > 1 and all(named) and not spec.startswith("pattern:"):
-        weights = ", ".join(f"{part}: 1" for part in parts)
-        raise OperantError(f"reward {spec!r} names {len(parts)}: give each its weight, as in --reward '{{{weights}}}'")
-
-
-def compared_with_greedy(reward: RewardFn | None) -> list[Any]:
+def compared_with_greedy(reward: RewardFn | None) -> list[RewardBase]:
     """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
-    return [part for part in every_part(reward) if getattr(part, "wants_greedy", False)]
+    return [part for part in described_parts(reward) if part.wants_greedy]
 
 
 def close(reward: RewardFn | None) -> None:
     """End the processes of the parts of the reward that have some."""
-    for part in every_part(reward):
-        if getattr(part, "ends_with_run", False):
+    for part in described_parts(reward):
+        if part.ends_with_run:
             part.close()
 
 
-def keep_in(reward: RewardFn | None, journal: Any) -> None:
+def keep_in(reward: RewardFn | None, journal: object) -> None:
     """Let the parts of the reward that keep something for a resumed run, such as verdicts of programs, do it there.
 
     journal: a `runs.folder.Journal`.
     """
-    for part in every_part(reward):
-        if callable(keep := getattr(part, "keep_in", None)):
-            keep(journal)
+    for part in described_parts(reward):
+        part.keep_in(journal)
 
 
 def check_lengths(reward: RewardFn | None, tokens: int) -> None:
@@ -260,7 +255,7 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
     Raises: OperantError.
     """
     for part in every_part(reward):
-        room = getattr(part, "prompt_tokens", None)
+        room = with_defaults(part, RewardBase).prompt_tokens
         if room is not None and tokens > room:
             raise OperantError(
                 f"prompts of {tokens} tokens (--sampling.max-tokens), and reward {name_of(part)!r} leaves room for "
@@ -271,9 +266,8 @@ def check_lengths(reward: RewardFn | None, tokens: int) -> None:
 
 def read_held_out(reward: RewardFn | None, tasks: Sequence[Task]) -> None:
     """Show all held-out tasks to the parts of a reward that look at them together. Raises: OperantError of a part."""
-    for part in every_part(reward):
-        if tasks and callable(read := getattr(part, "read_held_out", None)):
-            read(tasks)
+    for part in described_parts(reward) if tasks else ():
+        part.read_held_out(tasks)
 
 
 def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = False) -> list[Task]:
@@ -282,9 +276,9 @@ def prepare(reward: RewardFn | None, tasks: Sequence[Task], *, alone: bool = Fal
     alone: only look at these tasks, which are some of all. Returns the tasks without those that a part leaves out.
     Raises: OperantError that names the first task that a part refuses.
     """
-    left: Any = list(tasks)
+    left = list(tasks)
     for part in every_part(reward):
         (text_scores.check_tasks if alone else text_scores.prepare)(part, f"reward {name_of(part)!r}", left)
-        if not alone and callable(usable := getattr(part, "usable", None)):
-            left = usable(left)
+        if not alone:
+            left = with_defaults(part, RewardBase).usable(left)
     return left

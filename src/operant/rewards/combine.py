@@ -6,19 +6,21 @@ judge(reward, rollouts).parts["length"]    # as that part returned it, before th
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Remark, check, joined_remarks, judge, name_of, no_greedy
+from operant.rewards.evaluate import Judged, Outcome, Remark, joined_remarks, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
 from operant.types import OperantError, RewardFn, Rollout, Total
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")
+NOT_READ = {"logprobs": None, "values": None, "allowed": None, "states": None}
+"""Fields of a turn that no reward reads, and that are wrong once its tokens are cut."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,6 @@ class Weighted(Wrapper):
 
     rewards: dict[str, tuple[RewardFn, float]]
     __name__ = "weighted"
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
-        return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """A part that abstains adds nothing to its sample; a sample abstains if all parts do.
@@ -66,17 +65,14 @@ class Weighted(Wrapper):
             for name, (reward, _) in self.rewards.items():
                 yield begun[name].result() if name in begun else judge(reward, rollouts, name)
 
-    def check(self) -> None:
-        for reward, _ in self.rewards.values():
-            check(reward)
-
-    def inner(self) -> list[RewardFn]:
+    @property
+    def parts(self) -> Sequence[RewardFn]:
         return [reward for reward, _ in self.rewards.values()]
 
-    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
+    def rebuilt(self, change: Callable[[RewardFn], RewardFn]) -> RewardFn:
         return replace(self, rewards={name: (change(part), weight) for name, (part, weight) in self.rewards.items()})
 
-    def held_out(self) -> Any:
+    def held_out(self) -> RewardFn:
         return self.rebuilt(held_out)
 
 
@@ -128,27 +124,15 @@ class MinusQuery(Wrapper):
 
     reward: RewardFn
 
-    @property
-    def __name__(self) -> str:
-        return name_of(self.reward)
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
-        return self.judged(rollouts).scores
-
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """Each other text of a call is scored once. A sample abstains if either side does."""
         others, where = self.compared(rollouts)
         alone = judge(self.reward, others)
-        whole = judge(self.reward, rollouts)
+        query, whole = alone.at(where), judge(self.reward, rollouts)
         if any(isinstance(score, list) for score in whole.scores):
             raise OperantError(
                 f"reward {name_of(self.reward)!r} scores each token: there are no such scores to subtract"
             )
-        query = Judged(
-            [alone.scores[i] for i in where],
-            {part: [values[i] for i in where] for part, values in alone.parts.items()},
-            [alone.outcome(i) for i in where] if alone.outcomes else [],
-        )
         none = [None] * len(rollouts)
         parts = {part: _minus(values, query.parts.get(part, none)) for part, values in whole.parts.items()}
         scores = _minus(whole.scores, query.scores)
@@ -162,10 +146,8 @@ class MinusQuery(Wrapper):
         """The rollouts whose scores are subtracted, and for each rollout the index of its own."""
         first: dict[tuple[str, str], int] = {}
         where = [first.setdefault((r.task.id, r.query), len(first)) for r in rollouts]
-        return [_query_alone(rollouts[where.index(i)]) for i in range(len(first))], where
-
-    def check(self) -> None:
-        check(self.reward)
+        asked = [rollouts[where.index(i)] for i in range(len(first))]
+        return [replace(r, turns=[replace(r.turns[0], action=[], **NOT_READ)], texts=[""]) for r in asked], where
 
 
 @dataclass(frozen=True)
@@ -179,7 +161,6 @@ class MinusGreedy(MinusQuery):
     wants_greedy = True
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
-        """Take the greedy replies to the prompts of the next call."""
         self.greedy[:] = rollouts
 
     def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:
@@ -190,22 +171,16 @@ class MinusGreedy(MinusQuery):
                 raise OperantError(no_greedy(self, rollout))
         return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
-    def held_out(self) -> Any:
+    def held_out(self) -> RewardFn:
         return held_out(self.reward)
 
 
-def minus_query(reward: RewardFn) -> MinusQuery:
-    """Subtract from each score the reward of the query alone."""
-    return MinusQuery(reward)
+minus_query = MinusQuery
+"""Subtracts from each score the reward of the query alone."""
 
 
 def _minus(scores: list[Any], others: list[Any]) -> list[Any]:
     return [None if x is None or y is None else x - y for x, y in zip(scores, others)]
-
-
-def _query_alone(rollout: Rollout) -> Rollout:
-    turn = replace(rollout.turns[0], action=[], logprobs=None, values=None, allowed=None, states=None)
-    return replace(rollout, turns=[turn], texts=[""])
 
 
 @dataclass
@@ -223,13 +198,6 @@ class PrefixGain(Wrapper):
     """The policy's, which a run sets before training (`read_with`)."""
     reads_tokens = True
 
-    @property
-    def __name__(self) -> str:
-        return name_of(self.reward)
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
-        return self.judged(rollouts).scores
-
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """Judge all prefixes in one call.
 
@@ -245,29 +213,23 @@ class PrefixGain(Wrapper):
         if any(isinstance(score, list) for score in whole.scores):
             raise OperantError(f"reward {name_of(self.reward)!r} scores each token already: name it without per_token:")
         ends = list(accumulate(map(len, grown)))
-        scores = [
-            by_token(rollout, whole.scores[end - len(prefixes) : end])
-            for rollout, prefixes, end in zip(rollouts, grown, ends)
-        ]
-        last = [end - 1 for end in ends]
-        return Judged(
-            scores,
-            {part: [values[i] for i in last] for part, values in whole.parts.items()},
-            [whole.outcomes[i] for i in last] if whole.outcomes else [],
-            whole.notes,
-            [whole.remarks[i] for i in last] if whole.remarks else [],
-        )
-
-    def check(self) -> None:
-        """Load what the reward needs. Raises: OperantError as its own check."""
-        check(self.reward)
+        scores = list[Total]()
+        for rollout, prefixes, end in zip(rollouts, grown, ends):
+            of_prefixes = whole.scores[end - len(prefixes) : end]
+            if of_prefixes[-1] is None or not rollout.count:
+                scores.append(of_prefixes[-1])
+                continue
+            known = list(accumulate([0.0, *of_prefixes], lambda before, score: before if score is None else score))
+            turns_before = [0.0] * (rollout.count - len(prefixes))
+            scores.append(turns_before + [after - before for before, after in pairwise(known)])
+        return replace(whole.at([end - 1 for end in ends]), scores=scores, passing=[])
 
     def prefixes(self, rollout: Rollout) -> list[Rollout]:
         """The rollout with its last reply cut after each of its tokens; the last one is the rollout itself."""
         turn = rollout.turns[-1]
         if turn.options is not None or not turn.trained:
             return [rollout]
-        found, bare = [], replace(turn, logprobs=None, values=None, allowed=None, states=None)
+        found, bare = [], replace(turn, **NOT_READ)
         for t in range(1, len(turn.action)):
             text = reply_text(self.tokenizer, turn.prompt, turn.action[:t], rollout.sampling or Sampling())
             # A reply may end before its last token, at a stop string, say: nothing after that adds to it.
@@ -275,11 +237,3 @@ class PrefixGain(Wrapper):
             cut = replace(bare, action=turn.action[:t])
             found.append(replace(rollout, turns=[*rollout.turns[:-1], cut], texts=[*rollout.texts[:-1], text]))
         return [*found, rollout]
-
-
-def by_token(rollout: Rollout, scores: list[Any]) -> Total:
-    """The differences of the scores of the prefixes, behind zeros for the turns before."""
-    if scores[-1] is None or not rollout.count:
-        return scores[-1]
-    known = list(accumulate([0.0, *scores], lambda before, score: before if score is None else score))
-    return [0.0] * (rollout.count - len(scores)) + [after - before for before, after in pairwise(known)]

@@ -15,15 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, as_list, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, shown
 
+Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
 """The outcome of judging a sample: a score, a failure, no answer in time, None from the reward; or it was not judged,
 because its world had failed."""
@@ -35,8 +36,6 @@ LONGEST = 1000
 """Characters of a message that are kept."""
 MOST = 20
 """Outcome classes that are counted apart. The others, the rarer ones, count together as `other`."""
-
-
 LARGEST = 1e18
 """The largest size of a score: its square, summed over a batch, is a float32."""
 
@@ -49,7 +48,6 @@ class Remark(NamedTuple):
     message: str = ""
 
     def under(self, name: str) -> "Remark":
-        """The remark of the part `name` of a reward."""
         return Remark(tuple(f"{name}/{c}" for c in self.classes), self.message and f"{name}: {self.message}")
 
 
@@ -99,17 +97,24 @@ class Judged:
         """What the reward said about rollout `i`."""
         return self.remarks[i] if self.remarks else Remark()
 
-    def padded(self, count: int) -> "Judged":
-        """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
-        more = count - len(self.scores)
+    def at(self, places: Sequence[int | None]) -> "Judged":
+        """The answers at these places, one for each of other rollouts; None: a rollout that is not judged."""
+
+        def taken(values: Sequence[Value], unjudged: Value) -> list[Value]:
+            return [unjudged if i is None else values[i] for i in places]
+
         return replace(
             self,
-            scores=self.scores + [None] * more,
-            parts={name: values + [None] * more for name, values in self.parts.items()},
-            outcomes=self.outcomes + ["unjudged"] * more if self.outcomes else [],
-            remarks=self.remarks + [Remark()] * more if self.remarks else [],
-            passing=self.passing + [None] * more if self.passing else [],
+            scores=taken(self.scores, None),
+            parts={name: taken(values, None) for name, values in self.parts.items()},
+            outcomes=taken(self.outcomes, "unjudged") if self.outcomes else [],
+            remarks=taken(self.remarks, Remark()) if self.remarks else [],
+            passing=taken(self.passing, None) if self.passing else [],
         )
+
+    def padded(self, count: int) -> "Judged":
+        """The same for `count` rollouts, of which the last ones, demonstrations, are not judged."""
+        return self.at([*range(len(self.scores)), *[None] * (count - len(self.scores))])
 
     def report(self, tally: Tally) -> None:
         """Add the mean, spread and abstentions of each named part to `tally`, and the count of each outcome and class.
@@ -143,11 +148,6 @@ class CallFailure(Exception):
         """The result of every sample of the call."""
 
 
-def name_of(reward: Any) -> str:
-    """The reward's name in metrics and messages."""
-    return getattr(reward, "__name__", None) or type(reward).__name__
-
-
 def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = None, *, pays: bool = False) -> Judged:
     """Call `reward` on `rollouts` and check every answer.
 
@@ -158,12 +158,30 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     number of answers, NaN, infinity, a string, or a per-token list of the wrong length.
     """
     if any(rollout.failed for rollout in rollouts):
-        return _judge_the_others(reward, rollouts, name, pays)
+        played = [i for i, rollout in enumerate(rollouts) if not rollout.failed]
+        judged = judge(reward, [rollouts[i] for i in played], name, pays=pays)
+        place = {i: number for number, i in enumerate(played)}
+        failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
+        notes = [
+            f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
+            for (end, sentence), count in failures.most_common(10)
+        ]
+        return replace(judged.at([place.get(i) for i in range(len(rollouts))]), notes=judged.notes + notes)
     if pays:
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
-        return with_world(judged, rollouts, alone=reward is None)
+        judged, said = (
+            replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]}),
+            _said_by_world(rollouts),
+        )
+        if said is None:
+            return judged
+        parts = {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
+        remarks = [said.remark(i) for i in range(len(rollouts))]
+        if reward is not None:
+            remarks = [joined_remarks([judged.remark(i), remark.under(WORLD)]) for i, remark in enumerate(remarks)]
+        return replace(judged, parts=judged.parts | parts, remarks=remarks)
     if reward is None:
         return Judged([None] * len(rollouts))
     if not rollouts:
@@ -182,30 +200,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     return judged_of(results, [result.total for result in results], name)
 
 
-def _judge_the_others(reward: RewardFn | None, rollouts: list[Rollout], name: str | None, pays: bool) -> Judged:
-    """Judge the rollouts whose world did not fail, and note how the others ended."""
-    judged = judge(reward, [rollout for rollout in rollouts if not rollout.failed], name, pays=pays)
-
-    def spread(values: Sequence[Any], other: Any) -> list[Any]:
-        known = iter(values)
-        return [other if rollout.failed else next(known) for rollout in rollouts]
-
-    failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
-    notes = [
-        f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
-        for (end, sentence), count in failures.most_common(10)
-    ]
-    return Judged(
-        spread(judged.scores, None),
-        {part: spread(values, None) for part, values in judged.parts.items()},
-        spread(judged.outcomes, "unjudged") if judged.outcomes else [],
-        judged.notes + notes,
-        spread(judged.remarks, Remark()) if judged.remarks else [],
-        spread(judged.passing, None) if judged.passing else [],
-    )
-
-
-def no_greedy(reward: Any, rollout: Rollout) -> str:
+def no_greedy(reward: RewardFn, rollout: Rollout) -> str:
     """The message about a prompt whose greedy reply is unknown."""
     return (
         f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
@@ -227,28 +222,16 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
     return Judged(scores, parts, remarks=remarks if any(map(any, remarks)) else [])
 
 
-def with_world(judged: Judged, rollouts: list[Rollout], *, alone: bool) -> Judged:
-    """Add what the environment paid as a part, and the `Judgement` that it may have left in `Rollout.info`.
-
-    Raises: OperantError if that judgement is not allowed.
-    """
-    parts = {**judged.parts, WORLD: [rollout.paid for rollout in rollouts]}
-    given = [rollout.info.get("judgement") for rollout in rollouts]
-    if not any(isinstance(judgement, Judgement) for judgement in given):
-        return replace(judged, parts=parts)
-    said = judge(
-        lambda _: [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in given], rollouts, WORLD
-    )  # it has been paid already
-    parts |= {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}
-    remarks = [said.remark(i) for i in range(len(rollouts))]
-    if not alone:
-        both = zip(map(judged.remark, range(len(rollouts))), remarks)
-        remarks = [joined_remarks([first, second.under(WORLD)]) for first, second in both]
-    return replace(judged, parts=parts, remarks=remarks)
+def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
+    """The `Judgement`s that a world has left in `Rollout.info`, whose scores it has paid; None if it left none."""
+    left = [rollout.info.get("judgement") for rollout in rollouts]
+    if not any(isinstance(judgement, Judgement) for judgement in left):
+        return None
+    unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]
+    return judge(lambda _: unpaid, rollouts, WORLD)
 
 
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:
-    """Several remarks about one rollout as one."""
     classes = tuple(c for remark in remarks for c in remark.classes)
     return Remark(classes, "\n".join(remark.message for remark in remarks if remark.message))
 
@@ -311,20 +294,13 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
 
 
 def _explain(reward: RewardFn, rollouts: list[Rollout], error: BaseException | None) -> str:
-    """The samples and the remedy of a failed call; `error` is the exception, if the reward raised one."""
+    """The samples and the remedy of a failed call; `error` is the exception, if the reward raised one.
+
+    The sample on which the reward fails is found by halving, if the failure happens again.
+    """
     first = f"the first {sample_of(rollouts[0])}"
     if error is None:
         return f"({first}); return a list with one entry per rollout, None for those that it does not judge"
-    culprit = _culprit(reward, rollouts, error)
-    samples = sample_of(culprit) if culprit else f"{len(rollouts)} rollouts, {first}"
-    return (
-        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
-        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
-    )
-
-
-def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) -> Rollout | None:
-    """The sample on which the reward fails, found by halving; None if the failure does not happen again."""
 
     def fails(some: list[Rollout]) -> bool:
         try:
@@ -333,10 +309,15 @@ def _culprit(reward: RewardFn, rollouts: list[Rollout], error: BaseException) ->
             return type(again) is type(error) and str(again) == str(error)
         return False
 
-    while len(rollouts) > 1:
-        half = len(rollouts) // 2
-        rollouts = rollouts[:half] if fails(rollouts[:half]) else rollouts[half:]
-    return rollouts[0] if fails(rollouts) else None
+    suspects = rollouts
+    while len(suspects) > 1:
+        half = len(suspects) // 2
+        suspects = suspects[:half] if fails(suspects[:half]) else suspects[half:]
+    samples = sample_of(suspects[0]) if fails(suspects) else f"{len(rollouts)} rollouts, {first}"
+    return (
+        f"while judging {samples}; fix the reward, or let it return None for samples that it cannot judge; "
+        "--isolation.on-error drop leaves them out, and isolated: before its name survives crashes too"
+    )
 
 
 # --- one answer -------------------------------------------------------------------------------------------------------
@@ -383,19 +364,18 @@ def read_judgement(answer: Judgement, rollout: Rollout, name: str) -> SampleResu
         wrong = f"a {type(answer).__name__} with the fields {others}, which a Judgement does not have"
         raise _Refused(wrong, "put numbers into parts, and text into message")
     score, parts, outcome, message = (getattr(answer, field_name) for field_name in FIELDS)
-    if not isinstance(parts, Mapping) or isinstance(score, (Mapping, Judgement)):
-        what = "parts" if not isinstance(parts, Mapping) else "score"
-        wrong = f"a Judgement whose {what} is {shown(getattr(answer, what), 60)}"
-        raise _Refused(wrong, "its score is a number, one number per action token, or None; its parts have names")
-    if not isinstance(outcome, str) or len(outcome) > 40 or not outcome.isprintable():
-        raise _Refused(
-            f"a Judgement whose outcome is {shown(outcome, 60)}",
-            "an outcome is a text of at most 40 printable characters; put details into message",
-        )
-    if not isinstance(message, str):
-        raise _Refused(
-            f"a Judgement whose message is {shown(message, 60)}, of type {type(message).__name__}", "give a text"
-        )
+    numbers = "its score is a number, one number per action token, or None; its parts have names"
+    short = "an outcome is a text of at most 40 printable characters; put details into message"
+    named = isinstance(outcome, str) and len(outcome) <= 40 and outcome.isprintable()
+    for what, good, remedy in (
+        ("parts", isinstance(parts, Mapping), numbers),
+        ("score", not isinstance(score, (Mapping, Judgement)), numbers),
+        ("outcome", named, short),
+        ("message", isinstance(message, str), "give a text"),
+    ):
+        if not good:
+            kind = f", of type {type(message).__name__}" if what == "message" else ""
+            raise _Refused(f"a Judgement whose {what} is {shown(getattr(answer, what), 60)}{kind}", remedy)
     if name in parts:
         raise _Refused(f"a part {name!r}, which is the name of the reward and its score", "name the part otherwise")
     result = _read_answer(score, rollout, name)

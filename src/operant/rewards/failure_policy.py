@@ -9,18 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from operant.bounds import bounded, check_bounds
-from operant.rewards.evaluate import (
-    CallFailure,
-    Judged,
-    Outcome,
-    SampleResult,
-    Total,
-    call,
-    check,
-    judged_of,
-    name_of,
-    sample_of,
-)
+from operant.rewards.evaluate import CallFailure, Judged, Outcome, SampleResult, Total, call, judged_of, sample_of
 from operant.rewards.wrapper import Wrapper
 from operant.types import OperantError, RewardFn, Rollout
 
@@ -126,18 +115,11 @@ class Tolerant(Wrapper):
 
     def __init__(self, reward: RewardFn, options: IsolationOptions):
         self.reward, self.options = reward, options
-        self.__name__ = name_of(reward)
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
-        return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """Judge the batch; samples of a call that failed are judged again one at a time."""
         results = self._results(rollouts, again=self.options.again)
         return apply_policy(results, rollouts, self.__name__, self.options, "stop")
-
-    def check(self) -> None:
-        check(self.reward)
 
     def _results(self, rollouts: list[Rollout], again: bool) -> list[SampleResult]:
         try:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
@@ -21,11 +20,12 @@ from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.worker import spec_of
+from operant.text_scores import RewardBase
 from operant.types import OperantError, RewardFn, Rollout, Total
 
 
 def isolated(
-    reward: str | Callable[..., Any],
+    reward: str | RewardFn,
     *,
     timeout: float = 60.0,
     sample_timeout: float | None = None,
@@ -50,24 +50,8 @@ def isolated(
     write and delete whatever the run may.
     Raises: OperantError for a function that no other process can find, or an option out of range.
     """
-    return IsolatedReward(
-        reward,
-        IsolationOptions(
-            timeout=timeout,
-            sample_timeout=sample_timeout,
-            memory_gb=memory,
-            processes=processes,
-            workers=workers,
-            each=each,
-            again=again,
-            retries=retries,
-            retry_seconds=retry_seconds,
-            on_error=on_error,
-            on_timeout=on_timeout,
-            on_abstain=on_abstain,
-            level=level,
-        ),
-    )
+    limits, calls = (timeout, sample_timeout, memory, processes, workers), (each, again, retries, retry_seconds)
+    return IsolatedReward(reward, IsolationOptions(*limits, *calls, on_error, on_timeout, on_abstain, level))
 
 
 def named(spec: str) -> "IsolatedReward":
@@ -90,16 +74,15 @@ def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
     return parts_of(reward, IsolatedReward)
 
 
-class IsolatedReward:
+class IsolatedReward(RewardBase):
     """A reward that runs in worker processes; `isolated` creates one.
 
     Raises: OperantError for a function that no other process can find.
     """
 
     ends_with_run = True
-    """Whether `close` is called at the end of a run."""
 
-    def __init__(self, reward: str | Callable[..., Any], options: IsolationOptions | None = None):
+    def __init__(self, reward: str | RewardFn, options: IsolationOptions | None = None):
         """Without `options`, the reward uses those of its run (see `under`)."""
         self.spec, self.options, self.has_options = spec_of(reward), options or IsolationOptions(), options is not None
         self.__name__ = self.spec.rpartition(":")[2]
@@ -126,7 +109,6 @@ class IsolatedReward:
             raise OperantError(f"isolated reward {self.spec!r}: {error}{hint}") from error
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.close()
 
     def __call__(self, rollouts: list[Rollout]) -> list[Total]:
@@ -147,7 +129,18 @@ class IsolatedReward:
         left_before = self._pool.left_behind
         results: dict[int, SampleResult] = {}
         notes = [] if self.options.each else self._judge_together(plain, rollouts, results)
-        self._judge_alone(plain, rollouts, results, until)
+        remaining = [i for i in range(len(rollouts)) if i not in results]  # these are judged one by one
+        share = min(4, -(-len(remaining) // self.options.workers))
+
+        def allowance() -> float:
+            return self.options.sample_timeout or max((until - time.monotonic()) / share, 0.01)
+
+        responses = self._run([[plain[i]] for i in remaining], until, allowance)
+        for i, response in zip(remaining, responses):
+            try:
+                [results[i]] = self._read(response, [rollouts[i]])
+            except CallFailure as failure:
+                results[i] = failure.result
         in_order = [results[i] for i in range(len(rollouts))]
         judged = apply_policy(in_order, rollouts, self.__name__, self.options, "drop")
         notes += judged.notes
@@ -158,7 +151,7 @@ class IsolatedReward:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _judge_together(
-        self, plain: Sequence[Any], rollouts: list[Rollout], results: dict[int, SampleResult]
+        self, plain: Sequence[object], rollouts: list[Rollout], results: dict[int, SampleResult]
     ) -> list[str]:
         """Send each worker its share of the batch, and add the results by index; returns notes on calls that failed.
 
@@ -180,25 +173,8 @@ class IsolatedReward:
                     results.update(dict.fromkeys(piece, failure.result))
         return notes
 
-    def _judge_alone(
-        self, plain: Sequence[Any], rollouts: list[Rollout], results: dict[int, SampleResult], until: float
-    ) -> None:
-        """Judge one by one the samples that have no result yet, and add their results."""
-        remaining = [i for i in range(len(rollouts)) if i not in results]
-        share = min(4, -(-len(remaining) // self.options.workers))
-
-        def allowance() -> float:
-            return self.options.sample_timeout or max((until - time.monotonic()) / share, 0.01)
-
-        responses = self._run([[plain[i]] for i in remaining], until, allowance)
-        for i, response in zip(remaining, responses):
-            try:
-                [results[i]] = self._read(response, [rollouts[i]])
-            except CallFailure as failure:
-                results[i] = failure.result
-
     def _run(
-        self, requests: list[Any], until: float, allowance: Callable[[], float | None] = lambda: None
+        self, requests: list[object], until: float, allowance: Callable[[], float | None] = lambda: None
     ) -> list[Response]:
         """The responses of the workers; requests that failed are repeated after a pause that doubles."""
         responses = self._pool.run(requests, until=until, allowance=allowance)

@@ -20,14 +20,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import dropwhile
-from typing import Any
 
 from operant import distributed
 from operant.bounds import bounded, check_bounds
 from operant.rollouts.collate import action_rewards
 from operant.sampling import Sampling, reply_text
 from operant.tally import ROUNDING
-from operant.types import OperantError, Rollout, Total
+from operant.types import OperantError, Rollout, Tokenizer, Total
 
 EPS = 1.1920928955078125e-07
 """Machine epsilon of float32, which TRL adds to the standard deviation."""
@@ -72,10 +71,6 @@ class RunningMoments:
         spread = math.sqrt(self.var * self.count / (self.count - 1)) if self.count > 1 else 1.0
         return spread if spread > ROUNDING * abs(self.mean) else 1.0
 
-    def mean_for(self, total: float) -> float:
-        """What centring subtracts from a total: the mean, or the total itself if the two differ only by rounding."""
-        return self.mean if abs(total - self.mean) > ROUNDING * abs(self.mean) else total
-
     def update(self, values: Sequence[float]) -> None:
         """Merge in a batch, exactly (Chan et al., 1979). Every rank must call this, even without values."""
         count = distributed.total_float(float(len(values)))
@@ -96,7 +91,11 @@ class RunningMoments:
 
 
 def processed(
-    scores: Sequence[Total], rollouts: Sequence[Rollout], options: ScoreOptions, moments: RunningMoments, tokenizer: Any
+    scores: Sequence[Total],
+    rollouts: Sequence[Rollout],
+    options: ScoreOptions,
+    moments: RunningMoments,
+    tokenizer: Tokenizer | None,
 ) -> tuple[list[Total], list[Rollout]]:
     """The scores, and the rollouts with the pay of their world, for training: penalties, running scale, clip.
 
@@ -123,7 +122,9 @@ def processed(
     return used, shaped
 
 
-def as_seen(rollouts: list[Rollout], options: ScoreOptions, tokenizer: Any, sampling: Sampling) -> list[Rollout]:
+def as_seen(
+    rollouts: list[Rollout], options: ScoreOptions, tokenizer: Tokenizer | None, sampling: Sampling
+) -> list[Rollout]:
     """The rollouts as the reward sees them, with text up to the truncate token; all token ids stay, for training."""
     if options.truncate_token is None:
         return rollouts
@@ -159,12 +160,15 @@ def penalised(
 
 
 def centred(total: Total, moments: RunningMoments, pay: float = 0.0) -> Total:
-    """The score less the mean of the sum of score and `pay`; of a per-token score, the last token is lowered."""
-    return None if total is None else _pay(total, -moments.mean_for(_summed(total, pay)), replaces=False)
+    """The score less the mean of the sum of score and `pay`, or less that sum if the two differ only by rounding; of a
+    per-token score, the last token is lowered."""
+    if total is None:
+        return None
+    whole, mean = _summed(total, pay), moments.mean
+    return _pay(total, -(mean if abs(whole - mean) > ROUNDING * abs(mean) else whole), replaces=False)
 
 
 def scaled(total: Total, moments: RunningMoments) -> Total:
-    """The score over the running standard deviation."""
     if total is None:
         return None
     return [x / (moments.std + EPS) for x in total] if isinstance(total, list) else total / (moments.std + EPS)
@@ -198,7 +202,6 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
 
 
 def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
-    """Whether the rollout gets the missing-stop penalty."""
     return options.missing_stop is not None and rollout.turns[-1].end == "length"
 
 
@@ -214,7 +217,7 @@ def _pay_of(rollout: Rollout) -> float:
     return math.fsum(turn.reward for turn in dropwhile(lambda turn: not turn.trained, rollout.turns))
 
 
-def _token(token: int | str | None, tokenizer: Any) -> int:
+def _token(token: int | str | None, tokenizer: Tokenizer | None) -> int:
     if isinstance(token, int):
         return token
     ids = tokenizer.encode(token, add_special_tokens=False)
@@ -225,7 +228,7 @@ def _token(token: int | str | None, tokenizer: Any) -> int:
     return ids[0]
 
 
-def check_token_scores(rollouts: list[Rollout], scores: Sequence[Any] | None, name: str) -> None:
+def check_token_scores(rollouts: list[Rollout], scores: Sequence[object] | None, name: str) -> None:
     """Raises: OperantError if every reply of several tokens has a single number: it would reach the last one alone."""
     judged = [0.0] * len(rollouts) if scores is None else scores
     of_replies = zip(rollouts, judged, strict=False)

@@ -1,57 +1,77 @@
 """What rewards made of rewards share, so that whatever looks for something in a reward looks in its parts too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
-from operant.text_scores import Score
-from operant.types import RewardFn
+from operant.rewards.evaluate import Judged, check, judge
+from operant.text_scores import RewardBase
+from operant.types import RewardFn, Rollout, Tokenizer, Total, name_of, with_defaults
+
+Part = TypeVar("Part")
 
 
-class Wrapper:
-    """A reward around another, `reward`; one around several has its own `inner` and `rebuilt`."""
+class Wrapper(RewardBase):
+    """A reward around another, `reward`; one around several has its own `parts` and `rebuilt`."""
 
     reward: RewardFn
     """The inner reward."""
-    reads_tokens = False
-    """Whether it reads the beginnings of replies, with the policy's tokenizer in its field `tokenizer`."""
 
-    def inner(self) -> list[RewardFn]:
-        """The rewards that it is made of."""
+    __name__: Any = property(lambda self: name_of(self.reward))
+
+    @property
+    def parts(self) -> Sequence[RewardFn]:
         return [self.reward]
 
-    def rebuilt(self, change: Callable[[Any], Any]) -> Any:
+    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
+        return self.judged(rollouts).scores
+
+    def judged(self, rollouts: list[Rollout]) -> Judged:
+        """The checked answers. Raises: OperantError for what cannot be judged."""
+        return judge(self.reward, rollouts)
+
+    def rebuilt(self, change: Callable[[RewardFn], RewardFn]) -> RewardFn:
         """The same around what `change` makes of each inner reward."""
         same = copy(self)
         object.__setattr__(same, "reward", change(self.reward))  # some are frozen dataclasses
         return same
 
-    def held_out(self) -> Any:
+    def check(self) -> None:
+        for part in self.parts:
+            check(part)
+
+    def held_out(self) -> RewardFn:
         """The reward as it judges single replies, such as held-out ones."""
         return self
 
 
-def held_out(reward: Any) -> Any:
+def held_out(reward: RewardFn) -> RewardFn:
     """The reward as it judges single replies, such as held-out ones: without what compares the replies of a step, and
     without a critic, so that its score is that of the outcome."""
     return reward.held_out() if isinstance(reward, Wrapper) else reward
 
 
-def every_part(reward: Any) -> Iterator[Any]:
-    """A reward and all that it is made of: the parts of a sum, what it changes, and what it `uses`."""
-    yield reward
-    inner = reward.inner() if isinstance(reward, Wrapper) else reward.uses if isinstance(reward, Score) else ()
-    for part in inner:
-        yield from every_part(part)
+def every_part(reward: object) -> Iterator[object]:
+    """A reward and all that it is made of: the parts of a sum, what it changes, and what it calls."""
+    if reward is not None:
+        yield reward
+        # What a reward of the user's calls `parts` may be anything.
+        for part in reward.parts if isinstance(reward, RewardBase) else ():
+            yield from every_part(part)
 
 
-def parts_of(reward: Any, kind: type) -> list[Any]:
+def described_parts(reward: RewardFn | None) -> list[RewardBase]:
+    """The same, with the defaults of what a part does not have."""
+    return [with_defaults(part, RewardBase) for part in every_part(reward)]
+
+
+def parts_of(reward: RewardFn | None, kind: type[Part]) -> list[Part]:
     """The rewards of a class among its parts."""
     return [part for part in every_part(reward) if isinstance(part, kind)]
 
 
-def read_with(reward: Any, tokenizer: Any) -> None:
+def read_with(reward: RewardFn | None, tokenizer: Tokenizer | None) -> None:
     """Give the policy's tokenizer to the parts of a reward that read the beginnings of replies."""
-    for part in every_part(reward):
-        if getattr(part, "reads_tokens", False):
+    for part in described_parts(reward):
+        if part.reads_tokens:
             part.tokenizer = tokenizer

@@ -14,12 +14,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, get_args
 
-from operant.types import Env, Failure, OperantError, Step, Task, describe_error, shown
-
-
-def name_of(env: Any) -> str:
-    """The world's name in messages."""
-    return getattr(env, "__name__", None) or type(env).__name__
+from operant.types import Env, Failure, OperantError, Step, Task, describe_error, name_of, shown
 
 
 def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -41,7 +36,7 @@ def step(env: Env, replies: Mapping[int, str], tasks: Mapping[int, Task]) -> dic
     return _ask(env, "step", replies, tasks)
 
 
-def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task]) -> dict[int, Step]:
+def _ask(env: Env, call: str, given: Mapping[int, object], tasks: Mapping[int, Task]) -> dict[int, Step]:
     try:
         with heard(f"world {name_of(env)!r}", "fix it, or play it in processes of its own: env=workers:file.py:World"):
             steps = getattr(env, call)(given)
@@ -55,7 +50,7 @@ def _ask(env: Env, call: str, given: Mapping[int, Any], tasks: Mapping[int, Task
     return checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
 
 
-def checked(called: str, steps: Any, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
+def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
     """The steps, if they are for these slots and each is allowed.
 
     called: the world and its method, with which an error begins. Raises: OperantError.
@@ -76,12 +71,26 @@ def checked(called: str, steps: Any, tasks: Mapping[int, Task], slots: list[int]
     return {slot: steps[slot] for slot in slots}
 
 
-def fault(step: Any) -> str | None:
+def read_step(fields: Mapping[str, Any]) -> tuple[Step | None, str | None]:
+    """The step whose fields an untrusted process has sent, and what is wrong with it; None: they are no fields."""
+    try:
+        step = Step(**fields)
+    except TypeError:
+        return None, None
+    return step, fault(step)
+
+
+def fault(step: object) -> str | None:
     """What is wrong with an answer, and the remedy; None if nothing is."""
     if not isinstance(step, Step):
         return f"{shown(step)}; it must be an operant.Step"
     options, listed = step.options, isinstance(step.options, (list, tuple))
     texts = listed and bool(options) and all(isinstance(text, str) and text for text in options)
+    pairs = isinstance(step.examples, (list, tuple)) and all(
+        isinstance(e, (list, tuple)) and len(e) == 2 and isinstance(e[0], str) and isinstance(e[1], Real)
+        for e in step.examples
+    )
+    examples = pairs and all(math.isfinite(reward) for _, reward in step.examples)
     # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
     kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
     rules = [
@@ -90,15 +99,10 @@ def fault(step: Any) -> str | None:
         ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
         ("info", isinstance(step.info, Mapping), "a dict"),
         ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
-        ("examples", _are_examples(step.examples), "a list of pairs, each a text and a finite number"),
+        ("examples", examples, "a list of pairs, each a text and a finite number"),
         ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
     ]
     return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
-
-
-def _are_examples(examples: Any) -> bool:
-    pairs = isinstance(examples, (list, tuple)) and all(isinstance(e, (list, tuple)) and len(e) == 2 for e in examples)
-    return pairs and all(isinstance(t, str) and isinstance(r, Real) and math.isfinite(r) for t, r in examples)
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
@@ -121,8 +125,8 @@ def heard(called: str, remedy: str) -> Iterator[None]:
     usual = {name: getattr(os, name) for name in ENDS}
     owner = os.getpid(), threading.get_ident()
 
-    def instead(name: str) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+    def instead(name: str) -> Callable[..., object]:
+        def call(*given: int, **named: object) -> object:
             here = owner == (os.getpid(), threading.get_ident())
             if not here or (name.startswith("kill") and not _ends(*given)):
                 return usual[name](*given, **named)

@@ -13,7 +13,7 @@ import torch
 
 from operant.rollouts.play import Episode
 from operant.sampling import Sampling, reply_text, task_key
-from operant.types import Completion, Rollout, Step, Task
+from operant.types import Completion, Rollout, Step, Task, Tokenizer
 
 __all__ = ["PartialGroup", "continue_replies"]
 
@@ -31,7 +31,7 @@ class PartialGroup:
     replies: list[Completion] = field(default_factory=list)
     """What has been drawn so far; empty before the first tokens are."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Plain data and tensors, without what a frozen trunk has computed."""
         replies = [asdict(replace(reply, states=None, allowed=None)) for reply in self.replies]
         for kept, reply in zip(replies, self.replies, strict=True):
@@ -42,7 +42,6 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "PartialGroup":
-        """The group of a `state_dict`."""
         replies = []
         for kept in state["replies"]:
             if (allowed := kept["allowed"]) is not None:
@@ -67,7 +66,7 @@ def continue_replies(
     *,
     attempts: Callable[[Sequence[int]], list[Task]],
     engine: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     sampling: Sampling,
     seed: int,
 ) -> tuple[list[Rollout], list[PartialGroup], list[PartialGroup]]:
@@ -113,7 +112,6 @@ class PartialReply:
 
     @property
     def ended(self) -> bool:
-        """Whether it has its last token."""
         reply = self.drawn
         return reply is not None and (reply.end == "stop" or len(reply.action) >= self.episode.sampling.max_tokens)
 

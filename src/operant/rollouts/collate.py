@@ -61,7 +61,11 @@ def collate(
     batch = batch.with_(
         states=_cached_states(rows, width) if not choices else None, choices=Choices.of(choices) if choices else None
     )
-    return batch.with_(allowed=_ragged(rows, turns.shape)) if any(row["allowed"] for row in rows) else batch
+    if not any(row["allowed"] for row in rows):
+        return batch
+    pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(width)]
+    ids = np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    return batch.with_(allowed=(torch.from_numpy(ids), torch.tensor([0, *map(len, pieces)]).cumsum(0)))
 
 
 def nothing(numbers: torch.dtype = torch.float32) -> Batch:
@@ -120,7 +124,13 @@ def _add_rows(rows: list[dict[str, Any]], episode: int, rollout: Rollout, paid: 
         rest = len(turn.action) - n  # tokens of a chosen option after its first; the choice is a single action
         _check(turn, rollout)
         if turn.options is not None:
-            row["choices"].append((len(row["tokens"]) + len(shown), *_choice(turn, rollout)))
+            among, places = distinct(turn.options)
+            if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
+                raise OperantError(
+                    f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not "
+                    "the reply's: `chosen` must be the index in `options` of the action"
+                )
+            row["choices"].append((len(row["tokens"]) + len(shown), places[turn.chosen], among))
         row["tokens"] += shown + turn.action
         row["logprobs"] += blank + (turn.logprobs or [0.0] * n) + [0.0] * rest
         row["values"] += blank + (turn.values or [0.0] * n) + [0.0] * rest
@@ -143,17 +153,6 @@ def _check(turn: Turn, rollout: Rollout) -> None:
                 f"task {rollout.task.id!r}: {len(entries)} {name} for {turn.count} actions; "
                 "give one per token (a choice is one action), or none"
             )
-
-
-def _choice(turn: Turn, rollout: Rollout) -> tuple[int, list[list[int]]]:
-    """The index of the chosen option, and the options without repetition."""
-    among, places = distinct(turn.options or [])
-    if turn.chosen is None or not 0 <= turn.chosen < len(places) or turn.action != among[places[turn.chosen]]:
-        raise OperantError(
-            f"task {rollout.task.id!r}: option {turn.chosen} of {len(places)} was chosen, and its ids are not the "
-            "reply's: `chosen` must be the index in `options` of the action"
-        )
-    return places[turn.chosen], among
 
 
 def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
@@ -186,13 +185,6 @@ def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
     return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
-def _ragged(rows: list[dict[str, Any]], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """The allowed ids of all rows, as `Batch.allowed`."""
-    pieces = [row["allowed"][t] if t < len(row["allowed"]) else [] for row in rows for t in range(shape[1])]
-    ids = np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
-    return torch.from_numpy(ids), torch.tensor([0, *map(len, pieces)]).cumsum(0)
-
-
 # --- micro-batches and weights ----------------------------------------------------------------------------------------
 
 
@@ -202,19 +194,12 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     `unit`: turn (a row; collated with `joined` False, each turn has one), episode, pair (two neighbouring episodes), or
     group. Raises: OperantError for another name.
     """
-    match unit:
-        case "turn":
-            numbers = list(range(len(batch)))
-        case "episode":
-            numbers = batch.episodes.tolist()
-        case "pair":
-            numbers = [episode // 2 for episode in batch.episodes.tolist()]
-        case "group":
-            numbers = batch.groups.tolist()
-        case _:
-            raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
+    rows = torch.arange(len(batch))
+    numbers_of = {"turn": rows, "episode": batch.episodes, "pair": batch.episodes // 2, "group": batch.groups}
+    if unit not in numbers_of:
+        raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
     rows_of: dict[int, list[int]] = {}
-    for row, number in enumerate(numbers):
+    for row, number in enumerate(numbers_of[unit].tolist()):
         rows_of.setdefault(number, []).append(row)
     return list(rows_of.values())
 

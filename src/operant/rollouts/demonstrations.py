@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.sampling import encode_prompt, render
-from operant.types import End, OperantError, Rollout, Task, Turn
+from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn
 
 MOST_REPLIES = 1 << 16
 """Most replies of one task."""
@@ -23,7 +23,7 @@ OPENING = 8
 class Demonstrations:
     """Makes rollouts of the replies in `Task.replies`."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer | None
     stop: int | None
     """The token that ends a reply; None: none is appended."""
     everything: bool = False
@@ -59,11 +59,9 @@ class Demonstrations:
         return replace(task, prompt=(turn.prompt + turn.action)[:OPENING])
 
     def _query(self, task: Task, turns: list[Turn]) -> str:
-        """The prompt as text."""
         return self._decoded(turns[0].prompt)
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
-        """The turns of one reply, and their texts."""
         if isinstance(reply, list) and reply and isinstance(reply[0], dict):
             pairs, texts = self._answers(task, reply), [m["content"] for m in reply if m["role"] == "assistant"]
         else:
@@ -108,7 +106,6 @@ class Demonstrations:
         return prompt, self._plain(reply) + stop
 
     def _plain(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
         if self.tokenizer is None:
             raise OperantError("the policy has no tokenizer: give replies as token ids")
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -157,6 +154,8 @@ class WholeTexts(Demonstrations):
     counts as the reply.
     """
 
+    tokenizer: Tokenizer
+
     def _query(self, task: Task, turns: list[Turn]) -> str:
         return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
 
@@ -169,7 +168,7 @@ class WholeTexts(Demonstrations):
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 
 
-def whole_text(tokenizer: Any, task: Task, reply: Any) -> str:
+def whole_text(tokenizer: Tokenizer | None, task: Task, reply: Reply) -> str:
     """Prompt and reply as one text: joined, decoded from ids, or written by the chat template."""
     prompt = task.prompt
     if isinstance(prompt, str) and isinstance(reply, str):

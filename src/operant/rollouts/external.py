@@ -7,10 +7,13 @@ from typing import Any
 import torch
 
 from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_text, stop_table
-from operant.types import End, OperantError, Rollout, Task, Turn
+from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn
+
+Text = str | Sequence[int] | torch.Tensor
+"""A query or response: text, token ids, or a [T] tensor of ids."""
 
 
-def to_ids(tokenizer: Any, text: Any, *, reply: bool = False) -> list[int]:
+def to_ids(tokenizer: Tokenizer | None, text: Text, *, reply: bool = False) -> list[int]:
     """Token ids of a text (a reply gets no special tokens), a list of ids, or a 1-d tensor."""
     if isinstance(text, torch.Tensor):
         if text.ndim != 1 or text.is_floating_point():
@@ -24,16 +27,16 @@ def to_ids(tokenizer: Any, text: Any, *, reply: bool = False) -> list[int]:
 
 
 def to_rollouts(
-    queries: Sequence[Any],
-    responses: Sequence[Any],
+    queries: Sequence[Text],
+    responses: Sequence[Text],
     *,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     sampling: Sampling,
     episodes: Sequence[int] | None = None,
     rewards: Sequence[float] | None = None,
     next_values: Sequence[float] | None = None,
     groups: Sequence[int] | None = None,
-    declared: Mapping[str, Any] | None = None,
+    declared: Mapping[str, object] | None = None,
     vocabulary: int | None = None,
     ends: bool = False,
 ) -> list[Rollout]:
@@ -73,8 +76,7 @@ def to_rollouts(
             )
         if vocabulary is not None:
             check_ids([*prompt, *action], vocabulary, f"triplet {i}")
-        end = _end(tokenizer, action, sampling)
-        turn = Turn(prompt, action, end=end, reward=paid[i], next_value=ahead[i])
+        turn = Turn(prompt, action, end=_end(tokenizer, action, sampling), reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, prompt, action, sampling) if tokenizer is not None else ""
         turns_of.setdefault(names[i], []).append((turn, text))
     for name, turns in turns_of.items():
@@ -88,10 +90,17 @@ def to_rollouts(
     for name, turns in turns_of.items():
         key = tuple(turns[0][0].prompt) if groups is None else group_of[name]
         group_of[name] = numbers.setdefault(key, len(numbers))
-    return [_rollout(name, group_of[name], turns, tokenizer, info) for name, turns in turns_of.items()]
+    rollouts = list[Rollout]()
+    for name, turns in turns_of.items():
+        first, last, texts = turns[0][0], turns[-1][0], [text for _, text in turns]
+        query = tokenizer.decode(first.prompt, skip_special_tokens=True) if tokenizer is not None else ""
+        end: End = "cut" if last.next_value else last.end if len(turns) == 1 else "world"
+        task = Task(f"given/{name}", first.prompt)
+        rollouts.append(Rollout(task, group_of[name], [turn for turn, _ in turns], texts, end, info, query))
+    return rollouts
 
 
-def _number(reward: Any, index: int, what: str = "reward") -> float:
+def _number(reward: object, index: int, what: str = "reward") -> float:
     """The reward (or `what`) of a turn as a float. Raises: OperantError if it is missing, NaN or infinite."""
     try:
         number = float("nan") if reward is None else float(reward)
@@ -102,18 +111,9 @@ def _number(reward: Any, index: int, what: str = "reward") -> float:
     return number
 
 
-def _end(tokenizer: Any, action: list[int], sampling: Sampling) -> End:
+def _end(tokenizer: Tokenizer | None, action: list[int], sampling: Sampling) -> End:
     """Why a reply ended: `length` if it has `max_tokens` tokens and does not end in a stop token or string."""
     if len(action) < sampling.max_tokens or action[-1] in sampling.stops:
         return "stop"
     strings = () if sampling.fixed_length or tokenizer is None else sampling.stop_strings
     return "stop" if strings and stop_table(tokenizer, strings).ends(action, sampling.min_tokens) else "length"
-
-
-def _rollout(name: int, group: int, turns: list[tuple[Turn, str]], tokenizer: Any, info: dict[str, Any]) -> Rollout:
-    """The rollout of an episode's turns and their texts."""
-    first, last = turns[0][0], turns[-1][0]
-    query = tokenizer.decode(first.prompt, skip_special_tokens=True) if tokenizer is not None else ""
-    end: End = "cut" if last.next_value else last.end if len(turns) == 1 else "world"
-    task, texts = Task(f"given/{name}", first.prompt), [text for _, text in turns]
-    return Rollout(task, group, [t for t, _ in turns], texts, end, info, query)

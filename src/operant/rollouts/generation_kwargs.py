@@ -8,7 +8,6 @@ import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import lru_cache
 from typing import Any
 
 from operant.options import convert, kinds
@@ -34,15 +33,17 @@ _NEUTRAL = {
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
 
 
-@lru_cache
-def _known_names() -> tuple[str, ...]:
-    own = tuple(f.name for f in fields(Sampling))
-    return (
-        own + tuple(_RENAMED) + tuple(_NEUTRAL) + ("do_sample", "min_length", "max_length", "padding_side", "dropout")
-    )
+_REFUSED = {
+    "only_text": "is for a whole run: --sampling.only-text {}",
+    "max_length": "counts the prompt too; use max_new_tokens",
+    **dict.fromkeys(("padding_side", "dropout"), "is not supported in generation; it can be declared to `step`"),
+}
+"""Arguments that are known and that no generation takes, and why."""
+_OWN = tuple(f.name for f in fields(Sampling))
+_KNOWN = tuple(dict.fromkeys((*_OWN, *_RENAMED, *_NEUTRAL, "do_sample", "min_length", *_REFUSED)))
 
 
-def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Sampling:
+def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Sampling:
     """`base`, changed by transformers' generation arguments or by fields of `Sampling`.
 
     `pad_token_id` is accepted and has no effect, because masks are made from lengths.
@@ -51,9 +52,9 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
     changes: dict[str, Any] = {}
     types = kinds({"": Sampling})
     for name, value in kwargs.items():
-        if name not in _known_names():
-            near = difflib.get_close_matches(str(name)[:100], _known_names(), 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_known_names())}"
+        if name not in _KNOWN:
+            near = difflib.get_close_matches(str(name)[:100], _KNOWN, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_KNOWN)}"
             raise OperantError(f"generation argument {shown(name)} is unknown{hint}")
         if name in _NEUTRAL:
             if _NEUTRAL[name] is not None and value not in _NEUTRAL[name]:
@@ -65,12 +66,8 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, Any]) -> Samplin
         elif name == "min_length":
             if (convert(value, int | None, name) or 0) > 0:
                 raise OperantError(f"min_length={value} counts the prompt too; use min_new_tokens, or min_length=-1")
-        elif name == "only_text":
-            raise OperantError(f"only_text={shown(value)} is for a whole run: --sampling.only-text {shown(value)}")
-        elif name in ("padding_side", "dropout"):
-            raise OperantError(f"{name}={shown(value)} is not supported in generation; it can be declared to `step`")
-        elif name == "max_length":
-            raise OperantError(f"max_length={shown(value)} counts the prompt too; use max_new_tokens")
+        elif name in _REFUSED:
+            raise OperantError(f"{name}={shown(value)} {_REFUSED[name].format(shown(value))}")
         elif value is not None:
             own = _RENAMED.get(name, name)
             changes[own] = convert(value, types[own], name)
@@ -111,7 +108,7 @@ generated.
 """
 
 
-def declared(base: Sampling, generation: Mapping[str, Any]) -> tuple[Sampling, dict[str, Any]]:
+def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling, dict[str, object]]:
     """The sampling to score external replies with, and the arguments that scoring cannot reproduce.
 
     `generation`: the arguments that the replies were generated with. Temperature, limits and stop tokens change `base`.
@@ -131,7 +128,7 @@ def warned(sampling: Sampling) -> Sampling:
     return sampling
 
 
-def warn_of_unscored(unscored: Mapping[str, Any]) -> None:
+def warn_of_unscored(unscored: Mapping[str, object]) -> None:
     """Warn that these generation arguments cannot be reproduced in scoring."""
     named = ", ".join(f"{k}={v!r}" for k, v in unscored.items())
     warnings.warn(

@@ -15,7 +15,21 @@ from typing import Any
 
 from operant.rollouts import answers
 from operant.sampling import Sampling, encode_more, encode_prompt, reply_text, task_key
-from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
+from operant.types import (
+    Completion,
+    End,
+    Engine,
+    Env,
+    EnvBase,
+    OperantError,
+    Rollout,
+    Step,
+    Task,
+    Tokenizer,
+    Turn,
+    name_of,
+    with_defaults,
+)
 
 MAX_TURNS = 1000
 """Number of turns after which an episode is refused as endless."""
@@ -44,7 +58,7 @@ class Attempts:
         self._samples[task.id] += 1
         return place, group, sample
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "samples": dict(self._samples), "groups": self._groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -61,7 +75,7 @@ class Episode:
         group: int,
         sample: int,
         sampling: Sampling,
-        tokenizer: Any,
+        tokenizer: Tokenizer | None,
         opening: Opening | None = None,
     ):
         self.task, self.place, self.group, self.sample = task, place, group, sample
@@ -108,22 +122,12 @@ class Episode:
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
         """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
         c = completion
-        self.turns.append(
-            Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, c.allowed, c.states)
-            if options is None
-            else Turn(
-                self.prompt,
-                c.action,
-                c.logprobs,
-                c.values,
-                c.end,
-                c.version,
-                options=options,
-                chosen=chosen,
-                probabilities=c.probabilities,
-            )
-        )
-        self.turns[-1] = replace(self.turns[-1], unconditioned=self.own)
+        turn = Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, unconditioned=self.own)
+        if options is None:
+            turn = replace(turn, allowed=c.allowed, states=c.states)
+        else:
+            turn = replace(turn, options=options, chosen=chosen, probabilities=c.probabilities)
+        self.turns.append(turn)
         self.texts.append(text)
 
     def answer(self, step: Step, fits: Fits) -> Rollout | None:
@@ -181,7 +185,7 @@ def play(
     *,
     env: Env,
     engine: Engine,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     sampling: Sampling,
     seed: int = 0,
     stream: str = "train",
@@ -209,10 +213,11 @@ def play(
     episodes = {slot: Episode(*numbers, sampling, tokenizer, opening) for slot, numbers in enumerate(numbered)}
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
-    waiting, most, waves = iter(episodes), getattr(env, "most", None), getattr(env, "waves", 1)
-    remember = nullcontext if getattr(env, "turns", None) == 1 else getattr(engine, "remembering", nullcontext)
+    waiting, world = iter(episodes), with_defaults(env, EnvBase)
+    most, waves = world.most, world.waves
+    remember = nullcontext if world.turns == 1 else getattr(engine, "remembering", nullcontext)
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
-    with remember(), pool as world:
+    with remember(), pool as thread:
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
@@ -229,17 +234,23 @@ def play(
                 oldest = max((episodes[slot] for slot in wave), key=lambda episode: len(episode.turns))
                 if len(oldest.turns) >= max_turns:
                     raise OperantError(
-                        f"{answers.name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
+                        f"{name_of(env)} has not ended task {oldest.task.id!r} after {max_turns} turns: its "
                         "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
                     )
                 _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
                 ask = partial(answers.step, env, {s: episodes[s].texts[-1] for s in wave}, tasks_of)
-                asked.append(ask if world is None else world.submit(ask).result)
+                asked.append(ask if thread is None else thread.submit(ask).result)
     return [rollout for slot in episodes if (rollout := ended[slot]) is not None]
 
 
 def _generate_replies(
-    live: list[Episode], engine: Engine, tokenizer: Any, sampling: Sampling, seed: int, stream: str, step: int
+    live: list[Episode],
+    engine: Engine,
+    tokenizer: Tokenizer | None,
+    sampling: Sampling,
+    seed: int,
+    stream: str,
+    step: int,
 ) -> None:
     """Generate a reply for every live episode, or choose one if the environment offers options."""
     keys = {id(e): task_key(seed, stream, step, e.task.id, e.sample, len(e.turns)) for e in live}

@@ -11,13 +11,13 @@ from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Table
 from operant.rollouts.play import Opening
 from operant.sampling import encode_more, encode_prompt
-from operant.types import OperantError, Rollout, Task, Turn, shown
+from operant.types import OperantError, Rollout, Task, Tokenizer, Turn, shown
 
 Added = str | list[int]
 """What is added to a prompt: a text, or token ids."""
 
 
-def add(tokenizer: Any, task: Task, prompt: list[int], before: Added, behind: Added) -> list[int]:
+def add(tokenizer: Tokenizer | None, task: Task, prompt: list[int], before: Added, behind: Added) -> list[int]:
     """The prompt between two additions. Of a chat's first prompt, they are put around its last message.
 
     A beginning-of-text token stays in front.
@@ -35,7 +35,7 @@ def add(tokenizer: Any, task: Task, prompt: list[int], before: Added, behind: Ad
     return [*prompt[:begins], *_ids(tokenizer, before), *prompt[begins:], *_ids(tokenizer, behind)]
 
 
-def _ids(tokenizer: Any, added: Added) -> list[int]:
+def _ids(tokenizer: Tokenizer | None, added: Added) -> list[int]:
     if isinstance(added, list):
         return added
     if not added:
@@ -75,7 +75,7 @@ def target(rollout: Rollout) -> str:
     return str(rollout.task.target)
 
 
-def feedback(rollout: Rollout) -> Any:
+def feedback(rollout: Rollout) -> object:
     """The world's feedback on the episode: `info["feedback"]`, or the message of `info["judgement"]`."""
     return rollout.info.get("feedback") or getattr(rollout.info.get("judgement"), "message", "")
 
@@ -121,7 +121,7 @@ class TeacherOptions:
         check_bounds(self, "teacher")
 
 
-def with_hints(rollouts: Sequence[Rollout], tokenizer: Any, options: TeacherOptions) -> list[Rollout]:
+def with_hints(rollouts: Sequence[Rollout], tokenizer: Tokenizer | None, options: TeacherOptions) -> list[Rollout]:
     """The rollouts as the teacher reads them: with its hint in the prompt that opens each row.
 
     Raises: OperantError for a hint that is no text or ids, or that differs between the turns of one row.
@@ -130,7 +130,7 @@ def with_hints(rollouts: Sequence[Rollout], tokenizer: Any, options: TeacherOpti
     return [_with_hint(rollout, tokenizer, hint(rollout), options.template) for rollout in rollouts]
 
 
-def _with_hint(rollout: Rollout, tokenizer: Any, hint: Any, template: str) -> Rollout:
+def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, template: str) -> Rollout:
     each = isinstance(hint, (list, tuple)) and not all(isinstance(token, int) for token in hint)
     hints = list(hint) if each else [hint] * len(rollout.turns)
     if len(hints) != len(rollout.turns) or not all(isinstance(one, (str, list, type(None))) for one in hints):
@@ -194,8 +194,7 @@ class ConditionOptions:
             )
         check_bounds(self, "condition")
 
-    def put(self, tokenizer: Any, task: Task, prompt: list[int], value: float) -> list[int]:
-        """The prompt with a return."""
+    def put(self, tokenizer: Tokenizer | None, task: Task, prompt: list[int], value: float) -> list[int]:
         value = round(value, self.digits) + 0.0  # -0.0 is 0
         if callable(self.template):
             return add(tokenizer, task, prompt, self.template(value), "")
@@ -221,7 +220,7 @@ class Wanted:
         count = max(1, round(self.options.top * len(returns)))
         self.best = sorted(returns, reverse=True)[:count]
 
-    def opening(self, tokenizer: Any, *, training: bool) -> Opening | None:
+    def opening(self, tokenizer: Tokenizer | None, *, training: bool) -> Opening | None:
         """What puts the wanted return into prompts; None as long as there is none."""
         given = self.options.wanted
         if not training and self.options.evaluated is not None:
@@ -236,7 +235,7 @@ class Wanted:
 
         return put
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"best": self.best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -244,7 +243,10 @@ class Wanted:
 
 
 def with_returns(
-    rollouts: Sequence[Rollout], returns: Sequence[Sequence[float]], tokenizer: Any, options: ConditionOptions
+    rollouts: Sequence[Rollout],
+    returns: Sequence[Sequence[float]],
+    tokenizer: Tokenizer | None,
+    options: ConditionOptions,
 ) -> list[Rollout]:
     """The rollouts with the return that was reached, from the turn that opens a row on, in place of the wanted one.
 

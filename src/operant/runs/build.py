@@ -28,7 +28,7 @@ from operant.runs.parts import RunParts
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, Task, shown
+from operant.types import Engine, EnvBase, OperantError, Task, shown, with_defaults
 
 
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
@@ -41,7 +41,7 @@ def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None
     if isinstance(env, IsolatedEnv):
         env = env.under(config.isolation)
         closing.callback(env.close)
-    judges = [reward, *getattr(env, "judges", ())]
+    judges = [reward, *with_defaults(env, EnvBase).judges]
     for judge in judges:
         closing.callback(rewards.close, judge)
         if journal is not None:
@@ -70,7 +70,7 @@ def build(
         rewards.check(reward)
     for metric in metrics:
         metric.check()
-    if callable(check := getattr(env, "check", None)):
+    if callable(check := with_defaults(env, EnvBase).check):
         check()
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),

@@ -27,7 +27,7 @@ from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
 from operant.training import best
 from operant.training.options import LearnerOptions, checked_options, option_names, own_options, schema, with_base
-from operant.types import OperantError, shown
+from operant.types import EnvBase, OperantError, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def _check_together(config: Config) -> None:
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
     selects = config.learner["learner"].select
     if train.reward is None and algorithm.source != "data" and (algorithm.needs.reward or selects is not None):
-        pays = train.env is not None and getattr(named_parts.found("env", train.env), "pays", True)
+        pays = train.env is not None and with_defaults(named_parts.found("env", train.env), EnvBase).pays
         if not pays and not algorithm.needs.reward:
             raise OperantError(best.unscored_selection(selects, train.algorithm))
         if not pays:

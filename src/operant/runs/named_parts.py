@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
-from operant.types import OperantError, describe_error, shown
+from operant.types import EnvBase, OperantError, describe_error, shown, with_defaults
 
 
 class Kind(NamedTuple):
@@ -173,7 +173,7 @@ def policy(value: object, options: Mapping[str, object]) -> Any:
 def has_games(env: object) -> bool:
     """Whether an environment has tasks of its own: a method `games`. A function may make one that has."""
     named = found("env", env)
-    return getattr(named, "games", None) is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
+    return with_defaults(named, EnvBase).games is not None or (inspect.isroutine(named) and not hasattr(named, "games"))
 
 
 def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]:

@@ -3,16 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from operant.models.model_passes import TextModel, encode, load, passes
-from operant.text_scores.base import Score, f_measure, of_several, references
-from operant.types import OperantError, Rollout, Task, shown
-
-MEASURES = ("f", "precision", "recall")
+from operant.text_scores import MEASURES, OfMeasures, f_measure, of_several, references
+from operant.types import OperantError, Rollout, Task
 
 
 class Tokens(NamedTuple):
@@ -37,7 +35,7 @@ def greedy_matching(reply: Tokens, reference: Tokens) -> tuple[float, float]:
     return float(precision), float(recall)
 
 
-class BertScore(Score):
+class BertScore(OfMeasures):
     """BERTScore of each reply, -1 to 1 and mostly above 0, without the authors' rescaling by a baseline.
 
     model: a folder, `builtin:NAME` or Hub name of any model of transformers; of an encoder-decoder its encoder is used.
@@ -68,11 +66,10 @@ class BertScore(Score):
                 "bertscore.model is missing: name the model whose hidden states are compared, a folder or a Hub name, "
                 "as in {bertscore: {model: roberta-large, layer: 17}}"
             )
-        if measure not in (None, *MEASURES):
-            raise OperantError(f"bertscore: measure={shown(measure)}: it must be f, precision or recall")
+        self.choose_measure(measure)
         if batch < 1:
             raise OperantError(f"bertscore: batch={batch} must be at least 1")
-        self.model, self.layer, self.idf, self.measure, self.batch = model, layer, idf, measure, batch
+        self.model, self.layer, self.idf, self.batch = model, layer, idf, batch
         self.several = of_several(self.__name__, several)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._loaded: TextModel | None = None
@@ -111,14 +108,6 @@ class BertScore(Score):
                 counts.update(set(one["input_ids"]))
             self._unseen = math.log(len(texts) + 1)
             self._weights = {token: math.log((len(texts) + 1) / (n + 1)) for token, n in counts.items()}
-
-    def __call__(self, rollouts: list[Rollout]) -> list[float]:
-        return self.numbers(rollouts)[self.measure or "f"]
-
-    def measured(self, rollouts: list[Rollout]) -> Any:
-        """The list of `measure`, or one list for each of the three by name."""
-        found = self.numbers(rollouts)
-        return found if self.measure is None else found[self.measure]
 
     def numbers(self, rollouts: list[Rollout]) -> dict[str, list[float]]:
         """Lists of F, precision and recall; of several references, each is joined by itself."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant.models.model_passes import BIAS, GAIN, TextModel, encode, load, passes
-from operant.types import OperantError, Rollout
+from operant.types import OperantError, Rollout, Tokenizer
 
 OF_TASK = "task.target"
 """The value of `label` with which each task's target names the label."""
@@ -47,7 +47,7 @@ class Classifier:
         return self.score([getattr(rollout, self.text) for rollout in rollouts], labels)
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """Its own tokenizer. Raises: OperantError as `check`."""
         return self._load().tokenizer
 
@@ -60,7 +60,7 @@ class Classifier:
         """Load the model. Raises: OperantError if it cannot be found, is not a classifier, or lacks the label."""
         self._load()
 
-    def score(self, texts: Sequence[str | tuple[str, str]], labels: list[Any] | None = None) -> list[float]:
+    def score(self, texts: Sequence[str | tuple[str, str]], labels: Sequence[object] | None = None) -> list[float]:
         """One number per text, or pair of texts, in their order. labels: one per text, instead of the label of all.
 
         Raises: OperantError as `check`, on the first call, and for a label that the model does not have.
@@ -104,7 +104,7 @@ class Classifier:
             self._loaded = loaded
         return self._loaded
 
-    def column(self, label: Any, config: Any = None) -> int:
+    def column(self, label: object, config: Any = None) -> int:
         """The index of a label, by its name or number. If there is only one label, any name means it.
 
         Raises: OperantError as `check`, and for a label that the model does not have.

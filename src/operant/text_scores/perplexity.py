@@ -45,7 +45,7 @@ class Perplexity:
                 raise OperantError(f"perplexity.model={self.model!r} has no tokenizer, which it needs to read text")
             self._policy = policy.to(self.device)
 
-    def __call__(self, rollouts: list[Rollout]) -> dict[str, Any]:
+    def __call__(self, rollouts: list[Rollout]) -> dict[str, float | list[float | None] | None]:
         found = self.nats([(r.text.removesuffix(r.reply), r.reply) for r in rollouts])
         each = [math.exp(nats / tokens) if tokens else None for nats, tokens in found]
         tokens = sum(count for _, count in found)

@@ -35,7 +35,7 @@ from operant.training.replay_buffer import ReplayBuffer
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.sharding import DividedOptimizer
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, Env, OperantError, Rollout
+from operant.types import Batch, Engine, Env, EnvBase, OperantError, Rollout, with_defaults
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
@@ -169,7 +169,7 @@ class LearnerParts:
     @property
     def pays(self) -> bool:
         """Whether the environment pays rewards."""
-        return getattr(self.env, "pays", True)
+        return with_defaults(self.env, EnvBase).pays
 
     @property
     def between_turns(self) -> float:

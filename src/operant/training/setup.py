@@ -15,7 +15,7 @@ from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import Env, OperantError
+from operant.types import Env, EnvBase, OperantError, with_defaults
 
 
 def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
@@ -95,7 +95,7 @@ def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
 
 def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
     """Tell a world that shortens its prompts how long they may be: it calls `env.measure` if there is one."""
-    measure = getattr(env, "measure", None)
+    measure = with_defaults(env, EnvBase).measure
     if measure is None or policy.tokenizer is None:
         return
     context = None if policy.encoder_decoder else policy.context

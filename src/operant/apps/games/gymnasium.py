@@ -116,7 +116,6 @@ class Gymnasium:
         return {slot: self.act(slot, reply) for slot, reply in replies.items()}
 
     def act(self, slot: int, reply: str) -> Step:
-        """Carry out a reply in one episode."""
         env, command = self.live[slot], reply.strip()
         self.turns[slot] += 1
         late, possible = self.turns[slot] >= self.max_turns, self.possible[slot]
@@ -134,7 +133,7 @@ class Gymnasium:
             self.idle.append(self.live.pop(slot))
         return replace(step, fresh=self.fresh, reward=float(reward), terminated=ended, truncated=cut)
 
-    def seen(self, slot: int, observation: Any, info: Mapping[str, Any], template: str) -> Step:
+    def seen(self, slot: int, observation: object, info: Mapping[str, Any], template: str) -> Step:
         """What the policy reads, and the actions that it may choose among."""
         text = observation if isinstance(observation, str) else COLOURS.sub("", self.live[slot].render())
         mask, listed = (info.get(key) for key in LISTED)

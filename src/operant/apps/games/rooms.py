@@ -9,7 +9,7 @@ import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from operant.bounds import bounded
 from operant.envs.games import GameState, Split, TextGames
@@ -208,7 +208,7 @@ class RoomsGame:
     def close(self) -> None:
         pass
 
-    def map(self) -> dict[str, Any]:
+    def map(self) -> dict[str, object]:
         fixed = self.fixed
         ways = [
             [fixed.rooms[room], fixed.rooms[other], "locked" if {room, other} == {*fixed.door} else "open"]

@@ -19,10 +19,11 @@ import unicodedata
 import warnings
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from operant.bounds import bounded
@@ -45,7 +46,7 @@ KEPT = 2000
 """Most states of games that a process remembers; about 60 kB each."""
 
 
-def packages() -> tuple[Any, Any]:
+def packages() -> tuple[ModuleType, ModuleType]:
     """The modules textworld and jericho. Raises: OperantError if they are not installed."""
     try:
         import jericho
@@ -128,7 +129,6 @@ class _Story:
         return found
 
     def room(self, facts: Any) -> str:
-        """The name of the room that the player is in."""
         return next(
             (self.named(f.arguments[1]) for f in facts.facts if f.name == "at" and f.arguments[0].type == "P"), ""
         )
@@ -176,7 +176,6 @@ def whole_game(path: Path) -> None:
 
 
 def stop(machine: Any) -> None:
-    """Keep an interpreter for later."""
     _IDLE[id(machine)] = machine
     if len(_IDLE) > 64:
         _IDLE.popitem(last=False)
@@ -192,7 +191,31 @@ def harmless(command: str) -> bool:
 ALL = frozenset({"description", "inventory", "commands"})
 
 
-class TextWorldGame:
+class _MachineGame:
+    """What both kinds of games share: an interpreter, and a walkthrough that is followed as far as it was played."""
+
+    def __init__(self, path: str, wanted: frozenset[str]):
+        self._machine, self._wanted = start(path), wanted
+        self._walkthrough: Sequence[str] = ()
+        self._following: int | None = 0
+        """Commands of the walkthrough that were given; None: it was left."""
+        self._state = GameState("")
+
+    def _refused(self) -> GameState:
+        return replace(self._state, text="That is no single command of the game.", valid=False)
+
+    def _next(self) -> str | None:
+        """The next command of the walkthrough, if nothing else was done."""
+        left = self._walkthrough[self._following :] if self._following is not None else ()
+        return left[0] if left else None
+
+    def close(self) -> None:
+        if self._machine is not None:
+            stop(self._machine)
+        self._machine = None
+
+
+class TextWorldGame(_MachineGame):
     """One game of TextWorld, played in Frotz.
 
     path: the .z8 file; its .json lies beside it. wanted: what is asked of the game after each command, of
@@ -202,9 +225,9 @@ class TextWorldGame:
     """
 
     def __init__(self, path: str | Path, wanted: frozenset[str] = ALL):
-        path = str(path)
-        self._story, self._wanted = _story(path, os.stat(path).st_mtime_ns), wanted
-        self._machine = start(path)
+        self._story = _story(str(path), os.stat(path).st_mtime_ns)
+        super().__init__(str(path), wanted)
+        self._walkthrough = self._story.walkthrough
         self.optimum: int | None = self._story.optimum
 
     def reset(self) -> GameState:
@@ -212,13 +235,13 @@ class TextWorldGame:
         self._facts, self._score = self._story.game.world.state.copy(), 0.0
         self._known, self._played = self._story.known(self._facts), []
         self._progress: Any = None
-        self._following: int | None = 0  # commands of the walkthrough that were given; None: it was left
+        self._following = 0
         return self._read(self._story.opening[self._story.opening.find("-= ") :], valid=True)
 
     def step(self, command: str) -> GameState:
         words = command.lower().split()
         if not harmless(command) or words[0] in META or words[0].startswith("tw-") or "," in command or ":" in command:
-            return replace(self._state, text="That is no single command of the game.", valid=False)
+            return self._refused()
         answer = self._machine.step(command[:150])[0]
         # Inform names an action that is a part of another with a number, as in "(1) taking the key".
         events, before = re.findall(r"^\[([^\[\]()]+) - succeeded\]$", answer, re.MULTILINE), len(self._played)
@@ -248,17 +271,7 @@ class TextWorldGame:
         policy = self._progress.winning_policy
         return self._story.inform.gen_commands_from_actions(policy[:1])[0] if policy else self._next()
 
-    def _next(self) -> str | None:
-        """The next command of the game's walkthrough, if nothing else was done."""
-        left = self._story.walkthrough[self._following :] if self._following is not None else []
-        return left[0] if left else None
-
-    def close(self) -> None:
-        if self._machine is not None:
-            stop(self._machine)
-        self._machine = None
-
-    def map(self) -> dict[str, Any] | None:
+    def map(self) -> dict[str, object] | None:
         """The rooms, each one step from its neighbour, and the ways between them with their doors at the beginning."""
         facts = self._story.game.world.facts
         steps = {"north_of": (0, -1), "south_of": (0, 1), "east_of": (1, 0), "west_of": (-1, 0)}
@@ -280,7 +293,6 @@ class TextWorldGame:
         }
 
     def _read(self, answer: str, *, valid: bool) -> GameState:
-        """The state after an answer."""
         if score := re.search(r"<score>\s*(-?\d+)", answer):
             self._score = float(score[1])
         description, inventory = self._texts()
@@ -332,7 +344,7 @@ _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 # --- classic games ----------------------------------------------------------------------------------------------------
 
 
-class JerichoGame:
+class JerichoGame(_MachineGame):
     """A classic Z-machine game of the user's own file, through Jericho.
 
     Jericho knows the score, the end, the place, the admissible commands and a walkthrough of the games that it
@@ -343,7 +355,7 @@ class JerichoGame:
     """
 
     def __init__(self, path: str | Path, wanted: frozenset[str] = ALL):
-        self._machine, self._wanted = start(str(path)), wanted
+        super().__init__(str(path), wanted)
         self._supported = bool(self._machine.is_fully_supported and self._machine.bindings)
         if not self._supported and "commands" in wanted:
             warnings.warn(
@@ -351,11 +363,12 @@ class JerichoGame:
                 "release of the game that it supports, or leave out env.choose, env.show_commands and env.examples",
                 stacklevel=2,
             )
-        self._walkthrough = self._machine.get_walkthrough() if self._supported else []
+        if self._supported:
+            self._walkthrough = self._machine.get_walkthrough()
         self.optimum: int | None = None  # a walkthrough collects everything: it is no shortest solution
 
     def reset(self) -> GameState:
-        self._following: int | None = 0
+        self._following = 0
         self._told = 0.0, 1.0  # the score and the largest one, as a game says them that Jericho does not know
         text, known = self._machine.reset()
         return self._read(text, known["score"], valid=True)
@@ -365,19 +378,13 @@ class JerichoGame:
 
         words = command.lower().split()
         if not harmless(command) or (words[0] in META and words != ["g"]):
-            return replace(self._state, text="That is no single command of the game.", valid=False)
+            return self._refused()
         self._following = self._following + 1 if command == self.expert() else None  # pyright: ignore
         text, _, _, known = self._machine.step(command[:150])
         return self._read(text, known["score"], valid=bool(recognized(text)))
 
     def expert(self) -> str | None:
-        left = self._walkthrough[self._following :] if self._following is not None else []
-        return left[0] if left else None
-
-    def close(self) -> None:
-        if self._machine is not None:
-            stop(self._machine)
-        self._machine = None
+        return self._next()
 
     def map(self) -> None:
         return None
@@ -398,10 +405,17 @@ class JerichoGame:
         won = bool(machine.victory()) or (not self._supported and bool(end and re.search("won|The End", end[1])))
         lost = not won and (bool(machine.game_over()) or (not self._supported and end is not None))
         place = machine.get_player_location() if self._supported else None
-        memory = before[0].tobytes()
+        memory, commands = before[0].tobytes(), ()
+        if "commands" in self._wanted and self._supported:
+            import spacy
+            from jericho import util
+
+            # Jericho would download a model of English to find nouns in texts; without one it looks at objects alone.
+            util.spacy_nlp = getattr(util, "spacy_nlp", None) or spacy.blank("en")
+            commands = tuple(sorted(set(machine.get_valid_actions(use_parallel=False))))
         self._state = GameState(
             text=clean(answer),
-            commands=self._commands() if "commands" in self._wanted and self._supported else (),
+            commands=commands,
             score=float(score),
             most=most,
             won=won,
@@ -412,15 +426,6 @@ class JerichoGame:
             **texts,
         )
         return self._state
-
-    def _commands(self) -> tuple[str, ...]:
-        """The commands that change something, found by trying. Nouns are those of the objects nearby."""
-        import spacy
-        from jericho import util
-
-        # Jericho would download a model of English to find nouns in texts; without one it looks at objects alone.
-        util.spacy_nlp = getattr(util, "spacy_nlp", None) or spacy.blank("en")
-        return tuple(sorted(set(self._machine.get_valid_actions(use_parallel=False))))
 
 
 def objects(memory: bytes) -> bytes:
@@ -477,7 +482,7 @@ def describe(kind: dict[str, Any], options: Any) -> Any:
     return textworld.generator.make_game(options)
 
 
-def make_files(requests: list[dict[str, Any]], what: str) -> dict[str, str]:
+def make_files(requests: list[dict[str, object]], what: str) -> dict[str, str]:
     """Have worker processes answer requests of `maker`. Returns why a file could not be made, by its path."""
     from rich.console import Console
     from rich.progress import track
@@ -500,7 +505,7 @@ def make_files(requests: list[dict[str, Any]], what: str) -> dict[str, str]:
         for part in track(parts, what, console=console, disable=not console.is_terminal):
             for request, response in zip(part, pool.run(part, until=time.monotonic() + 300)):
                 if response.outcome != "ok":
-                    failed[request["path"]] = response.reason
+                    failed[str(request["path"])] = response.reason
     finally:
         pool.close()
     return failed
@@ -569,7 +574,7 @@ class TextWorld(TextGames):
         if unknown := set(self.skills) - {"open", "cook", "cut", "drop"}:
             raise OperantError(f"env.skills={','.join(sorted(unknown))}: skills are open, cook, cut, drop")
 
-    def kind(self, test: bool) -> dict[str, Any]:
+    def kind(self, test: bool) -> dict[str, object]:
         """What games are made of, beside the seed, as TextWorld's challenges name it."""
         own: dict[str, dict[str, Any]] = {
             "tw-simple": {"rewards": self.rewards, "goal": self.goal, "test": test},
@@ -650,10 +655,7 @@ class TextWorld(TextGames):
         return chosen
 
     def make(self, task: Task) -> Game:
-        """The game of a task: `target={"file": "a.z8"}`."""
-        if not (isinstance(task.target, dict) and isinstance(task.target.get("file"), str)):
-            raise OperantError(f'task {task.id!r} names no game: give it target={{"file": "game.z8"}}')
-        return TextWorldGame(checked(task.target["file"]))
+        return TextWorldGame(file_of(task, "game.z8"))
 
 
 @dataclass(kw_only=True)
@@ -673,11 +675,8 @@ class Jericho(TextGames):
         return [Task(f"jericho/{n}", f"{n}, a classic", target={"file": str(path)}) for n, path in named]
 
     def make(self, task: Task) -> Game:
-        """The game of a task: `target={"file": "zork1.z5"}`."""
-        if not (isinstance(task.target, dict) and isinstance(task.target.get("file"), str)):
-            raise OperantError(f'task {task.id!r} names no game: give it target={{"file": "zork1.z5"}}')
         wanted = ALL if self.choose or self.show_commands or self.examples else ALL - {"commands"}
-        return JerichoGame(checked(task.target["file"]), wanted)
+        return JerichoGame(file_of(task, "zork1.z5"), wanted)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -717,6 +716,13 @@ def files_of(world: TextWorld | Jericho, split: Split, pattern: str = r"\.z8$") 
             stacklevel=3,
         )
     return paths
+
+
+def file_of(task: Task, example: str) -> Path:
+    """The game file of a task: `target={"file": "a.z8"}`. Raises: OperantError if it names none, as `checked` does."""
+    if not (isinstance(task.target, dict) and isinstance(task.target.get("file"), str)):
+        raise OperantError(f'task {task.id!r} names no game: give it target={{"file": "{example}"}}')
+    return checked(task.target["file"])
 
 
 def short_names(paths: list[Path]) -> list[str]:

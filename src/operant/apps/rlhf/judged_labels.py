@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 from statistics import fmean
-from typing import Any
 
 from operant.types import Rollout
 
@@ -69,7 +68,7 @@ def judgements(rollouts: Sequence[Rollout], scores: Sequence[float], *, single: 
             yield JudgedLabel(who, both[0] - both[1], query, rollouts[i].reply, rollouts[j].reply, both)
 
 
-def summary(found: Sequence[JudgedLabel]) -> dict[str, Any]:
+def summary(found: Sequence[JudgedLabel]) -> dict[str, object]:
     """The dict above. Lists are empty where there is nothing to list."""
     of_labellers, bins = dict[str, list[JudgedLabel]](), dict[int, list[JudgedLabel]]()
     for one in found:

@@ -58,7 +58,13 @@ class RewardModel(ReadingPolicy):
             if missing:
                 raise OperantError(f"policy.trunk={trunk!r} lacks weights ({min(missing)} ...): is it complete?")
             if found["missing_keys"]:
-                _draw_head(network, found["missing_keys"])
+                # The last layer of a new head, with standard deviation 1 / sqrt(D + 1) (Ziegler et al., 2019).
+                layers = [m for name, m in network.named_modules() if f"{name}.weight" in found["missing_keys"]]
+                linear = [layer for layer in layers if isinstance(layer, torch.nn.Linear)]
+                last = next(layer for layer in reversed(linear) if layer.out_features == 1)
+                torch.nn.init.normal_(last.weight, std=(last.in_features + 1) ** -0.5)
+                if last.bias is not None:
+                    torch.nn.init.zeros_(last.bias)
         check_finite(dict(network.named_parameters()), folder)
         self.network: Any = network.eval()
         self.calibrated_on = None if normalise == "none" else normalise
@@ -83,7 +89,7 @@ class RewardModel(ReadingPolicy):
         setattr(self.network.config, BIAS, bias)
         return self.network
 
-    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
+    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: object) -> Outputs:
         """`Outputs.values` [B, T] has the score of each row at its last token, and 0 elsewhere; the others are 0."""
         scores = self.scores([row[at].tolist() for row, at in zip(batch.tokens.cpu(), batch.mask.cpu())])
         last = torch.arange(batch.tokens.shape[1], device=self.device) == batch.mask.sum(1, keepdim=True) - 1
@@ -128,15 +134,6 @@ class RewardModel(ReadingPolicy):
         gain, bias = self.scale.tolist()
         self.scale.copy_(torch.tensor([gain / float(spread), (bias - float(mean)) / float(spread)]))
 
-    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, Any]:
+    def judged_labels(self, rollouts: Sequence[Rollout], *, single: bool) -> dict[str, object]:
         scores = self.scores_of([rollout.turns[0].prompt + rollout.turns[0].action for rollout in rollouts])
         return judged_labels.summary(list(judged_labels.judgements(rollouts, scores, single=single)))
-
-
-def _draw_head(network: Any, missing: Sequence[str]) -> None:
-    """Draw the last layer of a new head with standard deviation 1 / sqrt(D + 1), and bias 0 (Ziegler et al. 2019)."""
-    layers = [m for n, m in network.named_modules() if f"{n}.weight" in missing and isinstance(m, torch.nn.Linear)]
-    last = next(layer for layer in reversed(layers) if layer.out_features == 1)
-    torch.nn.init.normal_(last.weight, std=(last.in_features + 1) ** -0.5)
-    if last.bias is not None:
-        torch.nn.init.zeros_(last.bias)

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
 from operant.options import read_mapping
 from operant.rollouts.demonstrations import whole_text
 from operant.text_scores.classifier import Classifier
-from operant.types import OperantError, Rollout, Task
+from operant.types import Message, OperantError, Rollout, Task
 
 __all__ = ["RewardModelScore"]
 
@@ -84,11 +83,11 @@ class RewardModelScore:
                 scores[i] -= score
         return scores
 
-    def _of_replies(self, attempts: list[tuple[Task, Any, str, str]]) -> list[float]:
+    def _of_replies(self, attempts: list[tuple[Task, str | list[Message], str, str]]) -> list[float]:
         """One score for each task, reply as messages, the text before the last reply, and that reply."""
         if self.steps == "none":
             return self._scores([(task, reply, head + text) for task, reply, head, text in attempts])
-        parts, counts = list[tuple[Task, Any, str]](), list[int]()
+        parts, counts = list[tuple[Task, str | list[Message], str]](), list[int]()
         for task, reply, head, text in attempts:
             lines = text.split("\n")
             ends = [i + 1 for i, line in enumerate(lines) if line.strip()] or [len(lines)]
@@ -99,7 +98,7 @@ class RewardModelScore:
         combine = {"min": min, "mean": fmean, "last": lambda scores: scores[-1]}[self.steps]
         return [combine(scores.tolist()) for scores in torch.tensor(self._scores(parts)).double().split(counts)]
 
-    def _scores(self, attempts: list[tuple[Task, Any, str]]) -> list[float]:
+    def _scores(self, attempts: list[tuple[Task, str | list[Message], str]]) -> list[float]:
         """One score for each task, reply, and both as one text."""
         if not attempts:
             return []

@@ -4,10 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from operant.data.sources import read
-from operant.text_scores.base import Score, references
+from operant.text_scores import Score, references
 from operant.text_scores.words import ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Task, shown
@@ -68,10 +67,19 @@ class Cider(Score):
                 "cider has no document frequencies yet: a run takes them from its tasks; elsewhere call "
                 "read_tasks(tasks), or set cider.documents=FILE"
             )
-        mine, others = self._counts(reply), [self._counts(text) for text in references]
-        return 10 * fmean(self.similarity(mine, other) for other in others)
+        mine, similarities = self._counts(reply), list[float]()
+        for other in map(self._counts, references):
+            cosines = list[float]()
+            for grams, theirs in zip(mine, other, strict=True):
+                idf = {gram: math.log(self._count / max(1, self._frequencies[gram])) for gram in {*grams, *theirs}}
+                product = math.fsum(min(grams[g], count) * count * idf[g] ** 2 for g, count in theirs.items())
+                norms = [math.fsum((count * idf[g]) ** 2 for g, count in side.items()) for side in (grams, theirs)]
+                cosines.append(product / math.sqrt(norms[0] * norms[1]) if all(norms) else 0.0)
+            gap = mine[0].total() - other[0].total()
+            similarities.append(fmean(cosines) * math.exp(-(gap**2) / (2 * self.sigma**2)))
+        return 10 * fmean(similarities)
 
-    def _texts(self, row: Any) -> list[str]:
+    def _texts(self, row: object) -> list[str]:
         texts = row.get(self.field) if isinstance(row, Mapping) else row
         texts = [texts] if isinstance(texts, str) else texts
         if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
@@ -82,17 +90,5 @@ class Cider(Score):
         return list(texts)
 
     def _counts(self, text: str) -> list[Counter[tuple[str, ...]]]:
-        """The n-grams of a text for each n from 1."""
         words = self.tokens(text)
         return [ngrams(words, n) for n in range(1, self.n + 1)]
-
-    def similarity(self, reply: list[Counter[tuple[str, ...]]], other: list[Counter[tuple[str, ...]]]) -> float:
-        """The mean clipped cosine over n of a reply and one reference, times the penalty of their lengths; 0 to 1."""
-        cosines = list[float]()
-        for mine, theirs in zip(reply, other, strict=True):
-            idf = {gram: math.log(self._count / max(1, self._frequencies[gram])) for gram in {*mine, *theirs}}
-            product = math.fsum(min(mine[g], count) * count * idf[g] ** 2 for g, count in theirs.items())
-            norms = [math.fsum((count * idf[g]) ** 2 for g, count in grams.items()) for grams in (mine, theirs)]
-            cosines.append(product / math.sqrt(norms[0] * norms[1]) if all(norms) else 0.0)
-        gap = reply[0].total() - other[0].total()
-        return fmean(cosines) * math.exp(-(gap**2) / (2 * self.sigma**2))

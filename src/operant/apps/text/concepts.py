@@ -1,11 +1,19 @@
-"""Scores of a reply against words that it was asked to use, and of synthetic tasks: numbers and dates."""
+"""Scores that count words: those that a reply was asked to use, and how different those of all replies are.
+
+RL4LMs' synthetic tasks need no data set: one prompt, many times, and a score of the numbers or dates in the reply.
+
+operant train numbers --tasks.prompt "1 2 3" --tasks.count 64
+"""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
-from operant.text_scores.base import Score, target_words
-from operant.text_scores.words import words
+from operant.text_scores import Score, target_words
+from operant.text_scores.words import ngrams, words
+from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task
 
 _VOWELS = "aeiou"
@@ -137,3 +145,53 @@ def increasing(pieces: Sequence[str]) -> int:
             break
         count, last = count + 1, number
     return count
+
+
+class Diversity:
+    """Numbers of all replies by name, of their words as `tokenizer` finds them; n-grams do not cross replies.
+
+    `msttr`: mean share of different words in segments of `segment` words of the replies one after the other, without
+    the rest (Johnson, 1944); absent if there is no whole segment. For each k from 1 to `n`: `distinct_k`, different
+    k-grams over all (arXiv:1510.03055); `entropy_k`, the entropy of their distribution in bits; `unique_k`, how many
+    occur once. `mean_length`: words of a reply.
+    """
+
+    def __init__(self, *, n: int = 3, segment: int = 100, tokenizer: str = "words"):
+        if n < 1 or segment < 1:
+            raise OperantError(f"diversity: n={n}, segment={segment}: both must be at least 1")
+        self.n, self.segment, self.tokens = n, segment, tokenizer_of(tokenizer)
+
+    def __call__(self, rollouts: list[Rollout]) -> dict[str, float | None]:
+        replies = [self.tokens(rollout.reply) for rollout in rollouts]
+        flat = [word for reply in replies for word in reply]
+        segments = [flat[i : i + self.segment] for i in range(0, len(flat) - self.segment + 1, self.segment)]
+        found: dict[str, float | None] = {
+            "mean_length": len(flat) / len(replies),
+            "msttr": fmean(len(set(segment)) / len(segment) for segment in segments) if segments else None,
+        }
+        for k in range(1, self.n + 1):
+            counts = Counter[tuple[str, ...]]()
+            for reply in replies:
+                counts.update(ngrams(reply, k))
+            total = counts.total()
+            found |= {
+                f"distinct_{k}": len(counts) / total if total else None,
+                f"entropy_{k}": -math.fsum(c / total * math.log2(c / total) for c in counts.values()) + 0.0,
+                f"unique_{k}": float(sum(count == 1 for count in counts.values())),
+            }
+        return found
+
+
+# --- synthetic tasks --------------------------------------------------------------------------------------------------
+
+
+def numbers(*, prompt: str = "Let us generate some numbers: 1 2 3", count: int = 64) -> list[dict[str, str]]:
+    """`count` tasks with one prompt; the reward `increasing_numbers` wants numbers that grow."""
+    if count < 1 or not prompt.strip():
+        raise OperantError(f"tasks.count={count}, tasks.prompt={prompt!r}: give at least one task and a text")
+    return [{"prompt": prompt}] * count
+
+
+def dates(*, prompt: str = "Let us name a date:", count: int = 64) -> list[dict[str, str]]:
+    """As `numbers`; the reward `dates` wants a date such as 2024-02-29 in the reply."""
+    return numbers(prompt=prompt, count=count)

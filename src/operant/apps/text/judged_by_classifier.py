@@ -1,23 +1,37 @@
-"""Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has."""
+"""Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has; and
+RL4LMs' reward of dialogues: the predicted intent of a reply, and another score beside it."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from operant.text_scores.base import Score, target_of
+from operant.rewards import resolve
+from operant.rewards.combine import Weighted, weighted
+from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
-from operant.types import OperantError, Rollout, Task
+from operant.types import OperantError, RewardFn, Rollout, Task
 
 
-def named(score: str, model: str | None, example: str) -> str:
-    """The model of a score. Raises: OperantError that names the option, if there is none."""
-    if not model:
-        raise OperantError(f"{score}.model is missing: name a classifier, a folder or a Hub name, {example}")
-    return model
+class ByClassifier(Score):
+    """A score that asks a classifier."""
+
+    needs_references = False
+    classifier: Classifier
+
+    def choose_classifier(self, model: str | None, example: str, **options: object) -> None:
+        """Raises: OperantError that names the option, if there is no model."""
+        if not model:
+            raise OperantError(
+                f"{self.__name__}.model is missing: name a classifier, a folder or a Hub name, {example}"
+            )
+        self.classifier = Classifier(model, **options)
+        self.parts = (self.classifier,)
+
+    def check(self) -> None:
+        self.classifier.check()
 
 
-class Consistency(Score):
+class Consistency(ByClassifier):
     """How far the source of a reply entails it, 0 to 1, as SummaC's zero-shot model (arXiv:2111.09525).
 
     For each sentence of the reply, the largest probability of entailment by a sentence of the source; their mean. An
@@ -27,7 +41,6 @@ class Consistency(Score):
     """
 
     __name__ = "consistency"
-    needs_references = False
 
     def __init__(
         self,
@@ -44,9 +57,7 @@ class Consistency(Score):
         if field is not None and source == "prompt":
             raise OperantError(f"consistency.field={field!r}: it is a key of the target; set consistency.source=target")
         self.source, self.field = source, field
-        name = named(self.__name__, model, "that knows entailment")
-        self.classifier = Classifier(name, label=label, batch=batch, device=device)
-        self.uses = (self.classifier,)
+        self.choose_classifier(model, "that knows entailment", label=label, batch=batch, device=device)
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         sources = [r.query if self.source == "prompt" else self._target(r.task) for r in rollouts]
@@ -55,9 +66,6 @@ class Consistency(Score):
         found = iter(self.classifier.score(pairs))
         each = [[max((next(found) for _ in source), default=0.0) for _ in reply] for source, reply in sides]
         return [fmean(of_sentences) if of_sentences else 0.0 for of_sentences in each]
-
-    def check(self) -> None:
-        self.classifier.check()
 
     def check_task(self, task: Task) -> None:
         if self.source == "target":
@@ -72,7 +80,7 @@ class Consistency(Score):
         return target
 
 
-class Intent(Score):
+class Intent(ByClassifier):
     """1 if a classifier gives the reply the label that the target of its task names, above every other label; else 0.
 
     A tie is 0. model: a folder, `builtin:NAME` or Hub name. field: the key of `task.target` that has the label, by name
@@ -80,7 +88,6 @@ class Intent(Score):
     """
 
     __name__ = "intent"
-    needs_references = False
 
     def __init__(
         self,
@@ -91,17 +98,16 @@ class Intent(Score):
         batch: int = 32,
         device: str | None = None,
     ):
-        name = named(self.__name__, model, "whose labels are the intents")
-        self.classifier, self.field = Classifier(name, label=OF_TASK, text=text, batch=batch, device=device), field
-        self.uses = (self.classifier,)
+        own = {"label": OF_TASK, "text": text, "batch": batch, "device": device}
+        self.choose_classifier(model, "whose labels are the intents", **own)
+        self.field = field
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         columns = [self._column(rollout.task) for rollout in rollouts]
         found = self.classifier.of_labels([getattr(rollout, self.classifier.text) for rollout in rollouts])
-        return [float(is_largest(labels, column)) for labels, column in zip(found, columns, strict=True)]
-
-    def check(self) -> None:
-        self.classifier.check()
+        rest = [labels[:column] + labels[column + 1 :] for labels, column in zip(found, columns, strict=True)]
+        pairs = zip(found, columns, rest, strict=True)
+        return [float(all(labels[column] > other for other in others)) for labels, column, others in pairs]
 
     def check_task(self, task: Task) -> None:
         self._column(task)
@@ -113,6 +119,28 @@ class Intent(Score):
             raise OperantError(f"task {task.id!r}: {error}") from error
 
 
-def is_largest(values: Sequence[Any], place: int) -> bool:
-    """Whether the value at `place` is above every other."""
-    return all(values[place] > value for i, value in enumerate(values) if i != place)
+@dataclass(frozen=True)
+class IntentAndScore(Weighted):
+    """The sum of an intent and another score, under the name of the first."""
+
+    __name__ = "intent"
+
+
+def intent(
+    model: str | None = None,
+    *,
+    intent_coef: float = 1.0,
+    auto_coef: float = 0.0,
+    auto: str = "meteor",
+    field: str | None = None,
+    text: str = "reply",
+    batch: int = 32,
+    device: str | None = None,
+) -> RewardFn:
+    """intent_coef [predicted intent == target] + auto_coef * the reward `auto`, as RL4LMs' `intent_accuracy`.
+
+    The other options are those of `text_scores.Intent`.
+    """
+    right = Intent(model, field=field, text=text, batch=batch, device=device)
+    both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
+    return IntentAndScore(weighted(both).rewards)

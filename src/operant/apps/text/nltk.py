@@ -5,7 +5,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from operant.text_scores.base import Score, of_extra, of_several
+from operant.text_scores import Score, of_extra, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError
 
@@ -63,7 +63,6 @@ class Meteor(Score):
 
 @cache
 def stemmer() -> Any:
-    """Porter's stemmer."""
     with of_extra("a stemmer"):
         from nltk.stem.porter import PorterStemmer
     return PorterStemmer()
@@ -71,7 +70,6 @@ def stemmer() -> Any:
 
 @cache
 def treebank() -> Any:
-    """nltk's tokenizer of words, after the Penn Treebank."""
     with of_extra("tokenizer 'treebank'"):
         from nltk.tokenize.destructive import NLTKWordTokenizer
     return NLTKWordTokenizer()

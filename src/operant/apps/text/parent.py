@@ -5,14 +5,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from operant.text_scores.base import Score, f_measure, target_of
+from operant.text_scores import MEASURES, OfMeasures, f_measure, target_of
 from operant.text_scores.words import ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task, shown
 
 SMALLEST = 1e-5
 """What stands for a precision or recall of 0 before a logarithm, as in the authors' program."""
-MEASURES = ("f", "precision", "recall")
 _CELL = re.compile(r"<(cell|page_title|section_title|section_text)>(.*?)(?=<|$)", re.DOTALL)
 
 
@@ -33,7 +32,7 @@ class ParentNumbers(NamedTuple):
     f: float
 
 
-class Parent(Score):
+class Parent(OfMeasures):
     """PARENT, 0 to 1: n-grams of the reply count as right if the reference or the table has them.
 
     Tables are in `task.target`, or in its key `field`: a mapping from attributes to values, a list of pairs (attribute,
@@ -53,25 +52,13 @@ class Parent(Score):
         table_weight: float | None = None,
         tokenizer: str = "words",
     ):
-        if measure not in (None, *MEASURES):
-            raise OperantError(f"parent: measure={shown(measure)}: it must be f, precision or recall")
+        self.choose_measure(measure)
         if table_weight is not None and not 0 <= table_weight <= 1:
             raise OperantError(f"parent: table_weight={table_weight}: it must be from 0 to 1, or none")
-        self.measure, self.field, self.table_weight = measure, field, table_weight
+        self.field, self.table_weight = field, table_weight
         self.tokens = tokenizer_of(tokenizer)
 
-    def __call__(self, rollouts: list[Rollout]) -> list[float]:
-        return [getattr(numbers, self.measure or "f") for numbers in self.numbers(rollouts)]
-
-    def measured(self, rollouts: list[Rollout]) -> Any:
-        """The list of `measure`, or one list for each of the three by name."""
-        found = self.numbers(rollouts)
-        if self.measure is not None:
-            return [getattr(numbers, self.measure) for numbers in found]
-        return {name: [getattr(numbers, name) for numbers in found] for name in MEASURES}
-
-    def numbers(self, rollouts: list[Rollout]) -> list[ParentNumbers]:
-        """Precision, recall and F of each reply."""
+    def numbers(self, rollouts: list[Rollout]) -> dict[str, list[float]]:
         found = list[ParentNumbers]()
         for rollout in rollouts:
             table, words = self._table(rollout.task), self.tokens(rollout.reply)
@@ -80,7 +67,7 @@ class Parent(Score):
             texts = map(self.tokens, self.references(rollout.task))
             each = [parent(words, text, entailing, wanted, self.table_weight) for text in texts]
             found.append(max(each, key=lambda numbers: numbers.f))
-        return found
+        return {name: [getattr(numbers, name) for numbers in found] for name in MEASURES}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -145,7 +132,7 @@ def common(one: Sequence[str], other: Sequence[str]) -> int:
     return row[-1]
 
 
-def table_values(table: Any, where: str) -> TableValues:
+def table_values(table: object, where: str) -> TableValues:
     """The values of a table in one of the forms of `Parent`. Raises: OperantError that names `where` for another."""
     if isinstance(table, Mapping) and isinstance(table.get("table"), list):
         return totto_values(table, where)
@@ -166,7 +153,7 @@ def table_values(table: Any, where: str) -> TableValues:
     return TableValues(texts, texts)
 
 
-def totto_values(row: Mapping[str, Any], where: str) -> TableValues:
+def totto_values(row: Mapping[Any, Any], where: str) -> TableValues:
     """The values of a row of ToTTo: all cells and texts entail, highlighted cells and titles are wanted."""
     titles = [str(row[name]) for name in ("table_page_title", "table_section_title") if row.get(name)]
     try:

@@ -5,8 +5,9 @@ letters("e")([rollout])   # [7.0]: seven times the letter e
 
 import re
 from collections.abc import Callable
+from typing import Any
 
-from operant.text_scores.base import target_words
+from operant.text_scores import target_words
 from operant.types import OperantError, RewardFn, Rollout
 
 
@@ -21,7 +22,7 @@ def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
 
 
 def letters(wanted: str) -> RewardFn:
-    """How often the letters of `wanted` occur in the reply, upper or lower case."""
+    """How often the letters of `wanted` occur in the reply, in any case. Raises: OperantError without a letter."""
     if not wanted:
         raise OperantError("reward 'letters' needs a letter, as in letters:e")
     found = set(wanted.lower())
@@ -32,6 +33,7 @@ def length(setting: str | int) -> RewardFn:
     """Minus the distance of the reply's length in tokens (stop token included) from the wanted length, divided by it.
 
     `20`: exactly 20 tokens score 0, the maximum. `<=20`: only tokens above 20 lower the score.
+    Raises: OperantError for another setting.
     """
     match = re.fullmatch(r"\s*(<=|max)?\s*([1-9]\d*)\s*", str(setting))
     if not match:
@@ -65,7 +67,7 @@ def ended() -> RewardFn:
 
 
 def pattern(regex: str) -> RewardFn:
-    """1 if the regular expression matches somewhere in the reply, else 0."""
+    """1 if the regular expression matches somewhere in the reply, else 0. Raises: OperantError if it is none."""
     try:
         compiled = re.compile(regex)
     except re.error as error:
@@ -74,7 +76,10 @@ def pattern(regex: str) -> RewardFn:
 
 
 def repetition(n: str | int = 3) -> RewardFn:
-    """Minus the share of the reply's word `n`-grams that repeat an earlier one: 0 if all differ, down to -1."""
+    """Minus the share of the reply's word `n`-grams that repeat an earlier one: 0 if all differ, down to -1.
+
+    Raises: OperantError for a length below 1.
+    """
     if not str(n).strip().isdecimal() or int(n) < 1:
         raise OperantError(f"reward 'repetition:{n}': give the length of the n-grams in words, as in repetition:3")
     size = int(n)
@@ -85,3 +90,34 @@ def repetition(n: str | int = 3) -> RewardFn:
         return len(set(grams)) / len(grams) - 1 if grams else 0.0
 
     return each("repetition", score)
+
+
+class Vader:
+    """VADER's compound score of each rollout, -1 (negative) to 1 (positive): sentiment by a lexicon and a few rules
+    (Hutto and Gilbert, 2014). Needs the extra `vader`.
+
+    `text`: `text` (query and reply) or `reply`.
+    Raises: OperantError for another `text`.
+    """
+
+    __name__ = "vader"
+
+    def __init__(self, text: str = "text"):
+        if text not in ("text", "reply"):
+            raise OperantError(f"reward 'vader:{text}': give vader:text (query and reply) or vader:reply")
+        self.text = text
+        self._analyser: Any = None
+
+    def __call__(self, rollouts: list[Rollout]) -> list[float]:
+        self.check()
+        return [self._analyser.polarity_scores(getattr(r, self.text))["compound"] for r in rollouts]
+
+    def check(self) -> None:
+        """Load the lexicon. Raises: OperantError if the package is missing."""
+        if self._analyser is not None:
+            return
+        try:
+            from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+        except ImportError as error:
+            raise OperantError("reward 'vader' needs a package: pip install 'operant[vader]'") from error
+        self._analyser = SentimentIntensityAnalyzer()

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any
 
 from operant.apps.text.nltk import stemmer as porter
-from operant.text_scores.base import Score, of_extra, of_several
+from operant.text_scores import Score, of_extra, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, shown
 
@@ -58,12 +57,11 @@ class Rouge(Score):
         return fmean(self.numbers(reply, references, types).values())
 
     def numbers(self, reply: str, references: Sequence[str], types: Sequence[str]) -> dict[str, float]:
-        """The number of each of these types of ROUGE."""
         scorer = self.scorer(types)
         found = [scorer.score(text, reply) for text in references]
         return {name: float(self.several([getattr(score[name], self.measure) for score in found])) for name in types}
 
-    def measured(self, rollouts: list[Rollout]) -> Any:
+    def measured(self, rollouts: list[Rollout]) -> list[float] | dict[str, list[float]]:
         """The list of `which`, or one list for each type by name."""
         if self.which is not None:
             return self(rollouts)

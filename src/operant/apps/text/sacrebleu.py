@@ -3,7 +3,7 @@
 from itertools import zip_longest
 from typing import Any
 
-from operant.text_scores.base import Score, of_extra, references
+from operant.text_scores import Score, of_extra, references
 from operant.types import Rollout
 
 
@@ -21,7 +21,6 @@ class Sacrebleu(Score):
         return [found.score / 100 for found in self.each(rollouts)]
 
     def each(self, rollouts: list[Rollout]) -> list[Any]:
-        """sacrebleu's score of each reply by itself."""
         return [self.sentence.sentence_score(r.reply, self.references(r.task)) for r in rollouts]
 
     def whole(self, rollouts: list[Rollout], each: list[Any]) -> float:
@@ -30,7 +29,7 @@ class Sacrebleu(Score):
         streams = list(map(list, zip_longest(*(references(r.task) for r in rollouts))))
         return self.corpus.corpus_score([r.reply for r in rollouts], streams).score
 
-    def measured(self, rollouts: list[Rollout]) -> dict[str, Any]:
+    def measured(self, rollouts: list[Rollout]) -> dict[str, float | list[float]]:
         """The score of the corpus as `""`, those of single replies as `sentence`."""
         each = self.each(rollouts)
         return {"": self.whole(rollouts, each), "sentence": [found.score for found in each]}

@@ -15,7 +15,9 @@ from operant.types import OperantError, shown
 TITLES = ("page_title", "section_title")
 
 
-def totto(row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = False, cue: str = "\n") -> Any:
+def totto(
+    row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = False, cue: str = "\n"
+) -> dict[str, object]:
     """ToTTo: a linearised table, and the sentences of its annotators as references.
 
     The target is the row without these: its table, highlighted_cells and titles, as the reward `parent` reads them, and
@@ -42,7 +44,7 @@ def totto(row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = 
     }
 
 
-def checked(table: Any, chosen: Any) -> tuple[list[list[Row]], list[tuple[int, int]]]:
+def checked(table: object, chosen: Any) -> tuple[list[list[Row]], list[tuple[int, int]]]:
     """The rows of a table, and the places of its highlighted cells. Raises: OperantError for a table that is broken."""
     if not isinstance(table, (list, tuple)) or not all(isinstance(cells, (list, tuple)) for cells in table):
         raise OperantError(f"the table cannot be linearised: it is {shown(table)} and not a list of rows")
