@@ -12,7 +12,7 @@ from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Pooled, Whole
-from operant.engines.native.engine import NativeEngine, compaction_order, reading_order
+from operant.engines.native.engine import NativeEngine
 from operant.engines.native.kv_cache import Window, plain_layers
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
@@ -199,15 +199,6 @@ def test_an_encoder_reads_a_group_once():
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_order_of_reading_depends_on_the_prompts_alone():
-    assert reading_order([[1], [2, 3], [4], [2, 3], [5, 6]]) == [1, 3, 4, 0, 2]
-
-
-def test_the_last_rows_fill_the_holes():
-    assert compaction_order(np.array([True, False, True, False, True])).tolist() == [0, 4, 2]
-    assert compaction_order(np.array([False, False])).tolist() == []
 
 
 def test_only_plain_keys_and_values_share_one_buffer():

@@ -9,12 +9,13 @@ from disks import FULL, Watched
 from toys import letters, lm
 
 from operant.api import train
-from operant.models import lora as adapters
+from operant.models import lora
+from operant.models.adapters import base_of
 from operant.models.loading import export, load_policy
 from operant.models.lora import LoraOptions
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
-from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
+from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
@@ -136,7 +137,7 @@ def an_adapter(base, folder):
         for name, p in policy.model.named_parameters():
             if ".lora_B" in name:
                 p.fill_(0.1)
-    adapters.save(policy.model, folder)
+    lora.save(policy.model, folder)
     return fingerprint(policy)
 
 
@@ -164,15 +165,15 @@ def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tm
     snapshot = cache("a/base", "1111")
     shutil.copytree(model, snapshot, dirs_exist_ok=True)
     pytest.importorskip("peft")
-    adapters.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
+    lora.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
     told = json.loads((tmp_path / "pinned/adapter_config.json").read_text())
     assert (told["base_model_name_or_path"], told["revision"]) == ("a/base", "1111")
-    assert adapters.base_of(tmp_path / "pinned") == "a/base@1111"
+    assert base_of(tmp_path / "pinned") == "a/base@1111"
 
-    adapters.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
-    assert adapters.base_of(tmp_path / "open") == "a/base"
+    lora.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
+    assert base_of(tmp_path / "open") == "a/base"
     copy_initial_models(config_of(policy=str(tmp_path / "open")), run)
-    assert adapters.base_of(run / "start/policy") == "a/base@1111"
+    assert base_of(run / "start/policy") == "a/base@1111"
     assert manifest.problem(run / "start") is None
 
 

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.models import lora as adapters
+from operant.models.adapters import is_adapter
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
@@ -442,7 +443,7 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch, folders):
     for policy in policies[1:]:
         assert torch.allclose(scores(policy), scores(policies[0]), atol=1e-4)
     assert policies[3].model.peft_config["default"].r == 4
-    assert adapters.is_adapter(tmp_path / "out/adapter") and not adapters.is_adapter(tmp_path / "out")
+    assert is_adapter(tmp_path / "out/adapter") and not is_adapter(tmp_path / "out")
 
 
 def test_the_numbers_of_the_page():

@@ -422,7 +422,7 @@ def folder(tmp_path):
         ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),
         ({}, {"prompt_embeddings": torch.zeros(3, 32), "head": torch.zeros(1)}, "holds head, prompt_embeddings, and"),
         ({}, {"prompt_embeddings": torch.full((3, 32), torch.nan)}, "prompt_embeddings"),
-        ({}, {}, "adapter_model.safetensors is missing"),
+        ({}, {}, "has no adapter_model.safetensors"),
         ({"base_model_name_or_path": None}, "no base", "does not name the model that it belongs to"),
         ({"base_model_name_or_path": "/no/such"}, "no base", "write the model's name into its adapter_config.json"),
     ],

@@ -22,7 +22,6 @@ class AnswerCache:
     """Answers by key, in a file that several threads and processes may use at once; path None: in memory.
 
     The first answer to a request stays: another process that has asked the same meanwhile does not replace it.
-    Raises: OperantError for a file that cannot be opened, or that is a database of something else.
     """
 
     def __init__(self, path: str | Path | None = None):

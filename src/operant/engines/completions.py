@@ -124,8 +124,6 @@ class Completions(Client):
 
         With a temperature, equal texts of a call get answers of their own: the second has its own place in the cache,
         and, if there is a `seed`, asks with seed + 1.
-        Raises: OperantError if the server cannot be reached, refuses the request or the key, or does not answer as it
-        should, and if the budget does not allow the request.
         """
         seen, requests = dict[str, int](), list[Request]()
         for text in texts:

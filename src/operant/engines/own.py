@@ -18,11 +18,9 @@ class OwnEngine:
         self.sync(policy, policy.version)
 
     def sync(self, policy: Any, version: int) -> None:
-        """Use the weights of `policy`."""
         self.policy, self.version = policy, version
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt. Raises: OperantError for another number of completions."""
         made = self.policy.generate(prompts, sampling, keys)
         if len(made) != len(prompts):
             raise OperantError(
@@ -34,7 +32,7 @@ class OwnEngine:
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        """Draw one option for each prompt, by `policy.choose`. Raises: OperantError if the policy has none."""
+        """Draw one option for each prompt, by `policy.choose`."""
         if not hasattr(self.policy, "choose"):
             raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
         return self.policy.choose(prompts, options, sampling, keys)

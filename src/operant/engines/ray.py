@@ -157,7 +157,6 @@ class RayEngine:
         return [answered[row] for row in range(len(sizes))]
 
     def _ship(self, policy: Any, version: int) -> None:
-        """Put the whole policy into the object store."""
         import ray
 
         self.kept = shared(policy)
@@ -238,7 +237,6 @@ def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def as_tensor(array: np.ndarray, like: Tensor) -> Tensor:
-    """A tensor of its own of such bytes, on the CPU, with the dtype and shape of `like`."""
     return torch.tensor(array).view(like.dtype).view(like.shape)
 
 

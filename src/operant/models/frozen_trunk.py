@@ -42,10 +42,7 @@ class Skip(StandIn):
 
 
 class Trunk:
-    """The blocks of a model below the `trained` top ones.
-
-    Raises: OperantError for a model without a stack of blocks, or with too few of them.
-    """
+    """The blocks of a model below the `trained` top ones."""
 
     def __init__(self, model: Any, options: ModelOptions):
         self.stack = find_blocks(model)
@@ -123,17 +120,34 @@ class Trunk:
         self._skips = {i: Skip(self.stack[i], seen[i]) for i in range(self.cut) if i not in own}
 
     def freeze(self, model: Any, head: nn.Module, run: Callable[[], Any], *, train_head: bool | None) -> None:
-        """Freeze the parameters below the first trained block, and the head unless `train_head` is True.
-
-        Raises: OperantError if the head shall be trained and is also the embedding, which is part of the trunk.
-        """
+        """Freeze the parameters below the first trained block, and the head unless `train_head` is True."""
         # Quantised weights are integers, and frozen anyway.
         parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         before = {name: p.requires_grad for name, p in parameters.items()}
         for p in parameters.values():
             p.requires_grad_(True)
-        with torch.enable_grad():
-            reached = self._parameters_below(run)
+        reached, inputs = set[int](), list[Tensor]()
+
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            inputs.append(args[0] if args else kwargs["hidden_states"])
+
+        hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
+        try:
+            with torch.enable_grad():
+                self.below(run)
+        finally:
+            hook.remove()
+        # What the input of the first trained block depends on is read off the autograd graph: computing the gradient
+        # would take as much memory as the model.
+        seen, waiting = set[Any](), [inputs[0].grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if (leaf := getattr(node, "variable", None)) is not None:
+                reached.add(id(leaf))
+            waiting += [following for following, _ in node.next_functions]
         below = {name for name, p in parameters.items() if id(p) in reached}
         tied = [name for name in below if parameters[name] is head.weight]
         if train_head and tied:
@@ -146,34 +160,9 @@ class Trunk:
             frozen = name in below or (id(p) in heads and not train_head)
             p.requires_grad_(before[name] and not frozen)
 
-    def _parameters_below(self, run: Callable[[], Any]) -> set[int]:
-        """Ids of the parameters that the input of the first trained block depends on."""
-        inputs: list[Tensor] = []
-
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs.append(args[0] if args else kwargs["hidden_states"])
-
-        hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
-        try:
-            self.below(run)
-        finally:
-            hook.remove()
-        # They are read off the autograd graph: computing the gradient would take as much memory as the model.
-        leaves, seen = set[int](), set[Any]()
-        todo: list[Any] = [inputs[0].grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):
-                leaves.add(id(node.variable))
-            todo += [following for following, _ in node.next_functions]
-        return leaves
-
 
 def find_blocks(model: Any) -> nn.ModuleList:
-    """The model's (decoder's) stack of blocks: its longest list of modules. Raises: OperantError if it has no list."""
+    """The model's (decoder's) stack of blocks: its longest list of modules."""
     part = model.get_decoder() if getattr(model.config, "is_encoder_decoder", False) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     if not lists:

@@ -229,7 +229,11 @@ def score(
 def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
     """Score one chunk."""
     logits = head(states)
-    numbers = _twice_differentiable(logits, inputs) if inputs.double_backward else Sweep.apply(logits, inputs)
+    if inputs.double_backward:  # the same numbers, with gradients by autograd
+        z, other = _adjusted(logits, inputs, slice(None))
+        numbers = _statistics(z, other, inputs.ids, inputs.masks)[:-1]
+    else:
+        numbers = Sweep.apply(logits, inputs)
     out: dict[str, Tensor] = dict(zip(NAMES, numbers, strict=False))
     out["raw_logprobs"] = out["logprobs"]
     if not inputs.entropy_gradient:
@@ -243,12 +247,6 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
         among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out
-
-
-def _twice_differentiable(logits: Tensor, inputs: SweepInput) -> tuple[Tensor, ...]:
-    """The numbers of `Sweep`, with gradients by autograd."""
-    z, other = _adjusted(logits, inputs, slice(None))
-    return _statistics(z, other, inputs.ids, inputs.masks)[:-1]
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -29,10 +29,7 @@ class TextModel(NamedTuple):
 
 
 def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str = "right") -> TextModel:
-    """Load a folder, `builtin:NAME` or Hub name with `auto`, a model class of transformers; `what` names it in errors.
-
-    Raises: OperantError if it cannot be found or loaded, or has no tokenizer.
-    """
+    """Load a folder, `builtin:NAME` or Hub name with `auto`, a class of transformers; `what` names it in errors."""
     from transformers.utils import logging
 
     folder, verbosity = find_model(name), logging.get_verbosity()

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from operant.models.embedding import look_up_directly
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 SHORT = 256
 """Longest row, in tokens, for which `plain_attention` is faster."""
@@ -40,24 +40,20 @@ class ModelOptions:
     """Memory in GB for the cached trunk states of a batch. If they need more, every pass computes them again."""
 
     def __post_init__(self) -> None:
-        layers = self.train_layers
-        if isinstance(layers, str) and layers != "auto":
-            raise OperantError(f"model.train_layers={layers!r}: it must be a number of blocks, auto, or none")
-        if isinstance(layers, int) and layers < 1:
-            raise OperantError(f"model.train_layers={layers}: it must be at least 1, or none to train every layer")
-        if self.precision not in ("float32", "bfloat16"):
-            raise OperantError(f"model.precision={self.precision!r}: it must be float32 or bfloat16")
-        if self.packing not in ("auto", "on", "off"):
-            raise OperantError(f"model.packing={self.packing!r}: it must be auto, on or off")
-        if self.states_gb < 0:
-            raise OperantError(f"model.states_gb={self.states_gb}: it must be at least 0")
+        layers, packing, dtypes = self.train_layers, self.packing, ("float32", "bfloat16")
+        known, enough = not isinstance(layers, str) or layers == "auto", not isinstance(layers, int) or layers >= 1
+        require(known, f"model.train_layers={layers!r}: it must be a number of blocks, auto, or none")
+        require(enough, f"model.train_layers={layers}: it must be at least 1, or none to train every layer")
+        require(self.precision in dtypes, f"model.precision={self.precision!r}: it must be float32 or bfloat16")
+        require(packing in ("auto", "on", "off"), f"model.packing={packing!r}: it must be auto, on or off")
+        require(self.states_gb >= 0, f"model.states_gb={self.states_gb}: it must be at least 0")
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def templated(self, tokenizer: Any) -> Any:
-        """The tokenizer, with the chat template where it has none. Raises: OperantError if there is no tokenizer."""
+        """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
             if tokenizer is None:
                 raise OperantError("model.chat_template: the policy has no tokenizer that could apply it; leave it out")
@@ -65,7 +61,7 @@ class ModelOptions:
         return tokenizer
 
     def blocks(self, layers: int) -> int | None:
-        """Number of trained blocks in a model of `layers` blocks; None: all. Raises: OperantError if it has too few."""
+        """Number of trained blocks in a model of `layers` blocks; None: all."""
         if self.train_layers is None:
             return None
         wanted = max(2, layers // 6) if isinstance(self.train_layers, str) else self.train_layers

@@ -104,10 +104,7 @@ def attend(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, S, D] -> [1, S, H, D]: every token of the packed rows attends to its row, up to itself.
-
-    Raises: ValueError if the architecture asks for anything else.
-    """
+    """[1, H, S, D] -> [1, S, H, D]: every token of the packed rows attends to its row, up to itself."""
     rows = _packed.get()
     odd = [name for name in MORE if more.get(name) is not None]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

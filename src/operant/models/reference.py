@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from operant.models.policy import Policy
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 class PolicyCopy:
@@ -36,8 +36,13 @@ class PolicyCopy:
         self._shared, self._values = set(kept), values
         self.shards: Any = None
         """The `distributed.Shards` of its own weights, if they are divided over ranks."""
-        copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
-        self.policy: Policy = copied
+        head, critic = policy.value_head, policy.critic
+        if copy and not values:  # the values are not copied, so they are taken away meanwhile
+            policy.value_head = policy.critic = None
+        try:
+            self.policy: Policy = deepcopy(policy, dict(kept)) if copy else policy
+        finally:
+            policy.value_head, policy.critic = head, critic
         self.policy.requires_grad_(False)
         self._fingerprint: str | None = fingerprint(self.policy) if rule == "frozen" else None
 
@@ -120,10 +125,7 @@ class PolicyCopy:
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """How the copy of a method with a target network follows the policy.
-
-    Raises: OperantError for a rate outside 0 to 1, or a negative number of steps.
-    """
+    """How the copy of a method with a target network follows the policy."""
 
     rate: float = 0.05
     """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
@@ -131,12 +133,9 @@ class TargetOptions:
     """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise OperantError(f"target.rate={self.rate}: it must be above 0, and at most 1")
-        if self.every < 0:
-            raise OperantError(
-                f"target.every={self.every}: it must be a number of steps, or 0 to follow by target.rate"
-            )
+        every = self.every
+        require(0 < self.rate <= 1, f"target.rate={self.rate}: it must be above 0, and at most 1")
+        require(every >= 0, f"target.every={every}: it must be a number of steps, or 0 to follow by target.rate")
 
     @property
     def rule(self) -> "tuple[str, float]":
@@ -146,10 +145,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn.
-
-    Raises: OperantError for an unknown `by`, or a negative number of steps.
-    """
+    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn."""
 
     by: str = "copy"
     """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
@@ -158,10 +154,8 @@ class MaskOptions:
     """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
 
     def __post_init__(self) -> None:
-        if self.by not in ("copy", "policy", "model"):
-            raise OperantError(f"mask.by={self.by!r}: it must be copy, policy or model")
-        if self.every < 0:
-            raise OperantError(f"mask.every={self.every}: it must be a number of steps, or 0 for never")
+        require(self.by in ("copy", "policy", "model"), f"mask.by={self.by!r}: it must be copy, policy or model")
+        require(self.every >= 0, f"mask.every={self.every}: it must be a number of steps, or 0 for never")
 
     @property
     def rule(self) -> "str | tuple[str, float]":
@@ -184,16 +178,6 @@ def shared(model: nn.Module) -> dict[int, Any]:
 
 def _memory(weight: torch.Tensor) -> int:
     return weight.untyped_storage().data_ptr()
-
-
-def _copy_without_values(policy: Policy, kept: dict[int, Any]) -> Policy:
-    """A copy of the policy without value head and critic, which shares the objects in `kept`."""
-    head, critic = policy.value_head, policy.critic
-    policy.value_head = policy.critic = None
-    try:
-        return deepcopy(policy, dict(kept))
-    finally:
-        policy.value_head, policy.critic = head, critic
 
 
 def fingerprint(policy: Policy) -> str:

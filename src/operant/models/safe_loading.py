@@ -40,7 +40,7 @@ def _explained(folder: str | Path, what: str) -> Iterator[None]:
 
 
 def load_config(folder: str | Path) -> Any:
-    """The config in a model's folder. Raises: OperantError if there is none, or if it asks for code of its own."""
+    """The config in a model's folder."""
     from transformers import AutoConfig
 
     with _explained(folder, "a language model's config"):
@@ -53,10 +53,7 @@ def load_config(folder: str | Path) -> Any:
 
 
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
-    """The language model in a folder. `more`: further arguments of `from_pretrained`.
-
-    Raises: OperantError for weights that are pickled, damaged, missing, NaN or infinite.
-    """
+    """The language model in a folder. `more`: further arguments of `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config, generation = load_config(folder), folder / "generation_config.json"
@@ -79,10 +76,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
 
 
 def load_any(auto: Any, folder: str | Path, what: str, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info.
-
-    Raises: OperantError as `load_model`.
-    """
+    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info."""
     _check_weight_files(Path(folder))
     with quietly(), _explained(folder, what):
         model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **kwargs)
@@ -109,7 +103,7 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file. Raises: OperantError if it is damaged or has NaN or infinity."""
+    """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
     with _explained(path, "a file of safetensors"):
@@ -143,10 +137,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def load_tokenizer(folder: str | Path, **kwargs: Any) -> Any:
-    """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one.
-
-    Raises: OperantError for a tokenizer that does not load.
-    """
+    """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one."""
     from transformers import AutoTokenizer
 
     has_files = any((Path(folder) / name).exists() for name in TOKENIZERS)

@@ -1,11 +1,13 @@
-"""The value head: estimates the value of a state from a language model's last hidden state."""
+"""Heads on a language model's last hidden state: the value of a state, and of each token in it (Q)."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from operant.types import OperantError
+from operant.models.logprobs import score
+from operant.sampling import Sampling
+from operant.types import OperantError, require
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,9 @@ class ValueOptions:
     """Two further heads with a value Q of each token. A method that needs them sets it."""
 
     def __post_init__(self) -> None:
-        if self.layers not in (1, 2):
-            raise OperantError(f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
-        if self.init not in ("zero", "torch", "normal", "small"):
-            raise OperantError(f"value.init={self.init!r}: it must be zero, torch, normal or small")
+        inits = ("zero", "torch", "normal", "small")
+        require(self.layers in (1, 2), f"value.layers={self.layers}: it must be 1 (linear) or 2 (an MLP)")
+        require(self.init in inits, f"value.init={self.init!r}: it must be zero, torch, normal or small")
         if self.actions and self.critic is not None:
             raise OperantError(f"value.critic={self.critic!r}: Q values are heads of the policy itself; leave it out")
 
@@ -61,3 +62,33 @@ class ValueHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self._of(self.net, states).squeeze(-1)
+
+
+class ActionValueHead(ValueHead):
+    """The value V of a state, [..., D] -> [...], and two estimates of the value Q of each token, [..., D] -> [..., V].
+
+    The smaller one of two is less often too large (arXiv:2206.11871, section 4.3).
+    """
+
+    def __init__(self, width: int, options: ValueOptions, vocabulary: int):
+        super().__init__(width, options)
+        self.vocabulary = vocabulary
+        self.one, self.two = self._net(width, vocabulary, options), self._net(width, vocabulary, options)
+
+    def q_one(self, states: Tensor) -> Tensor:
+        return self._of(self.one, states)
+
+    def q_two(self, states: Tensor) -> Tensor:
+        return self._of(self.two, states)
+
+    def least(self, states: Tensor) -> Tensor:
+        """The smaller estimate of each token."""
+        return torch.minimum(self.q_one(states), self.q_two(states))
+
+    def scored(self, states: Tensor, ids: Tensor, places: Tensor) -> dict[str, Tensor]:
+        """`Outputs.q` of tokens [N] at `places` in their replies, in the states before them [N, D]; in chunks."""
+        found: dict[str, Tensor] = {}
+        for name, head in (("one", self.q_one), ("two", self.q_two)):
+            numbers = score(head, states, ids, places, Sampling(), vocabulary=self.vocabulary)
+            found |= {name: numbers["logprobs"] + numbers["logsumexp"], f"{name}_nll": -numbers["logprobs"]}
+        return found

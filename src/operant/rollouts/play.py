@@ -15,7 +15,7 @@ from typing import Any
 
 from operant.rollouts import answers
 from operant.sampling import Sampling, encode_more, encode_prompt, reply_text, task_key
-from operant.types import Completion, End, Engine, Env, OperantError, Rollout, Step, Task, Turn
+from operant.types import Completion, End, Engine, EngineParts, Env, OperantError, Rollout, Step, Task, Turn
 
 MAX_TURNS = 1000
 """Number of turns after which an episode is refused as endless."""
@@ -210,7 +210,7 @@ def play(
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
     waiting, most, waves = iter(episodes), getattr(env, "most", None), getattr(env, "waves", 1)
-    remember = nullcontext if getattr(env, "turns", None) == 1 else getattr(engine, "remembering", nullcontext)
+    remember = nullcontext if getattr(env, "turns", None) == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with remember(), pool as world:
         while slots := list(islice(waiting, most)):

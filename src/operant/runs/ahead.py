@@ -32,7 +32,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.progress import Progress
 from operant.training.saved_learner import stateful_parts
-from operant.types import Completion, OperantError, RewardFn, Task
+from operant.types import Completion, EngineParts, OperantError, RewardFn, Task
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Ahead:
     def _start(self) -> None:
         """Start the thread, and give it a learner of its own."""
         learner, n = self.learner, self.n
-        own = bool(getattr(learner.engine, "own_weights", False))
+        own = EngineParts.of(learner.engine).own_weights
         check(learner, n, own_weights=own)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
@@ -271,7 +271,7 @@ def check_carry(learner: Learner, carry: int) -> None:
         raise OperantError(
             f"partial_rollout_tokens={carry} with the world {type(env).__name__}: it plays more than one reply"
         )
-    if not hasattr(engine, "generate_more"):
+    if EngineParts.of(engine).generate_more is None:
         name = type(engine).__name__
         raise OperantError(
             f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"

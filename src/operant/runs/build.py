@@ -30,7 +30,7 @@ from operant.runs.journal import Journal
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, OperantError, RewardFn, Task, shown
+from operant.types import Engine, EngineParts, OperantError, RewardFn, Task, shown
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def build(
         total_steps=train.steps,
         composed=config.learner,
     )
-    if callable(close := getattr(learner.engine, "close", None)):
+    if (close := EngineParts.of(learner.engine).close) is not None:
         closing.callback(close)
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.

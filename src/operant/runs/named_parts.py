@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
-from operant.types import OperantError, describe_error, shown
+from operant.types import EngineParts, OperantError, describe_error, shown
 
 
 class Kind(NamedTuple):
@@ -182,14 +182,14 @@ def engine(value: Any, options: Mapping[str, Any]) -> Callable[[Any], Any]:
 
     Raises: OperantError of that function.
     """
-    if callable(check := getattr(found("engine", value), "check_options", None)):
+    if (check := EngineParts.of(found("engine", value)).check_options) is not None:
         check(options)
     return lambda policy: make("engine", value, options, policy)
 
 
 def has_own_weights(engine: Any) -> bool:
     """Whether an engine generates with weights of its own, beside a policy that trains; None: the policy itself."""
-    return bool(getattr(found("engine", engine), "own_weights", False))
+    return EngineParts.of(found("engine", engine)).own_weights
 
 
 def source(value: Any, options: Mapping[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from operant import machine
 from operant.storage import atomic_io
@@ -65,6 +65,13 @@ class Part(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class Renewed(Protocol):
+    """A part that begins anew when the weights have changed, and its own state is not loaded."""
+
+    def renew(self) -> None: ...
 
 
 class RunState:
@@ -169,8 +176,8 @@ class RunState:
     ) -> tuple[int, Any]:
         """Load the checkpoint at `path` into the parts; returns its step and `extra`.
 
-        With `fresh_optimizer`, the optimizer is not loaded; nor, from a light checkpoint, are parts that it lacks. If
-        such a part has a method `renew()`, it is called, because the weights have changed.
+        With `fresh_optimizer`, the optimizer is not loaded; nor, from a light checkpoint, are parts that it lacks: they
+        are renewed, if they can be.
         Calls `warn` if another machine or version wrote the checkpoint: the run then continues, not bit-identically.
         Raises: OperantError if the checkpoint is damaged, if its parts are not exactly the registered ones, or if it is
         light and the optimizer is to be loaded.
@@ -199,8 +206,8 @@ class RunState:
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise OperantError(f"part {name!r} of {path} does not fit: {error}; resume with its options") from error
         for name in skipped & set(self.parts):
-            if hasattr(self.parts[name], "renew"):
-                self.parts[name].renew()  # type: ignore[attr-defined]
+            if isinstance(part := self.parts[name], Renewed):
+                part.renew()
         return info["step"], extra
 
 

@@ -18,8 +18,7 @@ RENAMED: dict[int, dict[str, str]] = {
 def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     """The options of a file under their current names, without `schema`.
 
-    `where` names the file in errors. Raises: OperantError for a schema that this version does not know, and for an
-    option that has both its old and its new name.
+    `where` names the file in errors.
     """
     options = dict(config)
     schema = options.pop("schema", 1)
@@ -30,13 +29,9 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
             _rename(options, old, new, where)
-    return without_unread_horizon(options)
-
-
-def without_unread_horizon(options: dict[str, Any]) -> dict[str, Any]:
-    """Without kl.horizon where it is 10,000 and no controller reads it: that was its default, which all runs stored."""
-    kl = options.get("kl")
-    for part, before in ((options, "kl."), (kl if isinstance(kl, Mapping) else {}, "")):
+    # 10,000 was the default of kl.horizon, which all runs stored; today only a controller that reads it may have it.
+    group = options.get("kl")
+    for part, before in ((options, "kl."), (group if isinstance(group, Mapping) else {}, "")):
         if part.get(f"{before}horizon") == 10_000 and part.get(f"{before}control") != "adaptive":
             kept = {name: value for name, value in part.items() if name != f"{before}horizon"}
             options = kept if before else options | {"kl": kept}

@@ -107,28 +107,23 @@ def write_folder(
     others: names of files that are in the folder already and belong to it.
     """
     atomic_io.mkdir(folder, exist_ok=bool(others))
+    separate, memories = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.tensors.items():  # safetensors needs contiguous ones that share no memory
+        tensor = tensor.cpu().contiguous()
+        memory = tensor.untyped_storage()
+        if memory.nbytes() != tensor.nbytes or memory.data_ptr() in memories:
+            tensor = tensor.clone()
+        memories.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
     try:
         with atomic_io.operation("write", folder / TENSORS):
-            save_file(_without_sharing(tensors.tensors), folder / TENSORS)
+            save_file(separate, folder / TENSORS)
     except SafetensorError as error:
         raise OSError(None, str(error)) from error
     atomic_io.sync(folder / TENSORS)
     atomic_io.write_and_sync(folder / STATE, json.dumps(content, allow_nan=False))
     manifest.write(folder, about, (TENSORS, STATE, *others))
     atomic_io.sync_folder(folder)
-
-
-def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors that share no memory, as safetensors needs them. Others are copied."""
-    separate, seen = {}, set()
-    for name, tensor in tensors.items():
-        tensor = tensor.cpu().contiguous()
-        memory = tensor.untyped_storage()
-        if memory.nbytes() != tensor.nbytes or memory.data_ptr() in seen:
-            tensor = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
-        separate[name] = tensor
-    return separate
 
 
 def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Tensor | Divided]]:

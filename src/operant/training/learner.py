@@ -62,7 +62,7 @@ from operant.training.setup import configured_sampling, load_trained_policy, mak
 from operant.training.stages import TrainingStep
 from operant.training.staleness import with_importance
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, Env, OperantError, Outputs, Rollout, Task, shown
+from operant.types import Batch, Engine, EngineParts, Env, OperantError, Outputs, Rollout, Task, shown
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
@@ -454,7 +454,7 @@ class Learner(Saveable):
     @property
     def rescores(self) -> bool:
         """Whether log-probs and values are computed again, instead of taking those of the engine."""
-        usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
+        usual = self.policy.rounds or EngineParts.of(self.engine).own_numbers
         return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
 
     @property
@@ -497,7 +497,7 @@ class Learner(Saveable):
         An engine in another process keeps its weights: here, the native one stands in for it.
         """
         with sharding.present(self, policy):
-            if getattr(self.engine, "own_weights", False):
+            if EngineParts.of(self.engine).own_weights:
                 yield default_engine(policy)
                 return
             self.engine.sync(policy, policy.version)

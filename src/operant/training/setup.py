@@ -15,7 +15,7 @@ from operant.models.reference import MaskOptions, PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import Env, OperantError
+from operant.types import EngineParts, Env, OperantError
 
 
 def load_trained_policy(policy: Any, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
@@ -114,11 +114,12 @@ def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: Policy
     Raises: OperantError for an engine that cannot mask, or one that keeps its weights, if stale replies are neither
     corrected nor bounded.
     """
+    parts = EngineParts.of(engine)
     if mask is not None:
-        if not hasattr(engine, "mask_with"):
+        if parts.mask_with is None:
             raise OperantError(f"algorithm={name} masks tokens, and {type(engine).__name__} has no mask_with")
-        engine.mask_with(mask.policy)
-    if not (getattr(engine, "follows", True) or learner.importance != "none" or learner.max_staleness):
+        parts.mask_with(mask.policy)
+    if not (parts.follows or learner.importance != "none" or learner.max_staleness):
         raise OperantError(
             f"{type(engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step is "
             "stale: let it follow the policy (engine.sync=folder), correct for it (learner.importance=token), or bound "

@@ -144,7 +144,7 @@ class Static(Pooled):
         mask, positions = window.seen(rows, self.policy.head.weight.dtype)
         feed = {"input_ids": window.ids[:rows, None], "attention_mask": mask, "position_ids": positions}
         states, _ = self._call(**feed, past_key_values=window)
-        return states, self.trunk.last[:, -1] if self.trunk is not None else None
+        return states, self._last_below()
 
     def _capture(self, rows: int) -> None:
         """Capture the step of this many rows. It writes the next column, which the replay overwrites."""
@@ -167,11 +167,7 @@ class Static(Pooled):
 
 
 def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
-    """Static decoding of at most `rows` replies; None if the model does not allow it.
-
-    `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows, so
-    that the window moves through the buffer.
-    """
+    """Static decoding of at most `rows` replies; None if the model does not allow it. The rest as in `decode`."""
     if (
         _unsupported.setdefault(policy, False)
         or not try_decoding(policy).pooled
@@ -214,5 +210,5 @@ def agrees(policy: Policy) -> bool:
 
 
 def addresses(policy: Policy) -> tuple[int, ...]:
-    """Memory addresses of the weights. A graph reads the weights from these addresses."""
+    """Memory addresses of the weights, from which a graph reads them."""
     return tuple(p.data_ptr() for p in policy.model.parameters())

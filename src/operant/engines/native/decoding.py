@@ -42,7 +42,7 @@ class Decoding:
         self.policy = policy
         self.states: Tensor = torch.empty(0)
         self.live = 0
-        self.trunk: Any = None if policy.encoder_decoder else getattr(policy, "trunk", None)
+        self.trunk = None if policy.encoder_decoder else policy.trunk
         self.read: list[Tensor] = []
         """With a trunk: the trunk states [len(prompt), D] of each prompt that was last admitted."""
         self.below: Tensor | None = None
@@ -93,9 +93,13 @@ class Decoding:
 
     def _below(self, prompts: list[list[int]]) -> list[Tensor]:
         """The trunk states of prompts, as far as the last call of the model has read them."""
-        if self.trunk is None:
+        if self.trunk is None or self.trunk.last is None:
             return []
         return [last[max(len(last) - len(p), 0) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
+
+    def _last_below(self) -> Tensor | None:
+        """The trunk states of the tokens that were fed last."""
+        return self.trunk.last[:, -1] if self.trunk is not None and self.trunk.last is not None else None
 
 
 class Pooled(Decoding):
@@ -160,7 +164,7 @@ class Pooled(Decoding):
             feed |= {"attention_mask": seen[0], "position_ids": seen[1]}
         self.states, _ = self._call(**feed, past_key_values=self.cache)
         self.cache.stepped()
-        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
+        self.below = self._last_below()
 
     def keep(self, order: np.ndarray) -> None:
         self.cache.keep(order)
@@ -196,7 +200,7 @@ class Cached(Decoding):
             feed |= {"attention_mask": self.mask, "position_ids": self.lengths[:, None]}
             self.lengths = self.lengths + 1
         self.states, self.cache = self._call(**feed, past_key_values=self.cache)
-        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
+        self.below = self._last_below()
 
     def keep(self, order: np.ndarray) -> None:
         rows = self._keep_states(order)
@@ -238,7 +242,7 @@ class Whole(Decoding):
         for (prompt, reply), token in zip(self.rows, ids.tolist(), strict=True):
             reply.append(token)
             states.append(self._compute(prompt, reply))
-            below += [self.trunk.last[:, -1]] if self.trunk is not None else []
+            below += [] if (last := self._last_below()) is None else [last]
         self.states = torch.cat(states)
         self.below = torch.cat(below) if below else None
 

@@ -60,7 +60,7 @@ class _Layer(CacheLayerMixin):
         return self.window.write(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+        return self.window.at - self.window.begin + query_length, 0
 
     def get_seq_length(self) -> int:
         return self.window.at - self.window.begin
@@ -105,8 +105,6 @@ class Window(Cache):
 
         `kept`: the keys and values of the first tokens of each prompt, which are not read again: [layers, 2, heads, a
         prompt's number of tokens - the number that is read, width of a head], or no tokens for a shorter prompt.
-
-        Raises: ValueError for prompts that are longer than the window of live rows.
         """
         if width > self.end:
             raise ValueError(
@@ -135,12 +133,11 @@ class Window(Cache):
         self._narrow()
 
     def stepping(self) -> None:
-        """Prepare a call that appends one column to every live row."""
+        """Prepare a call that appends one column to every live row, for which room is made."""
         self._make_room()
         self.view, self.begin, self.at = slice(0, self.live), self.first, self.end
 
     def stepped(self) -> None:
-        """The call has appended its column."""
         self.end += 1
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,11 +205,8 @@ class Window(Cache):
         self.read([width])
 
     def _narrow(self) -> None:
-        """Let the window begin at the first column that a live row uses."""
         if self.live:
             self.first = int(self.starts[: self.live].min())
-
-    # --- columns ------------------------------------------------------------------------------------------------------
 
     def _buffer(self, like: Tensor, columns: int = 0) -> Tensor:
         columns = columns or min(self.limit, max(self.end + START_WITH, self.limit * 2 // 3))
