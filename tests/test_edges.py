@@ -13,6 +13,7 @@ from operant.rollouts.external import to_rollouts
 from operant.runs.evaluate import divergence
 from operant.sampling import Sampling
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
+from operant.types import Batch
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
@@ -64,9 +65,10 @@ def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
 
 def test_a_copy_of_a_trunk_still_reads_the_kept_states():
     policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
-    learner = Learner(policy, max_tokens=4)
-    assert learner.reference.policy.shares_trunk(policy)
-    assert not Policy(lm(seed=0), options=ModelOptions(train_layers=1)).shares_trunk(policy)
+    other = Policy(lm(seed=0), options=ModelOptions(train_layers=1))
+    batch = Batch.given([[1]], [[2]]).with_(states=torch.zeros(1, 2, 4))
+    assert Learner(policy, max_tokens=4).reference.policy.drop_foreign_states(batch, policy).states is not None
+    assert other.drop_foreign_states(batch, policy).states is None
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,6 @@ class AnswerCache:
         return found
 
     def put(self, key: str, answer: Any) -> None:
-        """Keep an answer, which is plain data."""
         with self.explained():
             self._connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
 

@@ -100,7 +100,6 @@ class OpenAIEngine:
 
     @property
     def follows(self) -> bool:
-        """Whether `sync` gives the server the weights of the policy."""
         return self.folder is not None
 
     def sync(self, policy: Policy, version: int) -> None:
@@ -135,7 +134,6 @@ class OpenAIEngine:
             beat()
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt, in the order of the prompts."""
         check_prompts(self.policy, prompts, sampling)
         check_expressed(sampling, UNKNOWN, "openai")
         if sampling.temperature < COOLEST:

@@ -59,7 +59,6 @@ class TransformersEngine:
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt, in the order of the prompts."""
         check_prompts(self.policy, prompts, sampling)
         if self.mode == "continuous":
             call, unknown, name = self.batched, UNKNOWN, "transformers with engine.mode=continuous"

@@ -146,7 +146,6 @@ class VLLMEngine(OpenAIEngine):
         self.start(self.policy.tokenizer is not None)
 
     def start(self, tokenizer: bool) -> None:
-        """Start the server on the folder, and wait until it is ready."""
         told = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         apart = [shutil.which("env") or "env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", *told]
         own = ["--host", HOST, "--port", str(self.port), "--served-model-name", "policy"]
@@ -168,6 +167,5 @@ class VLLMEngine(OpenAIEngine):
         raise OperantError(f"vLLM {late if self.runs else 'ended at its start'}. {self.said()}")
 
     def said(self) -> str:
-        """The last lines of the server's log, for an error."""
         text = (self.home / "server.log").read_text(encoding="utf-8", errors="replace")
         return f"Its last lines: {' | '.join(text.strip().splitlines()[-5:])[-1500:] or 'none'}"

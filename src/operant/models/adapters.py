@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from operant.models.safe_loading import load_tensors
+from operant.models.safe_loading import LanguageModel, load_tensors
 from operant.storage import atomic_io, hub
 from operant.types import OperantError
 
@@ -29,7 +29,6 @@ class Part(nn.Module):
     """The name of the model that they belong to; None if no file holds it."""
 
     def belongs_to(self) -> dict[str, object]:
-        """The entries of a config that name the model."""
         name, revision = hub.split(self.base) if self.base else (None, None)
         return {"base_model_name_or_path": name, "revision": revision}
 
@@ -38,7 +37,6 @@ P = TypeVar("P", bound=Part)
 
 
 def find(model: nn.Module, kind: type[P]) -> P | None:
-    """The layers of a kind that a model has, if it has some."""
     return next((module for module in model.modules() if isinstance(module, kind)), None)
 
 
@@ -83,7 +81,7 @@ def read(folder: Path, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 @torch.no_grad()
 def write(
-    folder: Path, what: str, config: Mapping[str, object], tensors: Mapping[str, Tensor], model: Any = None
+    folder: Path, what: str, config: Mapping[str, object], tensors: Mapping[str, Tensor], model: LanguageModel = None
 ) -> Path:
     """Write an adapter, and the model that it belongs to, if that is to be in `base/`."""
     from safetensors.torch import save_file

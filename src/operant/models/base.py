@@ -76,7 +76,6 @@ class PolicyBase(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return next(self.parameters()).device
 
     @property

@@ -154,7 +154,6 @@ def plain_state(policy: HiddenStates, row: list[int]) -> Tensor:
 
 
 def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
-    """The model's arguments for one prompt."""
     kwargs = {"input_ids": torch.tensor([row], device=policy.device)}
     if policy.encoder_decoder:
         kwargs["decoder_input_ids"] = torch.tensor([[policy.start_token]], device=policy.device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.models.options import ModelOptions, StandIn
+from operant.models.safe_loading import LanguageModel
 from operant.types import OperantError
 
 
@@ -44,7 +45,7 @@ class Skip(StandIn):
 class Trunk:
     """The blocks of a model below the `trained` top ones."""
 
-    def __init__(self, model: Any, options: ModelOptions):
+    def __init__(self, model: LanguageModel, options: ModelOptions):
         self.stack = find_blocks(model)
         trained = options.blocks(len(self.stack))
         assert trained is not None  # the caller has checked
@@ -57,7 +58,7 @@ class Trunk:
         self._skips: dict[int, Skip] = {}
         self.stack[self.cut].register_forward_pre_hook(self._before_first_trained, with_kwargs=True)
 
-    def _before_first_trained(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_first_trained(self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         """Store the input of the first trained block, or replace it by the cached states."""
         if self._cached is None:
             self.last = (args[0] if args else kwargs["hidden_states"]).detach()
@@ -82,7 +83,7 @@ class Trunk:
             for i, block in blocks.items():
                 self.stack._modules[str(i)] = block
 
-    def below(self, run: Callable[[], Any]) -> Tensor:
+    def below(self, run: Callable[[], object]) -> Tensor:
         """[B, S, D] the input of the first trained block. `run` calls the model, which stops there."""
         self._stop = True
         try:
@@ -94,13 +95,13 @@ class Trunk:
         assert self.last is not None  # the hook has just set it
         return self.last
 
-    def learn_to_skip(self, run: Callable[[], Any]) -> None:
+    def learn_to_skip(self, run: Callable[[], object]) -> None:
         """Find out in one call of the model which of its arguments each lower block returns, to make its `Skip`."""
         seen: dict[int, list[int | str | None] | None] = {}
         own: set[int] = set()
 
         def record(i: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: object) -> None:
                 if not isinstance(out, tuple):
                     seen[i] = None
                     return
@@ -119,7 +120,9 @@ class Trunk:
                 hook.remove()
         self._skips = {i: Skip(self.stack[i], seen[i]) for i in range(self.cut) if i not in own}
 
-    def freeze(self, model: Any, head: nn.Module, run: Callable[[], Any], *, train_head: bool | None) -> None:
+    def freeze(
+        self, model: LanguageModel, head: nn.Module, run: Callable[[], object], *, train_head: bool | None
+    ) -> None:
         """Freeze the parameters below the first trained block, and the head unless `train_head` is True."""
         # Quantised weights are integers, and frozen anyway.
         parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
@@ -128,7 +131,7 @@ class Trunk:
             p.requires_grad_(True)
         reached, inputs = set[int](), list[Tensor]()
 
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
             inputs.append(args[0] if args else kwargs["hidden_states"])
 
         hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
@@ -161,7 +164,7 @@ class Trunk:
             p.requires_grad_(before[name] and not frozen)
 
 
-def find_blocks(model: Any) -> nn.ModuleList:
+def find_blocks(model: LanguageModel) -> nn.ModuleList:
     """The model's (decoder's) stack of blocks: its longest list of modules."""
     part = model.get_decoder() if getattr(model.config, "is_encoder_decoder", False) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]

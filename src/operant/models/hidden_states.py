@@ -18,6 +18,7 @@ from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
+from operant.models.safe_loading import LanguageModel
 from operant.models.soft_prompt import in_front, virtual_ids
 from operant.types import Batch, OperantError
 
@@ -49,7 +50,7 @@ class Modes:
 class HiddenStates(nn.Module):
     """A transformers model up to its output head."""
 
-    def __init__(self, model: Any, options: ModelOptions, modes: Modes):
+    def __init__(self, model: LanguageModel, options: ModelOptions, modes: Modes):
         super().__init__()
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes

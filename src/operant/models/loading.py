@@ -23,7 +23,15 @@ from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
-from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
+from operant.models.safe_loading import (
+    LanguageModel,
+    check_finite,
+    check_model,
+    load_model,
+    load_tensors,
+    load_tokenizer,
+    unlike,
+)
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
@@ -127,18 +135,18 @@ class Alone(Protocol):
 
     KIND: str
 
-    def find(self, model: Any) -> adapters.Part | None: ...
-    def attach_saved(self, model: Any, folder: Path) -> Any: ...
-    def save(self, model: Any, folder: Path) -> Path: ...
+    def find(self, model: LanguageModel) -> adapters.Part | None: ...
+    def attach_saved(self, model: LanguageModel, folder: Path) -> LanguageModel: ...
+    def save(self, model: LanguageModel, folder: Path) -> Path: ...
 
 
 Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
 """Of which at most one is on."""
-ALONE: dict[object, Alone] = {module.KIND: module for module in (soft_prompt, output_mlp)}
+ALONE: dict[object, Alone] = {soft_prompt.KIND: soft_prompt, output_mlp.KIND: output_mlp}
 """By the `peft_type` of their folders. All others are LoRA's."""
 
 
-def _adapted(model: Any, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> Any:
+def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> LanguageModel:
     """The model with what the options put on it. `name`: the model's, if files hold it."""
     lora, soft, mlp = parts
     if not any(part.on for part in parts):
@@ -174,7 +182,7 @@ def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "f
 
 
 def _with_critic(
-    model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
+    model: LanguageModel, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
     """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
     tokenizer = options.templated(tokenizer)
@@ -196,7 +204,7 @@ def _critic_of(folder: Path) -> Path | None:
     return next((path for path in (folder / "critic", beside / "critic") if path.is_dir()), None)
 
 
-def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
+def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
     """The separate network of a critic: the saved one, a copy of the model, or another model."""
     if saved is not None:
         network = load_policy(saved / "network").model  # which may have a soft prompt
@@ -299,14 +307,13 @@ def load_own_weights(policy: Any, folder: str | Path) -> None:
     if not path.is_file():
         raise OperantError(f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
     weights, own = load_tensors(path), _own_weights(policy.model)
-    if odd := {(name, x.shape) for name, x in weights.items()} ^ {(name, x.shape) for name, x in own.items()}:
-        names = ", ".join(sorted(name for name, _ in odd)[:3])
-        raise OperantError(f"{path} has other weights than this policy ({names}): make it with the same options")
+    if odd := ", ".join(unlike(weights, own)[:3]):
+        raise OperantError(f"{path} has other weights than this policy ({odd}): make it with the same options")
     for name, weight in own.items():
         weight.copy_(weights[name])
 
 
-def _save_plain(model: Any, folder: Path, *, untied: bool = False) -> None:
+def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> None:
     """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised.
 
     A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format. untied: an output
@@ -361,11 +368,8 @@ def _load_head(policy: Policy, folder: Path) -> None:
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
     if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
         weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}
-    shapes, expected = ({(name, x.shape) for name, x in tensors.items()} for tensors in (weights, wanted))
-    if odd := {name for name, _ in shapes ^ expected}:
-        raise OperantError(
-            f"{path} does not hold the critic's weights ({', '.join(sorted(odd))}): delete {folder} for a new one"
-        )
+    if odd := ", ".join(unlike(weights, wanted)):
+        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {folder} for a new one")
     owner.value_head.load_state_dict(weights)
 
 

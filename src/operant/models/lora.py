@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from operant.models import adapters
+from operant.models.safe_loading import LanguageModel
 from operant.storage import hub
 from operant.types import OperantError, require
 
@@ -64,7 +65,6 @@ class LoraOptions:
 
     @property
     def on(self) -> bool:
-        """Whether there is an adapter."""
         return self.rank > 0 or self.adapter is not None
 
 
@@ -99,7 +99,7 @@ def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[st
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
+def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> LanguageModel:
     """Freeze the model and put an adapter beside its layers; returns the model.
 
     Matrix B of a new adapter is 0, so its output is 0; matrix A is drawn from `seed`. `base`: the model's name.
@@ -134,7 +134,7 @@ def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> to
     return add(narrow, b.T.to(out.dtype)).view_as(out)
 
 
-def train_adapter(model: Any) -> Any:
+def train_adapter(model: LanguageModel) -> LanguageModel:
     """Freeze all weights but the adapter's; returns the model."""
     for name, p in model.named_parameters():
         p.requires_grad_(".lora_" in name)
@@ -150,12 +150,11 @@ def train_adapter(model: Any) -> Any:
     return model
 
 
-def adapted(model: Any) -> bool:
-    """Whether a model has an adapter beside its layers."""
+def adapted(model: LanguageModel) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: LanguageModel) -> LanguageModel:
     """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged."""
     if not (adapted(model) and hasattr(model, "get_base_model")):
         return model
@@ -172,7 +171,7 @@ def unwrapped(model: Any) -> Any:
 
 
 @torch.no_grad()
-def merged(model: Any) -> Any:
+def merged(model: LanguageModel) -> LanguageModel:
     """A copy without an adapter that computes the same. It shares the weights that have no adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -187,20 +186,20 @@ def merged(model: Any) -> Any:
     return copy
 
 
-def save(model: Any, folder: Path) -> Path:
+def save(model: LanguageModel, folder: Path) -> Path:
     """Write the adapter without the model: `PeftModel.from_pretrained(base, folder)` reads it."""
     config = replace(next(iter(model.peft_config.values())), inference_mode=True).to_dict()
     return adapters.write(folder, "adapter", config, {PREFIX + name: x for name, x in tensors(model).items()})
 
 
-def tensors(model: Any) -> dict[str, torch.Tensor]:
+def tensors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """The adapter's tensors, under peft's names."""
     name = next(iter(model.peft_config))
     # By default, peft would check the embeddings of the base model on the Hub. No embedding has an adapter here.
     return _peft().get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
 
 
-def transplant(model: Any, onto: Any) -> Any:
+def transplant(model: LanguageModel, onto: LanguageModel) -> LanguageModel:
     """Put a copy of the model's adapter on another model with the same layers; returns the other model."""
     _inject(deepcopy(next(iter(model.peft_config.values()))), onto)
     _fill(onto, tensors(model), "the adapter")
@@ -208,7 +207,6 @@ def transplant(model: Any, onto: Any) -> Any:
 
 
 def _peft() -> Any:
-    """The package peft."""
     try:
         import peft
     except ImportError as error:
@@ -218,7 +216,7 @@ def _peft() -> Any:
     return peft
 
 
-def _new_config(model: Any, options: LoraOptions) -> Any:
+def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
     every = options.targets == ("all-linear",)
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
@@ -268,8 +266,7 @@ def _check(config: Any, what: str) -> None:
             )
 
 
-def _inject(config: Any, model: Any) -> None:
-    """Put peft's layers with an adapter in place of the model's."""
+def _inject(config: Any, model: LanguageModel) -> None:
     try:
         _peft().inject_adapter_in_model(config, model)
     except (ValueError, TypeError, KeyError) as error:
@@ -280,8 +277,7 @@ def _inject(config: Any, model: Any) -> None:
         ) from error
 
 
-def _fill(model: Any, weights: Mapping[str, torch.Tensor], what: Any) -> None:
-    """Load an adapter's tensors into the model."""
+def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: Any) -> None:
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
     odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
     if odd:

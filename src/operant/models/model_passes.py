@@ -45,7 +45,6 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 
 
 def longest_of(model: Any, tokenizer: Any) -> int:
-    """The most tokens that a model and its tokenizer read."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":

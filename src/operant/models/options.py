@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from operant.models.embedding import look_up_directly
+from operant.models.safe_loading import LanguageModel
 from operant.types import OperantError, require
 
 SHORT = 256
@@ -52,6 +53,11 @@ class ModelOptions:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
+    def check_frozen(self, why: str) -> None:
+        """Refuse to train a part of the model's own weights with `why`."""
+        for name, value in (("train_layers", self.train_layers), ("train_head", self.train_head)):
+            require(not value, f"model.{name}={value} with {why}")
+
     def templated(self, tokenizer: Any) -> Any:
         """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
@@ -61,7 +67,6 @@ class ModelOptions:
         return tokenizer
 
     def blocks(self, layers: int) -> int | None:
-        """Number of trained blocks in a model of `layers` blocks; None: all."""
         if self.train_layers is None:
             return None
         wanted = max(2, layers // 6) if isinstance(self.train_layers, str) else self.train_layers
@@ -73,7 +78,7 @@ class ModelOptions:
         return wanted
 
 
-def compute_in(model: Any, precision: str) -> Any:
+def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
     """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
     fuse_activations(model)
     look_up_directly(model)

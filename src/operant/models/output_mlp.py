@@ -20,6 +20,7 @@ from operant.models import adapters
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import digest
+from operant.models.safe_loading import LanguageModel
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.types import OperantError, require
 
@@ -47,7 +48,6 @@ class OutputMlpOptions:
 
     @property
     def on(self) -> bool:
-        """Whether there is an MLP."""
         return self.width > 0
 
 
@@ -70,18 +70,15 @@ def check(mlp: OutputMlpOptions, lora: LoraOptions, soft: SoftPromptOptions, opt
             f"output_mlp.width={mlp.width} with lora.* or soft_prompt.*: an MLP is trained alone, behind weights that "
             "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
         )
-    for name in ("train_layers", "train_head"):
-        if mlp.on and (value := getattr(options, name)):
-            raise OperantError(
-                f"model.{name}={value} with output_mlp.width: the MLP is trained alone; leave one of them out"
-            )
+    if mlp.on:
+        options.check_frozen("output_mlp.width: the MLP is trained alone; leave one of them out")
 
 
-def find(model: Any) -> OutputMlp | None:
+def find(model: LanguageModel) -> OutputMlp | None:
     return adapters.find(model, OutputMlp)
 
 
-def first_layers(model: Any, options: OutputMlpOptions, seed: int) -> OutputMlp:
+def first_layers(model: LanguageModel, options: OutputMlpOptions, seed: int) -> OutputMlp:
     """A new MLP of the width of the model's states. Its weights depend on `seed` alone."""
     made = OutputMlp(_head(model).weight.shape[1], options.width, options.logit_bias)
     with torch.random.fork_rng(devices=[]):
@@ -92,7 +89,7 @@ def first_layers(model: Any, options: OutputMlpOptions, seed: int) -> OutputMlp:
     return made
 
 
-def attach(model: Any, mlp: OutputMlp, base: str | None = None) -> Any:
+def attach(model: LanguageModel, mlp: OutputMlp, base: str | None = None) -> LanguageModel:
     """Freeze the model and put an MLP before its output head; returns the model."""
     head = _head(model)
     if mlp.up.in_features != head.weight.shape[1]:
@@ -107,19 +104,18 @@ def attach(model: Any, mlp: OutputMlp, base: str | None = None) -> Any:
     return model
 
 
-def detach(model: Any) -> None:
+def detach(model: LanguageModel) -> None:
     """Take the MLP out of a model, which then is the frozen language model again."""
     head = _head(model)
     del head.output_mlp, head.forward
 
 
 def through_mlp(head: Any, states: Tensor) -> Tensor:
-    """[N, V] the logits of states [N, D]."""
     logits = type(head).forward(head, head.output_mlp(states))
     return logits + head.output_mlp.logit_bias if head.output_mlp.logit_bias else logits
 
 
-def _head(model: Any) -> Any:
+def _head(model: LanguageModel) -> Any:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise OperantError(
@@ -134,7 +130,7 @@ def _hash(weights: Mapping[str, Tensor]) -> str:
     return digest({key: x.bfloat16() if x.is_floating_point() else x for key, x in weights.items()})
 
 
-def save(model: Any, folder: Path) -> Path:
+def save(model: LanguageModel, folder: Path) -> Path:
     """Write the MLP, with the name and hash of its frozen model, which is saved in `base/` if no file holds it."""
     mlp = find(model)
     assert mlp is not None  # the caller has checked
@@ -148,7 +144,7 @@ def save(model: Any, folder: Path) -> Path:
     return adapters.write(folder, "MLP", config, mlp.state_dict(), model if mlp.base is None else None)
 
 
-def attach_saved(model: Any, folder: Path) -> Any:
+def attach_saved(model: LanguageModel, folder: Path) -> LanguageModel:
     """Put the MLP of a folder before the head of the model that it was trained on; returns the model."""
     config, weights = adapters.read(folder, "MLP")
     try:

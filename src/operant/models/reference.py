@@ -95,10 +95,9 @@ class PolicyCopy:
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        own = {} if self.rule == "frozen" else self.own()
-        divided = {n: x.detach() for n, x in own.items()} if self.shards is None else self.shards.divided(own)
+        weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
         with self.present():
-            return {"fingerprint": self.fingerprint, "weights": divided}
+            return {"fingerprint": self.fingerprint, "weights": weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,9 +109,7 @@ class PolicyCopy:
                 raise OperantError(
                     f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
                 )
-            known = {name: (weight, weights[name]) for name, weight in own.items()}
-            for name in own if self.shards is None else self.shards.load(known):
-                own[name].copy_(weights[name])
+            load_stored(own, weights, self.shards)
             self._fingerprint = None
         with self.present():
             found = self.fingerprint
@@ -161,6 +158,19 @@ class MaskOptions:
     def rule(self) -> "str | tuple[str, float]":
         """The rule of the copy, as `PolicyCopy` takes it."""
         return ("every", self.every) if self.every else "frozen"
+
+
+def stored(weights: Mapping[str, torch.Tensor], shards: Any) -> dict[str, Any]:
+    """Weights for a checkpoint. shards: they are divided over ranks, and this rank's rows are stored."""
+    return {name: x.detach() for name, x in weights.items()} if shards is None else shards.divided(weights)
+
+
+@torch.no_grad()
+def load_stored(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any], shards: Any) -> None:
+    """Set weights to those that `stored` returned."""
+    # Divided ones take their rows; those that are not divided, such as buffers, are copied.
+    for name in state if shards is None else shards.load({name: (weights[name], x) for name, x in state.items()}):
+        weights[name].copy_(state[name])
 
 
 def shared(model: nn.Module) -> dict[int, Any]:

@@ -7,7 +7,7 @@ The libraries that read these files raise many kinds of exceptions; here each be
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,23 @@ HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 """Arguments of `from_pretrained` that run no code from the folder, and download nothing."""
 
 
+class LanguageModel(nn.Module):
+    """What transformers' models have beside `nn.Module`; for annotations alone."""
+
+    config: Any
+    generation_config: Any
+    peft_config: dict[str, Any]
+    name_or_path: str
+    dtype: torch.dtype
+    is_quantized: bool
+    get_output_embeddings: Callable[[], nn.Linear]
+    get_input_embeddings: Callable[[], nn.Embedding]
+    get_encoder: Callable[[], nn.Module]
+    get_decoder: Callable[[], nn.Module]
+    save_pretrained: Callable[..., None]
+    generate: Callable[..., Any]
+
+
 @contextmanager
 def _explained(folder: str | Path, what: str) -> Iterator[None]:
     """Turn any exception inside this context into an OperantError that names the folder."""
@@ -40,7 +57,6 @@ def _explained(folder: str | Path, what: str) -> Iterator[None]:
 
 
 def load_config(folder: str | Path) -> Any:
-    """The config in a model's folder."""
     from transformers import AutoConfig
 
     with _explained(folder, "a language model's config"):
@@ -103,13 +119,18 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file."""
     from safetensors.torch import load_file
 
     with _explained(path, "a file of safetensors"):
         tensors = load_file(path)
     check_finite(tensors, path)
     return tensors
+
+
+def unlike(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of tensors that are not in both, or that differ in shape."""
+    shapes = [{(name, x.shape) for name, x in tensors.items()} for tensors in (some, others)]
+    return sorted({name for name, _ in shapes[0] ^ shapes[1]})
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:

@@ -23,11 +23,13 @@ from torch.nn.functional import pad
 from operant.models import adapters
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
+from operant.models.safe_loading import LanguageModel
 from operant.storage import hub
 from operant.types import Batch, OperantError, require
 
 KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
 """peft's names of the method, and of the vectors in its file."""
+ALONE = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest logit, between virtual tokens given by id and as vectors."""
 
@@ -52,7 +54,6 @@ class SoftPromptOptions:
 
     @property
     def on(self) -> bool:
-        """Whether there is a soft prompt."""
         return self.tokens > 0
 
 
@@ -73,27 +74,19 @@ def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> 
             "neither adapted nor quantised; leave one of them out"
         )
     if soft.on:
-        _check_model_options(options)
+        options.check_frozen(ALONE)
 
 
-def _check_model_options(options: ModelOptions) -> None:
-    for name in ("train_layers", "train_head"):
-        if value := getattr(options, name):
-            raise OperantError(
-                f"model.{name}={value} with a soft prompt: it is trained alone, below all layers; leave one of them out"
-            )
-
-
-def find(model: Any) -> SoftPrompt | None:
+def find(model: LanguageModel) -> SoftPrompt | None:
     return adapters.find(model, SoftPrompt)
 
 
-def virtual_ids(model: Any, options: ModelOptions) -> list[int]:
+def virtual_ids(model: LanguageModel, options: ModelOptions) -> list[int]:
     """The ids that begin every row; none without a soft prompt."""
     soft = find(model)
     if soft is None:
         return []
-    _check_model_options(options)
+    options.check_frozen(ALONE)
     return soft.ids
 
 
@@ -107,7 +100,7 @@ def in_front(virtual: list[int], batch: Batch) -> Batch:
 
 
 @torch.no_grad()
-def first_vectors(model: Any, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
+def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
     """[n, D] the vectors that a new soft prompt begins with."""
     embedding, count = _embedding(model), options.tokens
     if options.text is None:
@@ -125,7 +118,7 @@ def first_vectors(model: Any, options: SoftPromptOptions, tokenizer: Any, seed: 
     return embedding(torch.tensor((ids * count)[:count], device=embedding.weight.device))
 
 
-def attach(model: Any, vectors: Tensor, base: str | None = None) -> Any:
+def attach(model: LanguageModel, vectors: Tensor, base: str | None = None) -> LanguageModel:
     """Freeze the model and put vectors [n, D] in front of its prompts; returns the model.
 
     It is tried whether the model uses the ids of its input for one embedding alone.
@@ -153,7 +146,7 @@ def look_up(embedding: Any, input: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _try(model: Any, embedding: Any) -> None:
+def _try(model: LanguageModel, embedding: Any) -> None:
     """Compare the logits for virtual tokens given by id and as vectors."""
     ids = torch.tensor([[*embedding.soft_prompt.ids[:2], 0, 1]], device=embedding.weight.device)
     more = {"decoder_input_ids": ids[:, -1:]} if model.config.is_encoder_decoder else {}
@@ -169,8 +162,7 @@ def _try(model: Any, embedding: Any) -> None:
         )
 
 
-def _embedding(model: Any) -> Any:
-    """The embedding of the prompts."""
+def _embedding(model: LanguageModel) -> LanguageModel:
     reads = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
     embedding = getattr(reads, "get_input_embeddings", lambda: None)()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
@@ -181,7 +173,7 @@ def _embedding(model: Any) -> Any:
     return embedding
 
 
-def save(model: Any, folder: Path) -> Path:
+def save(model: LanguageModel, folder: Path) -> Path:
     """Write the soft prompt. A model that is built in, or on the Hub, is only named."""
     soft = find(model)
     assert soft is not None  # the caller has checked
@@ -197,7 +189,7 @@ def save(model: Any, folder: Path) -> Path:
     return adapters.write(folder, "soft prompt", config, {TENSOR: soft.vectors}, model if unnamed else None)
 
 
-def attach_saved(model: Any, folder: Path) -> Any:
+def attach_saved(model: LanguageModel, folder: Path) -> LanguageModel:
     """Put the soft prompt of a folder in front of its model's prompts; returns the model.
 
     For encoder-decoders, peft may store as many vectors again for the decoder, which it never reads: they are left out.

@@ -82,7 +82,6 @@ class ActionValueHead(ValueHead):
         return self._of(self.two, states)
 
     def least(self, states: Tensor) -> Tensor:
-        """The smaller estimate of each token."""
         return torch.minimum(self.q_one(states), self.q_two(states))
 
     def scored(self, states: Tensor, ids: Tensor, places: Tensor) -> dict[str, Tensor]:

@@ -60,8 +60,6 @@ class Saved:
 
 
 class Part(Protocol):
-    """An object that changes in a run."""
-
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
@@ -96,7 +94,6 @@ class RunState:
         return part
 
     def snapshot(self, only: Iterable[str] | None = None) -> dict[str, Any]:
-        """A deep copy of all parts, or of those in `only`."""
         return {name: copy.deepcopy(self.parts[name].state_dict()) for name in (self.parts if only is None else only)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -133,9 +130,9 @@ class RunState:
         temporary = path.with_name(f".{path.name}.tmp")
 
         def content() -> dict[str, Any]:
-            parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
-            body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
-            found = {"parts": body, "extra": encode(extra, "extra", tensors)}
+            names = [name for name in self.parts if kind == "resume" or name in LIGHT]
+            parts = {name: encode(self.parts[name].state_dict(), name, tensors) for name in names}
+            found = {"parts": parts, "extra": encode(extra, "extra", tensors)}
             shapes = {name: part.shape for name, part in tensors.parts.items()}
             return found | ({"divided": shapes} if shapes else {})
 

@@ -67,7 +67,6 @@ def damaged(path: Path, problem: str) -> OperantError:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """As `about`."""
     content = manifest.read(path)
     schema = content.get("schema")
     if type(schema) is not int or schema < 1:

@@ -95,7 +95,6 @@ def split(name: str) -> tuple[str, str | None]:
 
 
 def _on_hub(text: str) -> tuple[str, str | None]:
-    """Repository and revision of a Hub name."""
     repository, at, revision = text.partition("@")
     if not re.fullmatch(_HUB_NAME, repository, re.ASCII):
         raise OperantError(f"model {shown(text)}: there is no such folder; {_local_remedy('model')}")
@@ -228,7 +227,6 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _ask_commit(repository: str, revision: str | None) -> str | None:
-    """Ask the Hub for the current commit of a revision."""
     from huggingface_hub import HfApi
 
     commits: list[str | None] = []

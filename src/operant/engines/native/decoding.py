@@ -98,8 +98,15 @@ class Decoding:
         return [last[max(len(last) - len(p), 0) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
 
     def _last_below(self) -> Tensor | None:
-        """The trunk states of the tokens that were fed last."""
         return self.trunk.last[:, -1] if self.trunk is not None and self.trunk.last is not None else None
+
+
+def needed_layers(policy: Policy, columns: int) -> int:
+    """Number of layers of a model that caches plain keys and values."""
+    layers = plain_layers(policy.model, columns)
+    if layers is None:
+        raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
+    return layers
 
 
 class Pooled(Decoding):
@@ -107,10 +114,7 @@ class Pooled(Decoding):
 
     def __init__(self, policy: Policy, rows: int, columns: int):
         super().__init__(policy)
-        layers = plain_layers(policy.model, columns)
-        if layers is None:
-            raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
-        self.cache = Window(layers, rows, columns)
+        self.cache = Window(needed_layers(policy, columns), rows, columns)
         self.parked: tuple[list[int], Tensor, Tensor, list[Tensor]] | None = None
         """The last prompt, its keys and values, state and trunk states, if the next `admit` begins with it again."""
 

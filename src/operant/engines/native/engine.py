@@ -240,7 +240,6 @@ class _GenerateCall:
         self._set_rows(np.concatenate([self.live, new]), np.concatenate([self.places, self.first[new]]))
 
     def _draw(self) -> Tensor:
-        """Draw one token for every row; returns the ids [B]."""
         policy, sampling, states = self.policy, self.sampling, self.decodings[0].states
         live, places = self.on_device
         scores = sampling.adjust(policy.guided(sampling)(states), places)
@@ -297,7 +296,6 @@ class _GenerateCall:
             self.kept.add(ids, decoding.cache.lift(row, len(ids)).clone())
 
     def _step(self, ids: Tensor) -> None:
-        """Feed the drawn tokens."""
         for decoding in self.decodings:
             decoding.step(ids)
         live, places = self.on_device
