@@ -129,7 +129,7 @@ def test_modules_that_a_resume_depends_on_write_only_through_the_seam():
     root = atomic_io.Path(operant.__file__).parent
     modules = ("storage/checkpoint", "storage/checkpoint_store", "storage/manifest", "storage/state_codec")
     words = ("os.replace(", "os.rename(", ".rename(", "rmtree(", ".unlink(", ".mkdir(", "write_text(", "write_bytes(")
-    for module in (*modules, "models/start_folder", "training/saved_learner", "runs/run"):
+    for module in (*modules, "models/loading", "training/saved_learner", "runs/run"):
         source = (root / f"{module}.py").read_text(encoding="utf-8")
         used = [w for w in words if w in source.replace("atomic_io.rename(", "").replace("atomic_io.mkdir(", "")]
         assert not used, f"{module}.py uses {used}"

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from sampled import KEYS, PROMPTS, replies
-from toys import CAUSAL, lm
+from sampled import PROMPTS, replies
+from toys import lm
 
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
@@ -66,22 +66,6 @@ def test_a_cdf_whose_rounding_falls_short_still_draws_a_token_that_can_be_drawn(
         assert torch.isfinite(logprobs).all()
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_a_reply_does_not_depend_on_batch_size_order_or_neighbours(kind):
-    policy = Policy(lm(kind), value=ValueOptions(init="normal"))
-    sampling = Sampling(max_tokens=8, stop_tokens=(2, 7))
-    whole = replies(policy, sampling)
-    assert len({len(c.action) for c in whole}) > 2  # so that rows retire at different times
-    order = torch.randperm(len(PROMPTS), generator=torch.Generator().manual_seed(1)).tolist()
-    shuffled = replies(policy, sampling, [PROMPTS[i] for i in order], [KEYS[i] for i in order], batch=8)
-    for size in (1, 5):
-        assert [c.action for c in replies(policy, sampling, batch=size)] == [c.action for c in whole]
-    for i, c in zip(order, shuffled, strict=True):
-        assert (c.action, c.end) == (whole[i].action, whole[i].end)
-        assert c.logprobs == pytest.approx(whole[i].logprobs, abs=1e-4)
-        assert c.values == pytest.approx(whole[i].values, abs=1e-4)
-
-
 def test_compaction_changes_nothing(monkeypatch):
     policy = Policy(lm("gpt2"), value=ValueOptions(init="normal"))
     sampling = Sampling(max_tokens=10, stop_tokens=(2, 7, 11), top_p=0.9, truncation="stored")
@@ -112,22 +96,6 @@ def test_evaluation_and_probes_have_the_same_numbers_at_every_step():
 
 
 # --- where replies end ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_replies_end_at_a_stop_token_or_the_limit_and_have_an_action(kind):
-    policy = Policy(lm(kind))
-    seen = replies(policy, Sampling(max_tokens=5, stop_tokens=(2, 7, 11)))
-    for c in seen:
-        assert 1 <= len(c.action) <= 5 and len(c.logprobs) == len(c.action)
-        assert not {2, 7, 11} & set(c.action[:-1])
-        assert c.end == ("stop" if c.action[-1] in (2, 7, 11) else "length")
-        assert c.end == "stop" or len(c.action) == 5
-    assert {c.end for c in seen} == {"stop", "length"}
-    assert {len(c.action) for c in replies(policy, Sampling(max_tokens=1, stop_tokens=tuple(range(20))))} == {1}
-    fixed = replies(policy, Sampling(max_tokens=5, fixed_length=True, stop_tokens=(2, 7, 11)))
-    assert {(len(c.action), c.end) for c in fixed} == {(5, "length")}
-    assert any({2, 7, 11} & set(c.action[:-1]) for c in fixed)
 
 
 def test_before_the_minimum_length_stop_tokens_have_no_probability_in_sampling_and_score_alike():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.models.options import ModelOptions, StandIn
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.types import OperantError
 
 
@@ -166,7 +166,7 @@ class Trunk:
 
 def find_blocks(model: LanguageModel) -> nn.ModuleList:
     """The model's (decoder's) stack of blocks: its longest list of modules."""
-    part = model.get_decoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    part = model.get_decoder() if is_encoder_decoder(model.config) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     if not lists:
         raise OperantError(f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")

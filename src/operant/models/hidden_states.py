@@ -18,7 +18,7 @@ from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.models.soft_prompt import in_front, virtual_ids
 from operant.types import Batch, OperantError
 
@@ -54,7 +54,7 @@ class HiddenStates(nn.Module):
         super().__init__()
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes
-        self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.encoder_decoder = is_encoder_decoder(model.config)
         # transformers takes a padding id for padding and warns of a missing mask. Here masks come from lengths.
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from operant.models import adapters
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
 from operant.types import OperantError, require
 
@@ -227,7 +227,7 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
         target_modules="all-linear" if every else list(options.targets),
         use_rslora=options.rslora,
         fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2's are transposed
-        task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model.config) else "CAUSAL_LM",
     )
 
 

@@ -68,6 +68,10 @@ def load_config(folder: str | Path) -> Any:
         return config
 
 
+def is_encoder_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False))
+
+
 def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
     """The language model in a folder. `more`: further arguments of `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -81,7 +85,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
             f"{folder} is a classifier or a reward model, and no language model: use it as a reward, as in "
             f"--reward reward_model:{folder}"
         )
-    auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    auto = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     model, notes = load_any(auto, folder, "a language model", dtype=dtype, **(more or {}))
     if notes["missing_keys"]:
         raise OperantError(

@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from operant.models import adapters
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
 from operant.types import Batch, OperantError, require
 
@@ -163,7 +163,7 @@ def _try(model: LanguageModel, embedding: Any) -> None:
 
 
 def _embedding(model: LanguageModel) -> LanguageModel:
-    reads = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    reads = model.get_encoder() if is_encoder_decoder(model.config) else model
     embedding = getattr(reads, "get_input_embeddings", lambda: None)()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
         raise OperantError(

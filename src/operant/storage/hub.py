@@ -229,8 +229,8 @@ def _has_weights(folder: Path) -> bool:
 def _ask_commit(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
-    commits: list[str | None] = []
+    answers: list[object] = []
     name = f"{repository}@{revision}" if revision else repository
     api, options = HfApi(), {"revision": revision, "timeout": CONNECT_SECONDS}
-    reach("model", name, lambda: commits.append(api.model_info(repository, **options).sha))
-    return commits[0]
+    reach("model", name, lambda: answers.append(api.model_info(repository, **options)))
+    return getattr(answers[0], "sha", None)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from operant.models.safe_loading import is_encoder_decoder
+
 START_WITH = 64
 """Columns for replies in a new buffer. A full buffer is replaced by one with twice as many columns."""
 
@@ -34,7 +36,7 @@ def plain_layers(model: Any, columns: int) -> int | None:
         layers = DynamicCache(config=model.config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    if not layers or getattr(model.config, "is_encoder_decoder", False):
+    if not layers or is_encoder_decoder(model.config):
         return None
     for layer in layers:
         window = int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0
