@@ -41,7 +41,7 @@ def watch(monkeypatch):
 # --- the order of operations ------------------------------------------------------------------------------------------
 
 
-def test_everything_is_synced_before_it_gets_its_name_and_the_old_one_is_deleted_last(tmp_path, watch):
+def test_files_are_synced_before_the_name_and_old_ones_go_last(tmp_path, watch):
     state, box = a_state()
     for step in (1, 2):
         put(state, box, tmp_path, step)
@@ -71,7 +71,7 @@ def moments(state, box, folder, watch):
 
 
 @pytest.mark.parametrize("again, keep", [(False, 2), (True, 2), (False, 1)])
-def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, again, keep):
+def test_a_kill_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, again, keep):
     """The folder is copied before and after every operation, in the state in which a kill would leave it."""
     state, box = a_state()
     for step in (1, 2, 3) if again else (1, 2):
@@ -100,7 +100,7 @@ def test_a_process_that_is_killed_at_any_moment_of_a_save_loses_nothing(tmp_path
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_disk_that_is_full_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stays):
+def test_a_full_disk_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stays):
     state, box = a_state()
     count = moments(state, box, tmp_path / "0", watch)
     errors = set()
@@ -376,7 +376,7 @@ def test_other_files_and_folders_stay(tmp_path):
 # --- manifest and loading ---------------------------------------------------------------------------------------------
 
 
-def test_kind_step_machine_threads_and_lengths_are_in_the_manifest(tmp_path):
+def test_the_manifest_has_kind_step_machine_threads_and_lengths(tmp_path):
     state, box = a_state()
     lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}
     info = about(put(state, box, tmp_path, 12, lengths=lengths).path)

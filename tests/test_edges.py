@@ -41,7 +41,7 @@ def test_a_reply_cut_for_length_is_valued_where_it_was_cut(kind):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
+def test_a_reference_with_its_own_trunk_reads_its_own_states(exact):
     """It read the policy's: KL was 14.39 where it is 11.57."""
     policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
     other = Policy(lm(seed=1), options=ModelOptions(train_layers=1))
@@ -80,14 +80,14 @@ def test_a_copy_of_a_trunk_still_reads_the_kept_states():
         ("abcd", {"max_new_tokens": 4}, True),
     ],
 )
-def test_foreign_replies_were_cut_only_where_they_are_as_long_as_they_might_be(reply, declared, dropped):
+def test_foreign_replies_were_cut_only_at_their_length_limit(reply, declared, dropped):
     learner = Learner(lm(vocab=40), tokenizer=letters(), on_length="drop")
     metrics = learner.step(["x", "y"], [reply, "ab"], [1.0, 0.0], generation=declared)
     assert metrics["rollout/count"] == 2 - dropped and metrics["rollout/dropped"] == dropped / 2
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_bfloat16_scores_before_the_update_what_the_update_computes(kind):
+def test_bfloat16_scores_before_the_update_as_within_it(kind):
     """Through another attention the gap was 0.056, with rescoring as without."""
     learner = Learner(lm(kind), max_tokens=8, lr=1e-4, **{"model.precision": "bfloat16"})
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_a_model_with_as_many_positions_as_it_has():
         Learner(lm("bart"), max_tokens=65)
 
 
-def test_a_score_per_token_may_be_a_tensor_and_nonsense_is_a_sentence():
+def test_a_score_per_token_may_be_a_tensor_and_not_nonsense():
     learner = Learner(lm(), max_tokens=4)
     replies = learner.generate([[5], [6]])
     given = [torch.arange(float(len(r.ids))) for r in replies]

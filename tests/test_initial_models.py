@@ -59,7 +59,7 @@ def names(folder):
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
+def test_a_plain_folder_is_kept_with_its_tokenizer_alone(model, run):
     config = config_of(policy=str(model))
     copy_initial_models(config, run)
     kept = names(run / "start")
@@ -73,7 +73,7 @@ def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
     assert fingerprint(policy) == before and policy.tokenizer is not None
 
 
-def test_what_is_written_into_the_folder_later_is_not_what_the_run_began_from(model, run):
+def test_what_is_written_into_the_folder_later_changes_no_copy(model, run):
     """In place, as transformers writes: a link would have changed along."""
     config = config_of(policy=str(model))
     before = (model / "model.safetensors").read_bytes()
@@ -95,7 +95,7 @@ def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
     assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
 
 
-def test_a_copy_of_the_policy_and_a_model_of_the_package_are_not_kept(run):
+def test_copies_of_the_policy_and_builtin_models_are_not_kept(run):
     config = config_of(policy="builtin:reviews-lm", reference="copy", **{"value.critic": "copy"})
     assert pin_names(config) == config
     copy_initial_models(config, run)
@@ -204,7 +204,7 @@ def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
         with_copies(config, run, quiet)
 
 
-def test_where_nothing_was_kept_the_folder_is_taken_as_it_is_and_that_is_said(model, run):
+def test_without_a_copy_the_folder_is_used_with_a_warning(model, run):
     config, heard = config_of(policy=str(model)), []
     assert with_copies(config, run, heard.append) == config
     assert len(heard) == 1 and f"{model} is loaded as it is now" in heard[0]
@@ -239,7 +239,7 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
 # --- a whole run ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_though_the_folder_that_it_began_from_is_gone_or_another(model, tmp_path):
+def test_a_run_resumes_without_the_folder_that_it_began_from(model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     given = SMALL | {"reference": str(other), "model": {"train_layers": 1}}
     whole = train(

@@ -123,7 +123,7 @@ def test_its_random_numbers_are_those_of_the_seed():
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_a_trunk_below_it_and_blocks_computed_again_change_no_gradient(gradient_checkpointing):
+def test_a_trunk_or_recomputed_blocks_change_no_gradient(gradient_checkpointing):
     """The gradients of the top block's adapter, with and without the shorter forward pass."""
 
     def gradients(options):
@@ -289,7 +289,7 @@ def registered(learner):
 
 
 @pytest.mark.parametrize("options", [LORA, FAST | {"model.train_layers": 1}], ids=["adapter", "trunk"])
-def test_a_checkpoint_holds_what_is_trained_and_goes_on_to_the_bit(options, tmp_path, folders):
+def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(options, tmp_path, folders):
     first = Learner(folders[0], **options)
     state = registered(first)
     first.step(*REPLIES)
@@ -419,7 +419,7 @@ def test_a_damaged_or_foreign_adapter_is_refused(folders, tmp_path):
         Learner(adapter)
 
 
-def test_a_quantised_base_is_exported_with_its_adapter_on_plain_weights():
+def test_an_adapter_is_transplanted_onto_plain_weights():
     model = shaken(lm("gpt2"))
     other = adapters.transplant(model, lm("gpt2"))
     assert equal(adapters.tensors(model), adapters.tensors(other))

@@ -52,7 +52,7 @@ class AnswerCache:
                 found |= {key: json.loads(answer) for key, answer in self._connection.execute(query, some)}
         return found
 
-    def put(self, key: str, answer: Any) -> None:
+    def put(self, key: str, answer: object) -> None:
         with self.explained():
             self._connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
 

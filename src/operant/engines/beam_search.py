@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -55,7 +54,9 @@ class BeamSearch(NativeEngine):
                     beat()
         return [made[place] for place in range(len(prompts))]
 
-    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
+    def choose(
+        self, prompts: object, options: object, sampling: Sampling, keys: object
+    ) -> list[tuple[int, Completion]]:
         """A choice among options is drawn, and no search finds it."""
         raise OperantError(
             f"evaluation.beams={self.beams}: the world offers options, of which one is drawn: leave it out, or draw "

@@ -78,7 +78,7 @@ class Completions(Client):
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, object] | None = None,
         scoring: Literal["echo", "top"] | None = None,
         top_logprobs: int | None = None,
         key_variable: str = "OPENAI_API_KEY",
@@ -253,7 +253,7 @@ class Completions(Client):
         return listed
 
 
-def hashed(content: Any) -> str:
+def hashed(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

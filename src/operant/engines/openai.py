@@ -165,7 +165,9 @@ class OpenAIEngine:
 
         self.client.ask_all(self.address, requests, keep)
 
-    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
+    def choose(
+        self, prompts: object, options: object, sampling: Sampling, keys: object
+    ) -> list[tuple[int, Completion]]:
         raise OperantError(
             f"the world offers replies to choose among, and the server at {self.client.url} only generates: use "
             "engine=native or engine=transformers"
@@ -256,7 +258,7 @@ def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> Reply:
     return ids, [float(x) for x in logprobs]
 
 
-def check_exported(policy: Any, engine: str) -> None:
+def check_exported(policy: object, engine: str) -> None:
     """Raises: OperantError for a policy that no server can load as a plain transformers folder."""
     what = "is no transformers model"
     if isinstance(policy, Policy):

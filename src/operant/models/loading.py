@@ -220,7 +220,9 @@ def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | Non
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
-def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None, served: bool = False) -> Path:
+def export(
+    policy: Any, folder: str | Path, *, made_by: Mapping[str, object] | None = None, served: bool = False
+) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
@@ -380,7 +382,7 @@ MODELS = {"policy": "policy", "reference": "reference", "lora.adapter": "adapter
 """Options that name a model, and the folder of its copy."""
 
 
-def copy_models(named: Mapping[str, Any], folder: Path, called: Mapping[str, Any] | None = None) -> None:
+def copy_models(named: Mapping[str, Any], folder: Path, called: Mapping[str, object] | None = None) -> None:
     """Copy the models in plain folders, by option, into `folder/start/`; existing copies stay.
 
     called: the names under which `copies` is to find them; None: those in `named`.

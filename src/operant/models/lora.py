@@ -277,7 +277,7 @@ def _inject(config: Any, model: LanguageModel) -> None:
         ) from error
 
 
-def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: Any) -> None:
+def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: object) -> None:
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
     odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
     if odd:

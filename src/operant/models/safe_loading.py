@@ -137,7 +137,7 @@ def unlike(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor])
     return sorted({name for name, _ in shapes[0] ^ shapes[1]})
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:
+def check_finite(tensors: Mapping[str, torch.Tensor], where: object) -> None:
     """Raises: OperantError that names the first tensor with NaN or infinity."""
     for name, tensor in tensors.items():
         x = tensor.detach()

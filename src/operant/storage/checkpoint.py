@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from operant import machine
 from operant.storage import atomic_io
@@ -72,6 +72,9 @@ class Renewed(Protocol):
     def renew(self) -> None: ...
 
 
+P = TypeVar("P", bound=Part)
+
+
 class RunState:
     """The registered parts of a run, by name."""
 
@@ -83,7 +86,7 @@ class RunState:
     def __repr__(self) -> str:
         return f"RunState({', '.join(self.parts)})"
 
-    def register(self, name: str, part: Any) -> Any:
+    def register(self, name: str, part: P) -> P:
         """Register `part` and return it. Its state may hold tensors, numbers, text, None, lists, tuples and dicts."""
         if name in self.parts:
             raise OperantError(f"part {name!r} is registered already; give the second one another name")
@@ -105,7 +108,7 @@ class RunState:
         self,
         folder: str | Path,
         step: int,
-        extra: Any = None,
+        extra: object = None,
         *,
         kind: str = "resume",
         lengths: Mapping[str, int] | None = None,
@@ -129,10 +132,10 @@ class RunState:
         path = path_of(folder, kind, step)
         temporary = path.with_name(f".{path.name}.tmp")
 
-        def content() -> dict[str, Any]:
+        def content() -> dict[str, object]:
             names = [name for name in self.parts if kind == "resume" or name in LIGHT]
             parts = {name: encode(self.parts[name].state_dict(), name, tensors) for name in names}
-            found = {"parts": parts, "extra": encode(extra, "extra", tensors)}
+            found: dict[str, object] = {"parts": parts, "extra": encode(extra, "extra", tensors)}
             shapes = {name: part.shape for name, part in tensors.parts.items()}
             return found | ({"divided": shapes} if shapes else {})
 

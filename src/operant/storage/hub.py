@@ -138,7 +138,7 @@ def found(name: str | os.PathLike[str]) -> Path | None:
         return None
 
 
-def _name(name: Any) -> str:
+def _name(name: object) -> str:
     text = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(text, str) or not text.strip():
         raise OperantError(
@@ -170,7 +170,7 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:
+def reach(kind: str, name: str, ask: Callable[[], object]) -> None:
     """Call `ask`, which requests a `kind` ("model" or "dataset") from the Hub, with a deadline."""
 
     def unreachable(reason: str) -> OperantError:

@@ -15,12 +15,12 @@ RENAMED: dict[int, dict[str, str]] = {
 """By schema: the full name of an option or group, and its name in the next schema."""
 
 
-def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+def current(config: Mapping[str, object], where: object) -> dict[str, Any]:
     """The options of a file under their current names, without `schema`.
 
     `where` names the file in errors.
     """
-    options = dict(config)
+    options: dict[str, Any] = dict(config)
     schema = options.pop("schema", 1)
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise OperantError(
@@ -38,7 +38,7 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     return options
 
 
-def _rename(options: dict[str, Any], old: str, new: str, where: object) -> None:
+def _rename(options: dict[str, object], old: str, new: str, where: object) -> None:
     """Rename an option or a group in place, written as `group.name` or as a mapping inside its group."""
     inner = {f"{name}.{key}" for name, value in options.items() if isinstance(value, Mapping) for key in value}
     names = {*map(str, options), *inner}
@@ -54,9 +54,9 @@ def _rename(options: dict[str, Any], old: str, new: str, where: object) -> None:
         options[group] = {new.rpartition(".")[2] if key == name else key: value for key, value in inside.items()}
 
 
-def former(options: Mapping[str, Any], schema: int) -> dict[str, Any]:
+def former(options: Mapping[str, object], schema: int) -> dict[str, object]:
     """Options by full name, under the names that they had in an earlier schema."""
-    earlier = {}
+    earlier = dict[str, object]()
     for name, value in options.items():
         for version in reversed(range(schema, SCHEMA)):
             for old, new in RENAMED[version].items():
@@ -66,7 +66,7 @@ def former(options: Mapping[str, Any], schema: int) -> dict[str, Any]:
     return earlier
 
 
-def refuse(options: Mapping[str, Any]) -> None:
+def refuse(options: Mapping[str, object]) -> None:
     """Raises: OperantError for an option that is set by an old name, with the current one."""
     renamed = [pair for table in RENAMED.values() for pair in table.items()]
     for name in map(str, options):

@@ -52,7 +52,7 @@ class NamedTensors:
         return first
 
 
-def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
+def encode(value: object, name: str, tensors: NamedTensors) -> object:
     """`value` as JSON; its tensors are added to `tensors` under names that begin with `name`.
 
     Raises: OperantError with the name of a value that is not finite, or of a type that cannot be stored.
@@ -100,7 +100,7 @@ def _not_finite(name: str) -> OperantError:
 
 
 def write_folder(
-    folder: Path, tensors: NamedTensors, content: Any, about: dict[str, Any], others: Sequence[str] = ()
+    folder: Path, tensors: NamedTensors, content: object, about: Mapping[str, object], others: Sequence[str] = ()
 ) -> None:
     """Write the three files and sync them to the disk, the manifest last. Raises: OSError.
 
