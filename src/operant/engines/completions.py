@@ -168,7 +168,8 @@ class Completions(Client):
 
         Raises: OperantError of the first one that fails; none is sent after it.
         """
-        keys = [hashed([self.address, request.body, request.mark]) for request in requests]
+        told = (json.dumps([self.address, request.body, request.mark], sort_keys=True) for request in requests)
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in told]
         found = self.cache.known(set(keys))
         self.spend(cached=len(found))
         missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
@@ -251,10 +252,6 @@ class Completions(Client):
         if not listed or not all(map(math.isfinite, listed.values())):
             raise ValueError("there are no log-probs")
         return listed
-
-
-def hashed(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def listed_logprob(listed: Mapping[str, float], word: str) -> float:

@@ -22,7 +22,7 @@ PARTS = (".soft_prompt.", ".output_mlp.")
 """What stands in the names of weights that are trained beside a frozen model."""
 
 
-class Part(nn.Module):
+class TrainedPart(nn.Module):
     """Layers that are trained beside a frozen model."""
 
     base: str | None = None
@@ -33,7 +33,7 @@ class Part(nn.Module):
         return {"base_model_name_or_path": name, "revision": revision}
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=TrainedPart)
 
 
 def find(model: nn.Module, kind: type[P]) -> P | None:
@@ -41,7 +41,7 @@ def find(model: nn.Module, kind: type[P]) -> P | None:
 
 
 def frozen_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model without its `Part`."""
+    """The state of a model without its `TrainedPart`."""
     return {name: x for name, x in model.state_dict().items() if not any(part in f".{name}" for part in PARTS)}
 
 

@@ -51,7 +51,7 @@ class Trunk:
         assert trained is not None  # the caller has checked
         self.cut = len(self.stack) - trained
         """Index of the first trained block."""
-        self.last: Tensor | None = None
+        self.last = torch.empty(0)
         """[B, S, D] the input of the first trained block in the last call of the model, padding included."""
         self._cached: Tensor | None = None
         self._stop = False
@@ -92,7 +92,6 @@ class Trunk:
             pass
         finally:
             self._stop = False
-        assert self.last is not None  # the hook has just set it
         return self.last
 
     def learn_to_skip(self, run: Callable[[], object]) -> None:

@@ -105,14 +105,7 @@ def load_policy(
                 f"{folder} is itself an adapter, which is trained further: leave lora.rank, lora.adapter, "
                 "soft_prompt.tokens and output_mlp.width out"
             )
-        named = adapters.base_of(folder)
-        try:
-            base = Path(find_model(named))
-        except OperantError as error:
-            raise OperantError(
-                f"{folder} is an adapter of {named!r} ({error}): write the model's name into its {adapters.CONFIG} "
-                f"(base_model_name_or_path), or for LoRA give the model, and lora.adapter={folder}"
-            ) from error
+        base = _find_base(folder)
         kind = ALONE.get(adapters.read_config(folder).get("peft_type"))
         if kind is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
@@ -135,7 +128,7 @@ class Alone(Protocol):
 
     KIND: str
 
-    def find(self, model: LanguageModel) -> adapters.Part | None: ...
+    def find(self, model: LanguageModel) -> adapters.TrainedPart | None: ...
     def attach_saved(self, model: LanguageModel, folder: Path) -> LanguageModel: ...
     def save(self, model: LanguageModel, folder: Path) -> Path: ...
 
@@ -161,6 +154,18 @@ def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | Non
     if soft.on:
         return soft_prompt.attach(model, soft_prompt.first_vectors(model, soft, tokenizer, seed), name)
     return loras.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+
+
+def _find_base(folder: Path) -> Path:
+    """The folder of the model that an adapter belongs to."""
+    base = adapters.base_of(folder)
+    try:
+        return Path(find_model(base))
+    except OperantError as error:
+        raise OperantError(
+            f"{folder} is an adapter of {base!r} ({error}): write the model's name into its {adapters.CONFIG} "
+            f"(base_model_name_or_path), or for LoRA give the model, and lora.adapter={folder}"
+        ) from error
 
 
 def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:

@@ -51,7 +51,7 @@ class OutputMlpOptions:
         return self.width > 0
 
 
-class OutputMlp(adapters.Part):
+class OutputMlp(adapters.TrainedPart):
     """ReLU(h A + a) B + b of hidden states [N, D], and a constant that is added to the logits."""
 
     def __init__(self, states: int, width: int, logit_bias: float = 0.0):

@@ -57,7 +57,7 @@ class SoftPromptOptions:
         return self.tokens > 0
 
 
-class SoftPrompt(adapters.Part):
+class SoftPrompt(adapters.TrainedPart):
     """The vectors of a soft prompt [n, D], and the ids of its virtual tokens."""
 
     def __init__(self, vectors: Tensor, first: int, base: str | None):

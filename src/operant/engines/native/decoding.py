@@ -93,12 +93,12 @@ class Decoding:
 
     def _below(self, prompts: list[list[int]]) -> list[Tensor]:
         """The trunk states of prompts, as far as the last call of the model has read them."""
-        if self.trunk is None or self.trunk.last is None:
+        if self.trunk is None:
             return []
         return [last[max(len(last) - len(p), 0) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
 
     def _last_below(self) -> Tensor | None:
-        return self.trunk.last[:, -1] if self.trunk is not None and self.trunk.last is not None else None
+        return self.trunk.last[:, -1] if self.trunk is not None else None
 
 
 def needed_layers(policy: Policy, columns: int) -> int:

@@ -135,8 +135,23 @@ class Window(Cache):
         self._narrow()
 
     def stepping(self) -> None:
-        """Prepare a call that appends one column to every live row, for which room is made."""
-        self._make_room()
+        """Prepare a call that appends one column to every live row.
+
+        If the buffer is full, the window moves over unused columns before it, or the buffer is doubled.
+        """
+        assert self.store is not None
+        width, columns = self.end - self.first, self.store.shape[4]
+        if self.end >= columns:
+            window, source = slice(self.first, self.end), self.store
+            if self.grows and self.first < columns // 4:
+                # A quarter more than a window can need, so that it is seldom moved.
+                most = self.limit + self.limit // 4 + 1
+                self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))
+            for new, old in zip(self.store, source, strict=True):
+                rows = old[:, : self.live, :, window]
+                new[:, : self.live, :, :width] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
+            self.starts -= self.first
+            self.first, self.end = 0, width
         self.view, self.begin, self.at = slice(0, self.live), self.first, self.end
 
     def stepped(self) -> None:
@@ -214,20 +229,3 @@ class Window(Cache):
         columns = columns or min(self.limit, max(self.end + START_WITH, self.limit * 2 // 3))
         shape = (len(self.layers), 2, self.rows, like.shape[1], max(columns, self.end), like.shape[3])
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-    def _make_room(self) -> None:
-        """Make room for one more column: move the window over unused columns before it, or double the buffer."""
-        assert self.store is not None
-        width, columns = self.end - self.first, self.store.shape[4]
-        if self.end < columns:
-            return
-        window, source = slice(self.first, self.end), self.store
-        if self.grows and self.first < columns // 4:
-            # A quarter more than a window can need, so that it is seldom moved.
-            most = self.limit + self.limit // 4 + 1
-            self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))
-        for new, old in zip(self.store, source, strict=True):
-            rows = old[:, : self.live, :, window]
-            new[:, : self.live, :, :width] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
-        self.starts -= self.first
-        self.first, self.end = 0, width
