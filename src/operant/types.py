@@ -376,6 +376,7 @@ class EngineParts:
 
     @classmethod
     def of(cls, engine: object) -> EngineParts:
+        """The parts that an engine, or a class of engines, has."""
         return cls(**{part.name: getattr(engine, part.name) for part in fields(cls) if hasattr(engine, part.name)})
 
 

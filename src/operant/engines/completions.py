@@ -219,12 +219,14 @@ class Completions(Client):
         return tokens
 
     def spend(self, *, tokens: int = 0, cached: int = 0) -> None:
+        """Correct what a request was counted with."""
         with self._lock:
             self.spent = replace(self.spent, tokens=self.spent.tokens + tokens, cached=self.spent.cached + cached)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def read(self, answer: Any, request: Request) -> Any:
+        """What is read from an answer. Raises: OperantError for one that lacks what was asked for."""
         try:
             return request.read(answer["choices"][0])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

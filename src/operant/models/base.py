@@ -76,6 +76,7 @@ class PolicyBase(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Where the weights are."""
         return next(self.parameters()).device
 
     @property

@@ -131,7 +131,7 @@ class HiddenStates(nn.Module):
 
     @property
     def start_token(self) -> int:
-        """The first token that an encoder-decoder's decoder is given."""
+        """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
         configs = (self.config, getattr(self.model, "generation_config", None))
         named = (getattr(config, "decoder_start_token_id", None) for config in configs)
         start = next((token for token in named if token is not None), None)

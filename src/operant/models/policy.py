@@ -75,10 +75,12 @@ class Policy(HiddenStates):
 
     @property
     def has_values(self) -> bool:
+        """Whether there is a value head or a critic network."""
         return self.value_head is not None or self.critic is not None
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
+        """The model's own end-of-sequence ids."""
         ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         ids = self.config.eos_token_id if ids is None else ids
         if ids is None and self.tokenizer is not None:
@@ -87,6 +89,7 @@ class Policy(HiddenStates):
         return tuple(token for token in ids if 0 <= token < self.vocabulary)  # a vocabulary may have been cut smaller
 
     def trainable(self) -> list[nn.Parameter]:
+        """The parameters that an optimizer changes."""
         return [p for p in self.parameters() if p.requires_grad]
 
     def train(self, mode: bool = True) -> "Policy":
