@@ -138,7 +138,8 @@ def train_adapter(model: LanguageModel) -> LanguageModel:
     """Freeze all weights but the adapter's; returns the model."""
     for name, p in model.named_parameters():
         p.requires_grad_(".lora_" in name)
-    for layer in model.modules():
+    layers: list[Any] = list(model.modules())
+    for layer in layers:
         if type(layer).__name__ != "Linear" or not hasattr(layer, "lora_A") or not hasattr(layer, "base_layer"):
             continue
         plain = len(layer.lora_A) == 1 and not layer.lora_variant and not any(layer.lora_bias.values())

@@ -38,6 +38,7 @@ class LanguageModel(nn.Module):
     get_input_embeddings: Callable[[], nn.Embedding]
     get_encoder: Callable[[], nn.Module]
     get_decoder: Callable[[], nn.Module]
+    get_base_model: Callable[[], "LanguageModel"]
     save_pretrained: Callable[..., None]
     generate: Callable[..., Any]
 

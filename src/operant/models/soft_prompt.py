@@ -162,7 +162,7 @@ def _try(model: LanguageModel, embedding: Any) -> None:
         )
 
 
-def _embedding(model: LanguageModel) -> LanguageModel:
+def _embedding(model: LanguageModel) -> Any:
     reads = model.get_encoder() if is_encoder_decoder(model.config) else model
     embedding = getattr(reads, "get_input_embeddings", lambda: None)()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
