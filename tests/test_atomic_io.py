@@ -108,7 +108,7 @@ def test_deleting_a_link_does_not_delete_its_target(tmp_path):
     assert named(tmp_path) == ["mine"] and named(tmp_path / "mine") == ["f"]
 
 
-def test_a_folder_that_cannot_be_synced_is_ignored_but_a_failing_disk_is_not(tmp_path, monkeypatch):
+def test_only_a_folder_that_cannot_be_synced_is_ignored(tmp_path, monkeypatch):
     def refuses(code):
         def fsync(descriptor):
             raise OSError(code, "no")
@@ -122,14 +122,14 @@ def test_a_folder_that_cannot_be_synced_is_ignored_but_a_failing_disk_is_not(tmp
         atomic_io.sync_folder(tmp_path)
 
 
-def test_modules_that_a_resume_depends_on_write_only_through_the_seam():
+def test_what_a_resume_needs_is_written_through_the_seam():
     """They change the disk only with the functions of atomic_io.py."""
     import operant
 
     root = atomic_io.Path(operant.__file__).parent
     modules = ("storage/checkpoint", "storage/checkpoint_store", "storage/manifest", "storage/state_codec")
     words = ("os.replace(", "os.rename(", ".rename(", "rmtree(", ".unlink(", ".mkdir(", "write_text(", "write_bytes(")
-    for module in (*modules, "models/start_folder", "training/saved_learner", "runs/run"):
+    for module in (*modules, "models/loading", "training/saved_learner", "runs/run"):
         source = (root / f"{module}.py").read_text(encoding="utf-8")
         used = [w for w in words if w in source.replace("atomic_io.rename(", "").replace("atomic_io.mkdir(", "")]
         assert not used, f"{module}.py uses {used}"

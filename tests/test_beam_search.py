@@ -38,7 +38,7 @@ def every_reply(vocabulary, most, stop):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("penalty", [0.0, 0.7, 2.0])
-def test_with_as_many_beams_as_replies_the_search_finds_the_best_one(kind, penalty):
+def test_with_a_beam_for_each_reply_the_best_one_is_found(kind, penalty):
     """Enumerated: all replies of up to two tokens, each with the score of its bare log-probs."""
     policy, sampling = Policy(strange(kind, vocab=8)), Sampling(max_tokens=2, stop_tokens=(2,))
     found = BeamSearch(policy, beams=16, length_penalty=penalty).generate(PROMPTS, sampling, [0] * 4)
@@ -81,7 +81,7 @@ def run(place, tmp_path, **given):
     return train(str(place / "t5"), ROWS["summarize"], **known | given)
 
 
-def test_an_evaluation_with_beams_says_so_and_changes_no_training(place, tmp_path):
+def test_evaluating_with_beams_says_so_and_changes_no_training(place, tmp_path):
     searched = run(place, tmp_path / "a", **{"evaluation.beams": 3})
     drawn = run(place, tmp_path / "b")
     again = BeamSearch(drawn.policy, beams=3).generate(

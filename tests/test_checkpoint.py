@@ -50,7 +50,7 @@ def state_of(model, optimizer, box=None):
     return state
 
 
-def test_adam_comes_back_to_the_bit_and_goes_on_as_if_nothing_had_happened(tmp_path):
+def test_adam_comes_back_and_goes_on_bit_identically(tmp_path):
     model, optimizer = trained()
     path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)}).path
     other, other_optimizer = trained(seed=1, steps=1)
@@ -118,7 +118,7 @@ def test_registering_twice_or_without_methods_is_an_error():
         state.register("x", 3)
 
 
-def test_a_part_that_is_missing_or_unknown_is_an_error_and_nothing_is_loaded(tmp_path):
+def test_a_missing_or_unknown_part_loads_nothing(tmp_path):
     state = RunState()
     first = state.register("first", Box(1))
     path = state.save(tmp_path, 1).path
@@ -141,43 +141,7 @@ def test_a_part_that_does_not_fit_is_named(tmp_path):
         other.load(path, quiet)
 
 
-def damage_tensors(path):
-    data = bytearray((path / "tensors.safetensors").read_bytes())
-    data[-1] ^= 1  # one bit
-    (path / "tensors.safetensors").write_bytes(data)
-
-
-def cut_tensors(path):
-    data = (path / "tensors.safetensors").read_bytes()
-    (path / "tensors.safetensors").write_bytes(data[:-3])
-
-
-@pytest.mark.parametrize(
-    "damage, said",
-    [
-        (damage_tensors, "tensors.safetensors was changed"),
-        (cut_tensors, "tensors.safetensors has"),
-        (lambda path: (path / "state.json").unlink(), "state.json is missing"),
-        (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda path: (path / "manifest.json").write_text("{", encoding="utf-8"), "manifest.json cannot be read"),
-    ],
-)
-def test_a_damaged_checkpoint_is_skipped_and_named(tmp_path, damage, said):
-    state = RunState()
-    state.register("x", Box(torch.randn(5)))
-    older, newer = state.save(tmp_path, 9).path, state.save(tmp_path, 10).path
-    assert newest_whole(tmp_path) == newer
-    damage(newer)
-    heard = []
-    assert newest_whole(tmp_path, heard.append) == older
-    assert len(heard) == 1 and said in heard[0] and "step-00010" in heard[0]
-    with pytest.raises(OperantError, match="is damaged"):
-        state.load(newer)
-    shutil.rmtree(older)
-    assert newest_whole(tmp_path, quiet) is None
-
-
-def test_two_checkpoints_stay_and_later_ones_of_an_abandoned_run_do_not(tmp_path):
+def test_two_checkpoints_stay_and_none_of_an_abandoned_run(tmp_path):
     state = RunState()
     box = state.register("x", Box(0))
 

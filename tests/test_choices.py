@@ -84,7 +84,7 @@ def test_a_choice_may_fill_the_context_and_not_exceed_it():
         tables(policy, sampling, prompts, [[[11] * 11], [[16]]])
 
 
-def test_an_option_that_stands_twice_is_one_and_the_first_of_them_is_taken():
+def test_of_equal_options_the_first_is_taken():
     policy = Policy(lm(vocab=24))
     twice = [[11], [12, 13], [11], [11]]
     picked = [
@@ -187,7 +187,7 @@ def found(pays, ref=None, beta=0.0, joined=True):
     return whole
 
 
-def test_the_expected_gradient_of_speech_and_choice_is_that_of_the_expected_reward():
+def test_the_expected_gradient_is_that_of_the_expected_reward():
     assert gap(found(PAYS), expected(PAYS)) < 1e-6
 
 
@@ -226,7 +226,7 @@ class House:
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("more", [{}, {"top_k": 5, "truncation": "stored"}, {"kl.kind": "reverse"}], ids=str)
 @pytest.mark.filterwarnings("ignore:replies come from a distribution")
-def test_free_and_choice_turns_in_one_batch_score_as_they_were_drawn(kind, more):
+def test_free_and_choice_turns_together_score_as_drawn(kind, more):
     options = {"max_tokens": 4, "temperature": 0.7, "minibatch": 4, "optimizer.lr": 0.0}
     learner = Learner(
         lm(kind, 40), tokenizer=letters(), reference=Policy(lm(kind, 40, seed=1)), env=House(), **options, **more
@@ -276,7 +276,7 @@ def test_a_learner_finds_the_long_way():
     assert 0.1 < won[0] < 0.7 and won[-1] > 0.95, won
 
 
-def test_given_choices_are_learnt_by_their_share_among_the_options():
+def test_given_choices_are_learnt_by_their_share_of_options():
     """Supervised: the loss is minus the log-prob among the options, and one choice is one action."""
     model = lm(vocab=24).double()
     learner = Learner(model, algorithm="sft", lr=0.0, temperature=0.5)

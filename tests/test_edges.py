@@ -13,6 +13,7 @@ from operant.rollouts.external import to_rollouts
 from operant.runs.evaluate import divergence
 from operant.sampling import Sampling
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
+from operant.types import Batch
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
@@ -40,7 +41,7 @@ def test_a_reply_cut_for_length_is_valued_where_it_was_cut(kind):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
+def test_a_reference_with_its_own_trunk_reads_its_own_states(exact):
     """It read the policy's: KL was 14.39 where it is 11.57."""
     policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
     other = Policy(lm(seed=1), options=ModelOptions(train_layers=1))
@@ -64,9 +65,10 @@ def test_a_reference_with_a_trunk_of_its_own_reads_its_own_states(exact):
 
 def test_a_copy_of_a_trunk_still_reads_the_kept_states():
     policy = Policy(lm(seed=0), options=ModelOptions(train_layers=1), value=ValueOptions())
-    learner = Learner(policy, max_tokens=4)
-    assert learner.reference.policy.shares_trunk(policy)
-    assert not Policy(lm(seed=0), options=ModelOptions(train_layers=1)).shares_trunk(policy)
+    other = Policy(lm(seed=0), options=ModelOptions(train_layers=1))
+    batch = Batch.given([[1]], [[2]]).with_(states=torch.zeros(1, 2, 4))
+    assert Learner(policy, max_tokens=4).reference.policy.drop_foreign_states(batch, policy).states is not None
+    assert other.drop_foreign_states(batch, policy).states is None
 
 
 @pytest.mark.parametrize(
@@ -78,14 +80,14 @@ def test_a_copy_of_a_trunk_still_reads_the_kept_states():
         ("abcd", {"max_new_tokens": 4}, True),
     ],
 )
-def test_foreign_replies_were_cut_only_where_they_are_as_long_as_they_might_be(reply, declared, dropped):
+def test_foreign_replies_were_cut_only_at_their_length_limit(reply, declared, dropped):
     learner = Learner(lm(vocab=40), tokenizer=letters(), on_length="drop")
     metrics = learner.step(["x", "y"], [reply, "ab"], [1.0, 0.0], generation=declared)
     assert metrics["rollout/count"] == 2 - dropped and metrics["rollout/dropped"] == dropped / 2
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_bfloat16_scores_before_the_update_what_the_update_computes(kind):
+def test_bfloat16_scores_before_the_update_as_within_it(kind):
     """Through another attention the gap was 0.056, with rescoring as without."""
     learner = Learner(lm(kind), max_tokens=8, lr=1e-4, **{"model.precision": "bfloat16"})
     for _ in range(2):
@@ -134,7 +136,7 @@ def test_a_model_with_as_many_positions_as_it_has():
         Learner(lm("bart"), max_tokens=65)
 
 
-def test_a_score_per_token_may_be_a_tensor_and_nonsense_is_a_sentence():
+def test_a_score_per_token_may_be_a_tensor_and_not_nonsense():
     learner = Learner(lm(), max_tokens=4)
     replies = learner.generate([[5], [6]])
     given = [torch.arange(float(len(r.ids))) for r in replies]

@@ -70,7 +70,7 @@ HAND_MADE = {
 
 
 @pytest.mark.parametrize("lengths_too", [False, True])
-def test_reward_on_the_last_action_and_a_next_value_only_where_a_step_limit_cut(lengths_too):
+def test_reward_lands_last_and_only_a_cut_has_a_next_value(lengths_too):
     """Every state is worth 5: the target of the last action is 1, and 1 + 5 where the episode goes on unseen."""
     policy, attempts = valuing(5.0), list(HAND_MADE.values())
     batch = collate(attempts, [1.0] * 4)
@@ -111,7 +111,7 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
 
 
 @pytest.mark.parametrize(("cut", "fresh"), [(True, False), (True, True), (False, False), (False, True)])
-def test_a_world_that_ends_has_no_next_value_and_one_that_is_cut_has(cut, fresh):
+def test_a_world_that_is_cut_has_a_next_value_an_ended_one_none(cut, fresh):
     policy = valuing(5.0)
     (attempt,) = play(
         [Task("t", [5, 6])],
@@ -125,7 +125,7 @@ def test_a_world_that_ends_has_no_next_value_and_one_that_is_cut_has(cut, fresh)
     assert batch.bootstrap.tolist() == ([5.0] if cut else [0.0])
 
 
-def test_a_reply_at_the_end_of_the_context_can_be_followed_by_a_value():
+def test_a_value_can_follow_a_reply_that_fills_the_context():
     """Prompt and reply fill all 64 places; the state behind them still has a value."""
     learner = Learner(valuing(5.0), max_tokens=60, on_length="bootstrap", fixed_length=True, lr=0.0, **{"gamma": 0.9})
     replies = learner.generate([[5, 6, 7, 8]])
@@ -206,7 +206,7 @@ def test_where_all_abstain_nothing_is_learnt_and_it_is_said():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), [0.0, float("nan")]])
-def test_a_score_that_is_no_number_names_its_reply_and_changes_nothing(bad):
+def test_a_score_of_nan_names_its_reply_and_changes_nothing(bad):
     learner, replies = attempts(valuing(0.0))
     before = [p.clone() for p in learner.policy.parameters()]
     with pytest.raises(OperantError, match=rf"{replies[2].task.id.replace('[', '.').replace(']', '.')}.* (nan|-?inf)"):
@@ -269,7 +269,7 @@ def test_what_was_said_is_not_rendered_again():
     assert len(collate(attempts, [0.0])) == 1
 
 
-def test_messages_without_a_template_and_texts_without_a_tokenizer_are_errors():
+def test_messages_need_a_template_and_texts_a_tokenizer():
     with pytest.raises(OperantError, match="no chat template"):
         encode_prompt(letters(), ASKED)
     with pytest.raises(OperantError, match="no tokenizer"):
@@ -277,7 +277,7 @@ def test_messages_without_a_template_and_texts_without_a_tokenizer_are_errors():
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_a_prompt_that_does_not_fit_is_refused_by_name_and_one_that_just_fits_is_whole(kind):
+def test_a_prompt_fits_whole_or_is_refused_by_name(kind):
     learner = Learner(Policy(lm(kind, vocab=len(ALL)), letters(), value=ValueOptions()), max_tokens=10, lr=0.0)
     fits = [5 + i % 20 for i in range(54)]
     with pytest.raises(OperantError, match=r"prompt 1 has 55 tokens.*context of 64.*shorten"):

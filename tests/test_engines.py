@@ -105,7 +105,7 @@ def checked(policy, prompts, completions, temperature=1.0):
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
-def test_replies_end_at_stops_and_at_the_limit_in_the_order_of_the_prompts(known):
+def test_replies_end_at_stops_and_limits_in_order_of_prompts(known):
     name, policy, engine = known
     completions = engine.generate(PROMPTS * 3, RAGGED, [key + i for i in range(3) for key in KEYS])
     checked(policy, PROMPTS * 3, completions)  # which fails for another prompt's reply
@@ -192,7 +192,7 @@ def test_first_tokens_and_pairs_have_the_policys_distribution(known, shape):
         assert c.logprobs == pytest.approx(path, abs=1e-4)
 
 
-def test_stop_strings_end_a_reply_with_the_token_that_completes_them(known):
+def test_stop_strings_end_with_the_token_that_completes_them(known):
     _, policy, engine = known
     sampling = Sampling(max_tokens=12, stop_tokens=(-1,), stop_strings=("o", "ab"))
     completions = engine.generate(PROMPTS * 4, sampling, [key + i for i in range(4) for key in KEYS])
@@ -283,7 +283,7 @@ def test_all_sampling_of_the_library_works_with_generate():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
-def test_what_a_server_loads_has_a_head_of_its_own_and_the_same_logits(kind, tmp_path):
+def test_a_served_export_has_its_own_head_and_the_same_logits(kind, tmp_path):
     policy, ids = Policy(lm(kind, tie_word_embeddings=True)), torch.tensor([[3, 4, 5]])
     replace_export(policy, tmp_path / "a")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
@@ -313,7 +313,7 @@ def test_a_server_without_what_is_needed_is_refused_at_the_start(fault, why, tmp
         )
 
 
-def test_a_server_of_another_model_with_raw_log_probs_or_of_another_name_is_refused(tmp_path):
+def test_a_server_with_another_model_or_raw_logprobs_is_refused(tmp_path):
     policy = policy_of()
     with serving(policy_of(seed=7), tmp_path / "m") as server:
         with pytest.raises(
@@ -343,7 +343,7 @@ def test_a_server_that_loads_only_some_weights_is_refused(tmp_path):
             engine.sync(policy, 2)
 
 
-def test_a_busy_server_is_asked_again_and_one_that_is_not_there_is_named(tmp_path, monkeypatch):
+def test_a_busy_server_is_asked_again_and_a_missing_one_named(tmp_path, monkeypatch):
     monkeypatch.setattr("operant.net.client.FIRST_WAIT", 0.001)
     policy = policy_of()
     with serving(policy, tmp_path / "m", fault="busy") as server:
@@ -375,7 +375,7 @@ def test_wrong_options_are_named(options, why, tmp_path):
         named_parts.make("engine", "openai", made, policy_of())
 
 
-def test_a_vllm_that_dies_is_started_again_and_nothing_is_lost_or_twice(tmp_path, venv, monkeypatch):
+def test_a_vllm_that_dies_is_started_again_and_loses_nothing(tmp_path, venv, monkeypatch):
     monkeypatch.setattr("operant.net.client.FIRST_WAIT", 0.001)
     policy = policy_of()
     engine = VLLMEngine(policy, python=venv, args="--fault dies", folder=tmp_path / "policy", at_once=2)
@@ -416,7 +416,7 @@ def test_a_vllm_that_cannot_be_started_is_refused(tmp_path, venv):
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_learner_computes_its_own_log_probs_and_measures_the_gap(tmp_path):
+def test_the_learner_rescores_and_measures_the_gap(tmp_path):
     """A server with other numbers, as in 16 bits: the gap is measured, and the ratio begins at 1."""
     policy = policy_of(value=ValueOptions())
     with serving(policy, tmp_path / "served") as server:

@@ -146,7 +146,7 @@ def test_a_hybrid_of_attention_and_other_layers_trains(kind):
         ("xmod", "cannot be computed from token ids alone.*language"),
     ],
 )
-def test_a_model_that_cannot_continue_a_text_is_refused_before_anything_starts(kind, why):
+def test_a_model_that_cannot_continue_a_text_is_refused_first(kind, why):
     with pytest.raises(OperantError, match=why):
         gap(tiny(kind, CAUSAL[kind], default_language=None))
 

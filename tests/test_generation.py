@@ -12,7 +12,7 @@ from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Pooled, Whole
-from operant.engines.native.engine import NativeEngine, compaction_order, reading_order
+from operant.engines.native.engine import NativeEngine
 from operant.engines.native.kv_cache import Window, plain_layers
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
@@ -60,7 +60,7 @@ def test_replies_are_the_same_for_every_number_of_rows(kind):
 
 
 @pytest.mark.parametrize(("compact", "admit"), [(0.0, 0.25), (1.0, 0.0), (0.5, 1.0), (1.0, 0.6)])
-def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, admit, monkeypatch):
+def test_compaction_and_admission_at_any_share_change_nothing(compact, admit, monkeypatch):
     policy = policy_of("llama")
     whole = replies(policy, RAGGED, GROUPS, KEYS)
     monkeypatch.setattr("operant.engines.native.engine.COMPACT_AT", compact)
@@ -70,7 +70,7 @@ def test_compaction_and_stepping_in_at_any_threshold_change_nothing(compact, adm
 
 @pytest.mark.parametrize("shapes", ["growing", "fixed"])
 @pytest.mark.parametrize("rows", [4, 256])
-def test_looking_seldom_at_which_replies_have_ended_changes_nothing(shapes, rows, monkeypatch):
+def test_checking_seldom_for_ended_replies_changes_nothing(shapes, rows, monkeypatch):
     policy = policy_of("gpt2")
     whole = replies(policy, RAGGED, GROUPS * 2, KEYS + KEYS[::-1])
     monkeypatch.setattr("operant.engines.native.engine.check_every", lambda device: 5)
@@ -90,7 +90,7 @@ def test_a_sliding_window_that_holds_whole_rows_is_none():
 
 
 @pytest.mark.parametrize("kind", POOLED)
-def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monkeypatch):
+def test_small_buffers_grow_and_prompts_are_read_in_portions(kind, monkeypatch):
     policy = policy_of(kind)
     sampling = Sampling(max_tokens=20, stop_tokens=(2, 7))
     whole = replies(policy, sampling, GROUPS * 3, KEYS * 3)
@@ -100,7 +100,7 @@ def test_small_buffers_grow_and_move_and_portions_of_prompts_are_read(kind, monk
 
 
 @pytest.mark.parametrize("broken", ["pooled", "cached"])
-def test_what_the_probe_forbids_is_done_another_way_with_the_same_replies(broken):
+def test_another_way_of_decoding_gives_the_same_replies(broken):
     policy = policy_of("gpt2")
     whole = replies(policy, RAGGED, GROUPS, KEYS, batch=6)
     assert isinstance(native.decode(policy, 2, 9), Pooled)
@@ -110,7 +110,7 @@ def test_what_the_probe_forbids_is_done_another_way_with_the_same_replies(broken
 
 
 @pytest.mark.parametrize("kind", POOLED)
-def test_log_probs_of_stepping_in_are_the_plain_forwards_in_float64(kind):
+def test_logprobs_of_admitted_rows_are_the_plain_forwards(kind):
     policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
     for prompt, c in zip(GROUPS, replies(policy, RAGGED, GROUPS, KEYS, batch=4), strict=True):
         truth = bare_logprobs(policy.model, prompt, c.action)
@@ -201,15 +201,6 @@ def test_an_encoder_reads_a_group_once():
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_order_of_reading_depends_on_the_prompts_alone():
-    assert reading_order([[1], [2, 3], [4], [2, 3], [5, 6]]) == [1, 3, 4, 0, 2]
-
-
-def test_the_last_rows_fill_the_holes():
-    assert compaction_order(np.array([True, False, True, False, True])).tolist() == [0, 4, 2]
-    assert compaction_order(np.array([False, False])).tolist() == []
-
-
 def test_only_plain_keys_and_values_share_one_buffer():
     assert plain_layers(model_of("gpt2"), 20) == 2 and plain_layers(model_of("t5"), 20) is None
     assert plain_layers(model_of("mistral"), 20) is None and plain_layers(model_of("mistral"), 5) == 2
@@ -291,7 +282,7 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
     assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
 
 
-def test_fewer_rows_are_computed_as_replies_end_and_trunk_states_are_stored():
+def test_fewer_rows_are_computed_and_trunk_states_are_stored():
     policy = policy_of("gpt2")
     any_model(policy).trunk = Below(policy.model.transformer.h[1])
     prompts, keys = [[4 + i % 11, 5, 3] for i in range(64)], list(range(64))
@@ -305,7 +296,7 @@ def test_fewer_rows_are_computed_as_replies_end_and_trunk_states_are_stored():
         assert mine.action == other.action and torch.allclose(mine.states, other.states, atol=1e-4)
 
 
-def test_buffer_and_graphs_are_reused_while_the_weights_keep_their_addresses():
+def test_buffers_are_reused_while_weights_keep_their_addresses():
     policy = policy_of("llama")
     first = static(policy, 4, 20, moves=False)
     assert (
@@ -320,14 +311,14 @@ def test_buffer_and_graphs_are_reused_while_the_weights_keep_their_addresses():
     assert static(policy, 9, 20, moves=False).buffer.window.rows == 9
 
 
-def test_a_model_that_decodes_otherwise_over_a_fixed_buffer_says_so(caplog, monkeypatch):
+def test_a_model_that_differs_over_a_fixed_buffer_says_so(caplog, monkeypatch):
     policy = policy_of("gpt2")
     assert static(policy_of("t5"), 4, 20, moves=False) is None
     monkeypatch.setattr("operant.engines.native.cuda_graphs.StaticWindow.seen", lambda self, rows, dtype: (None, None))
     assert static(policy, 4, 20, moves=False) is None and "without graphs" in caplog.text
 
 
-def test_where_a_step_cannot_be_captured_generation_goes_on_without(caplog):
+def test_without_a_captured_step_generation_goes_on(caplog):
     if torch.cuda.is_available():
         pytest.skip("here it can")
     policy = policy_of("gpt2")
@@ -361,7 +352,7 @@ class Below:
 
 
 @pytest.mark.parametrize("mode", ["pooled", "cached", "whole"])
-def test_states_at_the_cut_are_collected_of_every_token_but_the_last(mode):
+def test_states_at_the_cut_are_kept_of_all_tokens_but_the_last(mode):
     policy = policy_of("gpt2")
     if mode != "pooled":
         object.__setattr__(policy.modes, "pooled", False)

@@ -22,7 +22,7 @@ def test_a_folder_is_itself(tmp_path):
     assert hub.find_model(folder) == str(folder)
 
 
-def test_a_folder_without_config_and_a_missing_one_have_different_errors(tmp_path):
+def test_a_missing_folder_and_one_without_config_differ(tmp_path):
     with pytest.raises(OperantError, match=r"no config\.json"):
         hub.find_model(tmp_path)
     with pytest.raises(OperantError, match="no such folder"):
@@ -37,7 +37,7 @@ def test_builtin_names(builtin):
         hub.find_model("builtin:review-lm")
 
 
-def test_offline_is_respected_immediately_and_alternatives_are_named(builtin, cache, monkeypatch):
+def test_offline_is_respected_at_once_with_alternatives(builtin, cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
     with pytest.raises(OperantError, match=r"'gpt2' .* cannot be downloaded .*folder.*builtin:reviews-lm"):

@@ -8,8 +8,8 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, Task, ValueOptions, load_policy, train
-from operant.models.action_values import ActionValueHead
 from operant.models.loading import export
+from operant.models.value_head import ActionValueHead
 from operant.runs.build import trained
 from operant.sampling import counter
 from operant.types import Batch

@@ -9,12 +9,13 @@ from disks import FULL, Watched
 from toys import letters, lm
 
 from operant.api import train
-from operant.models import lora as adapters
+from operant.models import lora
+from operant.models.adapters import base_of
 from operant.models.loading import export, load_policy
 from operant.models.lora import LoraOptions
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
-from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
+from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.storage import atomic_io, manifest
 from operant.types import OperantError
 
@@ -58,7 +59,7 @@ def names(folder):
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
+def test_a_plain_folder_is_kept_with_its_tokenizer_alone(model, run):
     config = config_of(policy=str(model))
     copy_initial_models(config, run)
     kept = names(run / "start")
@@ -72,7 +73,7 @@ def test_a_plain_folder_is_kept_with_its_tokenizer_and_nothing_else(model, run):
     assert fingerprint(policy) == before and policy.tokenizer is not None
 
 
-def test_what_is_written_into_the_folder_later_is_not_what_the_run_began_from(model, run):
+def test_what_is_written_into_the_folder_later_changes_no_copy(model, run):
     """In place, as transformers writes: a link would have changed along."""
     config = config_of(policy=str(model))
     before = (model / "model.safetensors").read_bytes()
@@ -94,7 +95,7 @@ def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
     assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
 
 
-def test_a_copy_of_the_policy_and_a_model_of_the_package_are_not_kept(run):
+def test_copies_of_the_policy_and_builtin_models_are_not_kept(run):
     config = config_of(policy="builtin:reviews-lm", reference="copy", **{"value.critic": "copy"})
     assert pin_names(config) == config
     copy_initial_models(config, run)
@@ -136,7 +137,7 @@ def an_adapter(base, folder):
         for name, p in policy.model.named_parameters():
             if ".lora_B" in name:
                 p.fill_(0.1)
-    adapters.save(policy.model, folder)
+    lora.save(policy.model, folder)
     return fingerprint(policy)
 
 
@@ -164,15 +165,15 @@ def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tm
     snapshot = cache("a/base", "1111")
     shutil.copytree(model, snapshot, dirs_exist_ok=True)
     pytest.importorskip("peft")
-    adapters.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
+    lora.save(load_policy("a/base@1111", lora=LoraOptions(rank=2)).model, tmp_path / "pinned")
     told = json.loads((tmp_path / "pinned/adapter_config.json").read_text())
     assert (told["base_model_name_or_path"], told["revision"]) == ("a/base", "1111")
-    assert adapters.base_of(tmp_path / "pinned") == "a/base@1111"
+    assert base_of(tmp_path / "pinned") == "a/base@1111"
 
-    adapters.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
-    assert adapters.base_of(tmp_path / "open") == "a/base"
+    lora.save(load_policy("a/base", lora=LoraOptions(rank=2)).model, tmp_path / "open")
+    assert base_of(tmp_path / "open") == "a/base"
     copy_initial_models(config_of(policy=str(tmp_path / "open")), run)
-    assert adapters.base_of(run / "start/policy") == "a/base@1111"
+    assert base_of(run / "start/policy") == "a/base@1111"
     assert manifest.problem(run / "start") is None
 
 
@@ -203,7 +204,7 @@ def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
         with_copies(config, run, quiet)
 
 
-def test_where_nothing_was_kept_the_folder_is_taken_as_it_is_and_that_is_said(model, run):
+def test_without_a_copy_the_folder_is_used_with_a_warning(model, run):
     config, heard = config_of(policy=str(model)), []
     assert with_copies(config, run, heard.append) == config
     assert len(heard) == 1 and f"{model} is loaded as it is now" in heard[0]
@@ -238,7 +239,7 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
 # --- a whole run ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_though_the_folder_that_it_began_from_is_gone_or_another(model, tmp_path):
+def test_a_run_resumes_without_the_folder_that_it_began_from(model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     given = SMALL | {"reference": str(other), "model": {"train_layers": 1}}
     whole = train(

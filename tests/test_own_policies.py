@@ -54,7 +54,7 @@ def wanted(rollouts):
     return [float(r.ids.count(WANTED)) for r in rollouts]
 
 
-def test_a_table_trains_exports_loads_and_resumes_bit_identically(tmp_path):
+def test_a_table_trains_exports_loads_and_resumes_exactly(tmp_path):
     given = {"tasks": TASKS, "reward": wanted, **PLAIN}
     whole = train(Bigrams(), out=tmp_path / "whole", steps=12, **given)
     assert whole.metrics[0]["reward/mean"] < 1 and whole.metrics[-1]["reward/mean"] > 2, "3 is the optimum"
@@ -122,7 +122,7 @@ def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_soft_prompt_is_scored_as_it_generates_and_alone_is_trained(kind, tmp_path, monkeypatch):
+def test_a_soft_prompt_is_scored_as_drawn_and_trained_alone(kind, tmp_path, monkeypatch):
     """Log-probs against the frozen model's own forward on embeddings, row by row in float64."""
     folder = tmp_path / kind
     export(load_policy(lm(kind, 20, spread=0.1), tokenizer=letters()), folder)

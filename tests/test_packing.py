@@ -245,7 +245,7 @@ def test_the_cut_counts_real_tokens(budget, setup):
     assert cost([[lengths[r] for r in rows] for rows in cuts]) == best
 
 
-def test_ragged_batches_need_fewer_passes_and_have_the_gradient_of_the_formula():
+def test_ragged_batches_take_fewer_passes_to_the_same_gradient():
     found = {}
     for on in ("on", "off"):
         torch.manual_seed(3)
@@ -300,7 +300,7 @@ def made_of(kind: type, **more) -> t.PreTrainedModel:
         (MADE["bloom"], "no function by name"),
     ],
 )
-def test_what_cannot_be_packed_exactly_is_padded_with_one_warning(make, why):
+def test_what_does_not_pack_exactly_is_padded_with_one_warning(make, why):
     capabilities._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"are padded, not packed: .*{why}"):
         made = Policy(make().eval(), options=ModelOptions(packing="on"))

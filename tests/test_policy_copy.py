@@ -72,7 +72,7 @@ def test_a_tied_head_is_copied_where_it_is_trained(trained, shared):
     assert torch.equal(scores(twin.policy), before) and not torch.allclose(scores(policy), before, atol=1e-2)
 
 
-def test_a_frozen_weight_in_the_memory_of_a_trained_one_is_copied():
+def test_a_frozen_weight_in_memory_of_a_trained_one_is_copied():
     policy = Policy(lm("llama", tie_word_embeddings=False))
     head, embedding = policy.model.lm_head, policy.model.get_input_embeddings()
     head.weight = torch.nn.Parameter(embedding.weight.data, requires_grad=False)  # two parameters, one memory

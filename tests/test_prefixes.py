@@ -106,7 +106,7 @@ def test_every_token_is_read_once(kind):
     assert all(len(c.action) == 4 for _, c in made)
 
 
-def test_a_choice_reads_the_prompt_once_and_every_option_up_to_its_last_token():
+def test_a_choice_reads_the_prompt_once_and_each_option():
     """A call reads, of each row, what is new, one token of the taken option's columns, and 0 + 1 + 2 of the options."""
     policy = policy_of("gpt2")
     episodes(NativeEngine(policy), ask=chosen)

@@ -135,7 +135,7 @@ def test_two_ranks_move_the_weights_as_one_process_does(ranks, name):
     assert not set(ranks[0][name]["groups"]) & set(ranks[1][name]["groups"])  # by whole groups
 
 
-def test_what_one_rank_runs_into_is_heard_on_both_and_nothing_moves(ranks):
+def test_an_error_of_one_rank_is_heard_on_both_and_moves_nothing(ranks):
     first, second = ranks[0]["heard"], ranks[1]["heard"]
     assert first == second and "is nan: rewards must be finite" in first and first.endswith("| 0 0.0")
 
@@ -146,7 +146,7 @@ def test_a_step_that_nobody_judges_ends_on_both(ranks):
     assert ranks[0]["nobody"] == ranks[1]["nobody"] == message
 
 
-def test_ranks_that_ask_the_same_get_replies_of_their_own_and_compare_none_of_them_in_silence(ranks):
+def test_ranks_that_ask_the_same_get_replies_of_their_own(ranks):
     first, second = (rank["own"] for rank in ranks)
     assert len({tuple(ids) for ids in first["ids"] + second["ids"]}) == 4
     assert first["error"] == second["error"]

@@ -91,7 +91,7 @@ def pid(ray, actor):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_replies_are_those_of_the_native_engine_however_many_actors_there_are(engine, count):
+def test_any_number_of_actors_says_what_the_native_engine_says(engine, count):
     engine.actors, engine.parts = engine.actors[:count], count
     same(engine, policy(), exact=count == 1)
     engine.parts = 3 * count  # as they come
@@ -110,7 +110,7 @@ def test_truncated_sampling_has_its_tables(engine):
     same(engine, policy(), top_k=4, truncation="stored")
 
 
-def test_weights_after_an_update_are_used_and_carry_their_version(engine):
+def test_weights_after_an_update_are_used_with_their_version(engine):
     own = policy()
     engine.sync(own, 0)
     skeleton = engine.skeleton
@@ -160,7 +160,7 @@ def test_choices_are_those_of_the_native_engine(engine):
 # --- actors that die --------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_actor_is_started_again_with_the_current_weights_and_nothing_is_lost(ray, engine):
+def test_a_killed_actor_is_started_again_with_current_weights(ray, engine):
     own = policy()
     trained(own)
     engine.sync(own, 3)
@@ -291,7 +291,7 @@ def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
     assert made["learner"].progress.step == 1
 
 
-def test_an_actor_that_dies_before_it_is_ready_ends_the_run_with_a_remedy(ray):
+def test_an_actor_that_dies_before_it_is_ready_ends_the_run(ray):
     class Doomed:
         def __init__(self):
             os.kill(os.getpid(), signal.SIGKILL)

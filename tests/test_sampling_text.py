@@ -47,7 +47,7 @@ def ids_of(*pieces):
         (("zz",), ["a", "z", "b", "z", "a", "c"], 6, "azbzac"),  # never
     ],
 )
-def test_a_stop_string_ends_the_reply_with_the_whole_last_token_and_the_text_before_it(strings, pieces, length, text):
+def test_a_stop_string_keeps_the_last_token_and_cuts_the_text(strings, pieces, length, text):
     script = ids_of(*pieces)
     forced = Forced(script)
     sampling = Sampling(max_tokens=len(script), stop_strings=strings)
@@ -57,7 +57,7 @@ def test_a_stop_string_ends_the_reply_with_the_whole_last_token_and_the_text_bef
     assert reply_text(letters(), [5], c.action, sampling) == text
 
 
-def test_the_table_looks_at_every_token_that_could_complete_a_stop_string_and_at_few_others():
+def test_the_table_flags_tokens_that_could_end_a_stop_string():
     tokenizer, strings = letters(), ("en", "d.")
     table = stop_table(tokenizer, strings)
     completing = {i for i, p in enumerate(PIECES) if any(s in x + p for s in strings for x in ("", "e", "d"))}
@@ -75,14 +75,14 @@ def test_the_table_looks_at_every_token_that_could_complete_a_stop_string_and_at
         ({"fixed_length": True}, 6, "enaenb"),
     ],
 )
-def test_stop_strings_wait_for_the_minimum_length_and_mean_nothing_at_fixed_length(more, length, text):
+def test_stop_strings_wait_for_min_tokens_or_mean_nothing(more, length, text):
     script = ids_of("e", "n", "a", "e", "n", "b")
     sampling = Sampling(max_tokens=6, stop_strings=("en",), **more)
     (c,) = NativeEngine(Forced(script).policy).generate([[5]], sampling, [0])
     assert (len(c.action), reply_text(letters(), [5], c.action, sampling)) == (length, text)
 
 
-def test_the_text_leaves_the_stop_token_out_and_keeps_a_leading_space():
+def test_the_text_has_no_stop_token_and_keeps_a_leading_space():
     tokenizer = letters()
     reply = [*ids_of(" b", "c"), 2]
     assert reply_text(tokenizer, ids_of("a"), reply, Sampling(stop_tokens=(2,))) == " bc"
@@ -114,12 +114,12 @@ def test_trls_generation_arguments_are_taken_as_they_are():
         ({"min_new_tokens": 99}, "min_tokens=99"),
     ],
 )
-def test_what_cannot_be_scored_or_is_unknown_is_refused_with_the_nearest(given, what):
+def test_unknown_or_unscorable_arguments_name_the_nearest(given, what):
     with pytest.raises(OperantError, match=what):
         from_generation_kwargs(Sampling(), given)
 
 
-def test_greedy_replies_in_training_are_refused_in_the_words_that_were_given():
+def test_greedy_replies_in_training_are_refused_as_given():
     sampling = from_generation_kwargs(Sampling(), {"do_sample": False})
     with pytest.raises(OperantError, match=r"do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
         sampling.for_training()
@@ -138,7 +138,7 @@ def test_the_names_of_transformers_mean_what_they_say_there():
 
 
 @pytest.mark.parametrize("kind", CAUSAL)
-def test_what_decoding_notes_is_what_the_training_forward_computes(kind):
+def test_decoding_records_what_the_training_forward_computes(kind):
     policy = Policy(lm(kind), value=ValueOptions(init="normal", layers=2))
     sampling = Sampling(max_tokens=8, stop_tokens=(2, 7), temperature=0.8)
     seen = replies(policy, sampling)

@@ -83,7 +83,7 @@ def ranks():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_with_parts_of_the_weights_learn_what_one_process_learns(ranks, name):
+def test_two_ranks_with_parts_of_weights_learn_as_one_process(ranks, name):
     truth = learnt(name, list(range(7)), "ddp")
     assert float(truth["moved"].norm()) > 0
     for rank in (0, 1):

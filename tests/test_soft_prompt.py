@@ -67,7 +67,7 @@ def by_hand(model, vectors, prompt, action):
 
 @pytest.mark.parametrize("packing", ["on", "off"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_logprobs_and_gradient_are_those_of_embeddings_put_together_by_hand(kind, packing):
+def test_logprobs_and_gradient_are_those_by_hand(kind, packing):
     policy, bare = soft_policy(kind, packing, value=ValueOptions(init="normal")), lm(kind, V).double()
     assert policy.modes.packed == (packing == "on" and kind not in ("t5", "bart"))
     out, vectors = policy.forward(Batch.given(*ROWS)), vectors_of(policy)
@@ -91,7 +91,7 @@ CAUSAL_WAYS = [(kind, way) for kind in ("gpt2", "llama") for way in ("pooled", "
 
 
 @pytest.mark.parametrize("kind, way", [*CAUSAL_WAYS, ("t5", "cached"), ("t5", "whole"), ("bart", "cached")])
-def test_replies_are_generated_behind_it_in_every_way_of_decoding(kind, way, monkeypatch):
+def test_every_way_of_decoding_generates_behind_it(kind, way, monkeypatch):
     """Two rows for five prompts: prompts are admitted beside live rows, and equal ones are read once. The longest one
     fills the 64 positions, with 3 virtual tokens and 5 of a reply. `fixed` is the way of a GPU, without graphs.
     """
@@ -188,7 +188,7 @@ def chance(policy):
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_it_learns_under_ppo_and_from_shuffled_rewards_it_does_not(kind, shuffled):
+def test_it_learns_under_ppo_but_not_from_shuffled_rewards(kind, shuffled):
     """The optimum is the one token that is paid."""
     model = lm(kind, 12, spread=0.5 if kind == "t5" else 0.2)
     with torch.no_grad():
@@ -422,7 +422,7 @@ def folder(tmp_path):
         ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),
         ({}, {"prompt_embeddings": torch.zeros(3, 32), "head": torch.zeros(1)}, "holds head, prompt_embeddings, and"),
         ({}, {"prompt_embeddings": torch.full((3, 32), torch.nan)}, "prompt_embeddings"),
-        ({}, {}, "adapter_model.safetensors is missing"),
+        ({}, {}, "has no adapter_model.safetensors"),
         ({"base_model_name_or_path": None}, "no base", "does not name the model that it belongs to"),
         ({"base_model_name_or_path": "/no/such"}, "no base", "write the model's name into its adapter_config.json"),
     ],

@@ -120,7 +120,7 @@ def test_times_are_no_difference(ground):
 
 
 @pytest.mark.parametrize("which", ["resume", "light"])
-def test_every_damage_is_recognised_and_the_older_checkpoint_used(ground, which):
+def test_every_damage_is_seen_and_the_older_checkpoint_used(ground, which):
     planned = list(damages(ground.half, which, seed=0, cuts=4, flips=8))
     assert {kind for kind, *_ in planned} >= {"a file cut off", "a bit flipped", "half deleted"}
     outcomes = [recognised(ground, which, damage, resume=False) for damage in planned]
@@ -271,7 +271,7 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(ground):
 
 
 @pytest.mark.parametrize("name", [".step-00001.tmp", ".light-00001.tmp", ".light-00003.tmp"])
-def test_a_kill_between_the_two_kinds_of_a_checkpoint_loses_neither(ground, monkeypatch, name):
+def test_a_kill_between_both_kinds_of_checkpoint_loses_neither(ground, monkeypatch, name):
     """Before the first checkpoint the run starts afresh; otherwise the resume writes the missing kind."""
 
     def kill(when, operation, path):

@@ -12,7 +12,8 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, get_args
 
@@ -41,6 +42,12 @@ class OperantError(ValueError):
 
     def __str__(self) -> str:
         return re.sub(r"(\S{300})\S{500,}", r"\1...", super().__str__())  # a value of thousands of characters
+
+
+def require(good: object, sentence: str) -> None:
+    """Raises: OperantError with the sentence, unless `good`."""
+    if not good:
+        raise OperantError(sentence)
 
 
 class HeardError(OperantError):
@@ -404,6 +411,38 @@ class Engine(Protocol):
     def sync(self, policy: Any, version: int) -> None:
         """Use the weights of `policy` from now on: called after each update. Later completions have this `version`."""
         ...
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine may have besides, found by `EngineParts.of(engine)`; what it lacks has the value that stands here.
+
+    A class of engines has the same parts, as far as they do not need an engine.
+    """
+
+    own_weights: bool = False
+    """Whether its weights change by `sync` alone, so that it may generate while the policy trains."""
+    own_numbers: bool = False
+    """Whether another program computes its log-probs, so that they are computed again here."""
+    follows: bool = True
+    """Whether `sync` gives it the weights of the policy."""
+    check_options: Callable[[Mapping[str, Any]], None] | None = None
+    """Refuses options before any model is loaded."""
+    mask_with: Callable[[Any], None] | None = None
+    """Lets the truncated distribution of another policy decide which tokens may be drawn."""
+    remembering: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """A context in which it may keep what it has computed from turn to turn."""
+    generate_more: Callable[..., list[Completion]] | None = None
+    """Continues replies that have begun."""
+    stream: Callable[[list[int], Any, int], Iterable[int]] | None = None
+    """Yields the tokens of one reply (prompt, sampling, key) as they are drawn."""
+    close: Callable[[], None] | None = None
+    """Ends what it has started."""
+
+    @classmethod
+    def of(cls, engine: object) -> EngineParts:
+        """The parts that an engine, or a class of engines, has."""
+        return cls(**{part.name: getattr(engine, part.name) for part in fields(cls) if hasattr(engine, part.name)})
 
 
 class TrainablePolicy(Protocol):

@@ -23,7 +23,7 @@ def rollouts(prompts, completions):
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_what_was_sampled_is_what_is_trained_and_what_transformers_says(kind):
+def test_samples_are_scored_as_drawn_and_as_transformers_does(kind):
     policy = Policy(lm(kind), value=ValueOptions(init="normal"))
     assert try_decoding(policy).cached and policy.modes.padded
     sampling = Sampling(max_tokens=6, stop_tokens=(2, 7, 17), temperature=0.7)

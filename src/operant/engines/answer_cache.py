@@ -22,7 +22,6 @@ class AnswerCache:
     """Answers by key, in a file that several threads and processes may use at once; path None: in memory.
 
     The first answer to a request stays: another process that has asked the same meanwhile does not replace it.
-    Raises: OperantError for a file that cannot be opened, or that is a database of something else.
     """
 
     def __init__(self, path: str | Path | None = None):
@@ -53,8 +52,7 @@ class AnswerCache:
                 found |= {key: json.loads(answer) for key, answer in self._connection.execute(query, some)}
         return found
 
-    def put(self, key: str, answer: Any) -> None:
-        """Keep an answer, which is plain data."""
+    def put(self, key: str, answer: object) -> None:
         with self.explained():
             self._connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
 

@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -24,7 +23,6 @@ class BeamSearch(NativeEngine):
     ones prefer longer replies. Temperature, top-k, top-p and min-p do not apply, and neither does the generation_config
     of the model: limits, stop tokens and banned tokens are those of `sampling`. Prompts of equal length share a batch,
     so that no padding changes a number.
-    Raises: OperantError for a policy that is no transformers model.
     """
 
     def __init__(self, policy: Policy, *, beams: int = 4, length_penalty: float = 1.0):
@@ -38,10 +36,7 @@ class BeamSearch(NativeEngine):
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """The best hypothesis for each prompt, in their order; `keys` are not used, as nothing is random.
-
-        Raises: OperantError as `NativeEngine.generate`, and for stop strings or guidance, which the search cannot use.
-        """
+        """The best hypothesis for each prompt, in their order; `keys` are not used, as nothing is random."""
         check_prompts(self.policy, prompts, sampling)
         if sampling.stop_strings or sampling.guidance:
             name = "stop_strings" if sampling.stop_strings else "guidance"
@@ -59,8 +54,10 @@ class BeamSearch(NativeEngine):
                     beat()
         return [made[place] for place in range(len(prompts))]
 
-    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
-        """Raises: OperantError: a choice among options is drawn, and no search finds it."""
+    def choose(
+        self, prompts: object, options: object, sampling: Sampling, keys: object
+    ) -> list[tuple[int, Completion]]:
+        """A choice among options is drawn, and no search finds it."""
         raise OperantError(
             f"evaluation.beams={self.beams}: the world offers options, of which one is drawn: leave it out, or draw "
             "the likeliest one, with --evaluation.sampling '{temperature: 0.001}'"
@@ -84,18 +81,17 @@ class BeamSearch(NativeEngine):
         from transformers import GenerationConfig
 
         stops = sorted(sampling.stops)
-        only: dict[str, Any] = {"eos_token_id": stops} if stops else {}
-        only |= {"suppress_tokens": list(sampling.banned)} if sampling.banned else {}
-        only |= {"decoder_start_token_id": self.policy.start_token} if self.policy.encoder_decoder else {}
-        only |= {"min_new_tokens": sampling.min_tokens} if sampling.min_tokens and stops else {}
         model = self.policy.model
         usual, training = model.generation_config, model.training
         model.generation_config = GenerationConfig(
             num_beams=self.beams,
             length_penalty=self.length_penalty,
             max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.min_tokens if stops and sampling.min_tokens else None,
             pad_token_id=stops[0] if stops else 0,
-            **only,
+            eos_token_id=stops or None,
+            suppress_tokens=list(sampling.banned) or None,
+            decoder_start_token_id=self.policy.start_token if self.policy.encoder_decoder else None,
         )
         try:
             model.eval()

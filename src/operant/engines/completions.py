@@ -78,7 +78,7 @@ class Completions(Client):
         top_p: float = 1.0,
         stop: Sequence[str] = (),
         seed: int | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, object] | None = None,
         scoring: Literal["echo", "top"] | None = None,
         top_logprobs: int | None = None,
         key_variable: str = "OPENAI_API_KEY",
@@ -124,8 +124,6 @@ class Completions(Client):
 
         With a temperature, equal texts of a call get answers of their own: the second has its own place in the cache,
         and, if there is a `seed`, asks with seed + 1.
-        Raises: OperantError if the server cannot be reached, refuses the request or the key, or does not answer as it
-        should, and if the budget does not allow the request.
         """
         seen, requests = dict[str, int](), list[Request]()
         for text in texts:
@@ -170,7 +168,8 @@ class Completions(Client):
 
         Raises: OperantError of the first one that fails; none is sent after it.
         """
-        keys = [hashed([self.address, request.body, request.mark]) for request in requests]
+        told = (json.dumps([self.address, request.body, request.mark], sort_keys=True) for request in requests)
+        keys = [hashlib.sha256(text.encode()).hexdigest() for text in told]
         found = self.cache.known(set(keys))
         self.spend(cached=len(found))
         missing = {key: request for key, request in zip(keys, requests, strict=True) if key not in found}
@@ -255,11 +254,6 @@ class Completions(Client):
         if not listed or not all(map(math.isfinite, listed.values())):
             raise ValueError("there are no log-probs")
         return listed
-
-
-def hashed(content: Any) -> str:
-    """The SHA-256 of plain data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def listed_logprob(listed: Mapping[str, float], word: str) -> float:

@@ -57,8 +57,6 @@ class OpenAIEngine:
     key_variable: the environment variable with the server's key, if it wants one.
     The random number of a reply is its seed, from its key: whether the same seed gives the same reply again, in another
     batch too, is up to the server. Completions have no values: the learner computes them.
-    Raises: OperantError for a wrong option, and if the first request shows that the server cannot be reached, has
-    another model, or does not return what is needed.
     """
 
     own_weights = True
@@ -102,14 +100,10 @@ class OpenAIEngine:
 
     @property
     def follows(self) -> bool:
-        """Whether `sync` gives the server the weights of the policy."""
         return self.folder is not None
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing.
-
-        Raises: OperantError if the folder cannot be written, or the server does not load it.
-        """
+        """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing."""
         if self.folder is None:
             return
 
@@ -122,7 +116,6 @@ class OpenAIEngine:
         self.version = version
 
     def load(self, policy: Policy) -> None:
-        """Export the policy, and ask the server to load it."""
         assert self.folder is not None
         replace_export(policy, self.folder)
         server = urlsplit(self.client.url)
@@ -141,17 +134,21 @@ class OpenAIEngine:
             beat()
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt, in the order of the prompts.
-
-        Raises: OperantError for a prompt that is empty or too long, for sampling that the protocol does not have, and
-        for a server that does not answer, or with other ids than it was given.
-        """
         check_prompts(self.policy, prompts, sampling)
-        check_sampling(sampling)
+        check_expressed(sampling, UNKNOWN, "openai")
+        if sampling.temperature < COOLEST:
+            raise OperantError(
+                f"sampling.temperature={sampling.temperature:g}: a server raises it to {COOLEST:g}; use at least that, "
+                "or top_k=1, which is greedy"
+            )
+        if sampling.min_p and sampling.top_p < 1:
+            raise OperantError(
+                f"sampling.min_p={sampling.min_p:g} with top_p={sampling.top_p:g}: a server applies them in another "
+                "order than this library; use one of them, or engine=native"
+            )
         with self.busy:
-            pairs = enumerate(zip(prompts, keys, strict=True))
-            requests = {i: self.body(prompt, sampling, key) for i, (prompt, key) in pairs}
-            answers = dict[int, Reply]()
+            bodies = (self.body(prompt, sampling, key) for prompt, key in zip(prompts, keys, strict=True))
+            requests, answers = dict(enumerate(bodies)), dict[int, Reply]()
             self.ask(requests, answers)
             return [self.completion(*answers[i], sampling) for i in range(len(prompts))]
 
@@ -168,8 +165,9 @@ class OpenAIEngine:
 
         self.client.ask_all(self.address, requests, keep)
 
-    def choose(self, prompts: Any, options: Any, sampling: Sampling, keys: Any) -> list[tuple[int, Completion]]:
-        """Raises: OperantError: the protocol scores no replies that are given."""
+    def choose(
+        self, prompts: object, options: object, sampling: Sampling, keys: object
+    ) -> list[tuple[int, Completion]]:
         raise OperantError(
             f"the world offers replies to choose among, and the server at {self.client.url} only generates: use "
             "engine=native or engine=transformers"
@@ -198,7 +196,6 @@ class OpenAIEngine:
         }
 
     def completion(self, ids: list[int], logprobs: list[float], sampling: Sampling) -> Completion:
-        """The completion of an answer. Raises: OperantError for a reply that ended for no reason that was given."""
         ended = end_of(ids, sampling, self.policy.tokenizer)
         if ended is None and len(ids) != sampling.max_tokens:
             raise OperantError(
@@ -214,7 +211,6 @@ class OpenAIEngine:
         """Ask for a short reply, and compare its log-probs with the policy's own.
 
         A server may answer that it has loaded weights when it has loaded some of them: hence this after each update.
-        Raises: OperantError if the server has other weights, or returns log-probs of another distribution.
         """
         policy = self.policy
         prompt = [token % policy.vocabulary for token in (1, 2, 3, 4)]
@@ -240,10 +236,7 @@ class OpenAIEngine:
 
 
 def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> Reply:
-    """The ids and log-probs of an answer's choice.
-
-    Raises: OperantError if ids or log-probs are missing, or the ids of the prompt are not those that were sent.
-    """
+    """The ids and log-probs of an answer's choice."""
     ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
     if not (isinstance(ids, list) and ids and all(type(token) is int for token in ids)):
         raise OperantError(
@@ -265,22 +258,7 @@ def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> Reply:
     return ids, [float(x) for x in logprobs]
 
 
-def check_sampling(sampling: Sampling) -> None:
-    """Raises: OperantError for sampling that the protocol does not have."""
-    check_expressed(sampling, UNKNOWN, "openai")
-    if sampling.temperature < COOLEST:
-        raise OperantError(
-            f"sampling.temperature={sampling.temperature:g}: a server raises it to {COOLEST:g}; use at least that, or "
-            "top_k=1, which is greedy"
-        )
-    if sampling.min_p and sampling.top_p < 1:
-        raise OperantError(
-            f"sampling.min_p={sampling.min_p:g} with top_p={sampling.top_p:g}: a server applies them in another order "
-            "than this library; use one of them, or engine=native"
-        )
-
-
-def check_exported(policy: Any, engine: str) -> None:
+def check_exported(policy: object, engine: str) -> None:
     """Raises: OperantError for a policy that no server can load as a plain transformers folder."""
     what = "is no transformers model"
     if isinstance(policy, Policy):

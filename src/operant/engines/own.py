@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from operant.models.base import PolicyBase
 from operant.sampling import Sampling
@@ -12,17 +11,15 @@ from operant.types import Completion, OperantError
 class OwnEngine:
     """Calls `policy.generate`. `policy` is the policy in training, so `sync` copies no weights."""
 
-    def __init__(self, policy: Any):
+    def __init__(self, policy: PolicyBase):
         if getattr(type(policy), "generate", None) in (None, PolicyBase.generate):
             raise OperantError(f"policy {type(policy).__name__} lacks a method `generate`: write it, or name an engine")
         self.sync(policy, policy.version)
 
-    def sync(self, policy: Any, version: int) -> None:
-        """Use the weights of `policy`."""
+    def sync(self, policy: PolicyBase, version: int) -> None:
         self.policy, self.version = policy, version
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt. Raises: OperantError for another number of completions."""
         made = self.policy.generate(prompts, sampling, keys)
         if len(made) != len(prompts):
             raise OperantError(
@@ -34,7 +31,6 @@ class OwnEngine:
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        """Draw one option for each prompt, by `policy.choose`. Raises: OperantError if the policy has none."""
         if not hasattr(self.policy, "choose"):
             raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
         return self.policy.choose(prompts, options, sampling, keys)

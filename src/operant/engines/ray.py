@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.engines import ENGINES
+from operant.models.base import PolicyBase
 from operant.models.policy import Policy
 from operant.models.reference import shared
 from operant.sampling import Sampling
@@ -26,6 +27,8 @@ from operant.sandbox.ray import ENGINE, RaySession, answers, ask_all
 from operant.types import Completion, OperantError
 
 __all__ = ["RayEngine"]
+
+Trained = Policy | PolicyBase
 
 
 class RayEngine:
@@ -44,7 +47,7 @@ class RayEngine:
 
     def __init__(
         self,
-        policy: Any,
+        policy: Trained,
         *,
         actors: int = 2,
         inner: str | None = None,
@@ -89,7 +92,7 @@ class RayEngine:
         given = {name: options[name] for name in ("address", "cpus", "gpus")}
         RaySession(ENGINE, count=options["actors"], **given)
 
-    def sync(self, policy: Any, version: int) -> None:
+    def sync(self, policy: Trained, version: int) -> None:
         """Copy the weights of `policy`; later calls use them, also if one that is under way has not ended.
 
         If only the weights that training changes differ, they alone are sent.
@@ -97,8 +100,7 @@ class RayEngine:
         import ray
 
         own = moving(policy, self.kept)
-        shapes = {name: weight.shape for name, weight in own.items()}
-        if (shapes, described(policy)) != (self.shapes, self.described):
+        if outline(policy, own) != self.outline:
             self._ship(policy, version)
             for actor in self.actors:
                 actor.become.remote(self.skeleton, self.weights, version)
@@ -156,35 +158,31 @@ class RayEngine:
         answered = {row: answer for rows, part in zip(parts, found) for row, answer in zip(rows, part, strict=True)}
         return [answered[row] for row in range(len(sizes))]
 
-    def _ship(self, policy: Any, version: int) -> None:
-        """Put the whole policy into the object store."""
+    def _ship(self, policy: Trained, version: int) -> None:
         import ray
 
         self.kept = shared(policy)
         own = moving(policy, self.kept)
-        self.shapes = {name: weight.shape for name, weight in own.items()}
-        self.policy, self.described, self.version = policy, described(policy), version
+        self.policy, self.outline, self.version = policy, outline(policy, own), version
         self.skeleton, self.weights = ray.put(without(policy, own, self.kept)), ray.put(as_arrays(own))
 
     def _start(self) -> Any:
-        """A new actor with the current weights."""
         return self.session.actor(Actor, self.skeleton, self.weights, self.version, self.about)
 
 
 class Actor:
     """What runs in a process of Ray: the policy, and an engine with its weights."""
 
-    def __init__(self, skeleton: Any, weights: Mapping[str, np.ndarray], version: int, about: Mapping[str, Any]):
+    def __init__(self, skeleton: Trained, weights: Mapping[str, np.ndarray], version: int, about: Mapping[str, Any]):
         torch.set_num_threads(about["threads"])
         self.about = about
         self.become(skeleton, weights, version)
 
-    def become(self, skeleton: Any, weights: Mapping[str, np.ndarray], version: int) -> None:
-        """Use another policy."""
+    def become(self, skeleton: Trained, weights: Mapping[str, np.ndarray], version: int) -> None:
         named = named_weights(skeleton)
         for name, array in weights.items():
             named[name].data = as_tensor(array, named[name])
-        self.policy = skeleton.to("cuda") if self.about["on_gpu"] else skeleton
+        self.policy: Any = skeleton.to("cuda") if self.about["on_gpu"] else skeleton
         self.policy.version = version
         self.engine = ENGINES.find(self.about["inner"])(self.policy, **self.about["options"])
         self.engine.sync(self.policy, version)
@@ -209,20 +207,20 @@ class Actor:
 # --- weights ----------------------------------------------------------------------------------------------------------
 
 
-def named_weights(policy: Any) -> dict[str, Tensor]:
+def named_weights(policy: nn.Module) -> dict[str, Tensor]:
     """The parameters and buffers that a policy generates with; a tied one appears once. A critic network is no part."""
     named, left_out = [*policy.named_parameters(), *policy.named_buffers()], isinstance(policy, Policy)
     return {name: weight for name, weight in named if not (left_out and name.startswith("critic."))}
 
 
-def moving(policy: Any, kept: Mapping[int, Any]) -> dict[str, Tensor]:
+def moving(policy: nn.Module, kept: Mapping[int, object]) -> dict[str, Tensor]:
     """The weights of a policy, by name, that are not among the objects `kept`."""
     return {name: weight.detach() for name, weight in named_weights(policy).items() if id(weight) not in kept}
 
 
-def without(policy: Any, own: Mapping[str, Tensor], kept: Mapping[int, Any]) -> Any:
+def without(policy: Trained, own: Mapping[str, Tensor], kept: Mapping[int, object]) -> Trained:
     """A copy of the policy on the CPU, without its critic network; in place of the weights `own` it has one number."""
-    memo: dict[int, Any] = dict(kept) | {id(policy.tokenizer): policy.tokenizer}
+    memo: dict[int, object] = dict(kept) | {id(policy.tokenizer): policy.tokenizer}
     memo |= {id(policy.critic): None} if isinstance(policy, Policy) else {}
     for name, weight in named_weights(policy).items():
         made = weight.new_zeros((), device="cpu").expand(weight.shape) if name in own else weight.detach().cpu()
@@ -238,13 +236,12 @@ def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def as_tensor(array: np.ndarray, like: Tensor) -> Tensor:
-    """A tensor of its own of such bytes, on the CPU, with the dtype and shape of `like`."""
     return torch.tensor(array).view(like.dtype).view(like.shape)
 
 
-def described(policy: Any) -> str:
-    """The class and the config of the policy: those of one with other weights are equal."""
-    return f"{type(policy).__name__} {getattr(policy, 'config', None)!r}"
+def outline(policy: nn.Module, own: Mapping[str, Tensor]) -> object:
+    """What is equal for policies that differ in the numbers of the weights `own` alone: class, config and shapes."""
+    return type(policy).__name__, repr(getattr(policy, "config", None)), {name: x.shape for name, x in own.items()}
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.engines.native.record import Record
+from operant.models import layout
 from operant.models.policy import Policy
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
 from operant.types import Completion, OperantError
@@ -28,7 +29,6 @@ class TransformersEngine:
     replies are those of the native engine for the same keys. `continuous`: `model.generate_batch`, which draws by
     itself, so a reply depends on the other prompts of the call; the same call gives the same replies.
     batch: number of rows that are decoded at a time. Completions have no values: the learner computes them.
-    Raises: OperantError for a policy that is no transformers model, or a mode that cannot run it.
     """
 
     def __init__(self, policy: Policy, *, mode: Literal["generate", "continuous"] = "generate", batch: int = 256):
@@ -48,37 +48,30 @@ class TransformersEngine:
         self.sync(policy, policy.version)
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Use the weights of `policy`."""
         self.policy, self.version = policy, version
         self.chooser.sync(policy, version)
 
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        """Draw one option for each prompt, as `NativeEngine.choose`: transformers generates no choice."""
+        """Draw one option for each prompt, by the native engine: transformers generates no choice."""
         return self.chooser.choose(prompts, options, sampling, keys)
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """One reply for each prompt, in the order of the prompts.
-
-        Raises: OperantError for a prompt that is empty or too long, and for sampling that the mode does not have.
-        """
         check_prompts(self.policy, prompts, sampling)
         if self.mode == "continuous":
-            check_expressed(sampling, UNKNOWN, "transformers with engine.mode=continuous")
+            call, unknown, name = self.batched, UNKNOWN, "transformers with engine.mode=continuous"
         else:
-            check_expressed(sampling, ("guidance",), "transformers")
-        made: list[Completion | None] = [None] * len(prompts)
+            call, unknown, name = self.generated, ("guidance",), "transformers"
+        check_expressed(sampling, unknown, name)
+        made = dict[int, Completion]()
         self.policy.model.eval()
         with neutral(self.policy.model):
             for rows in self.calls(prompts):
-                call = self.batched if self.mode == "continuous" else self.generated
-                found = call([prompts[i] for i in rows], sampling, [keys[i] for i in rows])
-                for i, completion in zip(rows, found, strict=True):
-                    made[i] = completion
+                made |= zip(rows, call([prompts[i] for i in rows], sampling, [keys[i] for i in rows]), strict=True)
                 beat()
-        return [completion for completion in made if completion is not None]
+        return [made[i] for i in range(len(prompts))]
 
     def calls(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """The prompts of each call; of equal length where the model does not read padding exactly."""
@@ -91,18 +84,14 @@ class TransformersEngine:
         return [group[i : i + self.batch] for group in groups for i in range(0, len(group), self.batch)]
 
     def generated(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
-        """The replies to the prompts of one call of `model.generate`."""
         from transformers import GenerationConfig
 
         policy = self.policy
         record = Record(policy, prompts, sampling, self.version)
         record.values = None
         drawing = _Drawing(record, sampling, keys, policy.device)
-        whole = [torch.tensor([*policy.virtual, *prompt]) for prompt in prompts]
         side = "right" if policy.encoder_decoder else "left"
-        ids = torch.nn.utils.rnn.pad_sequence(whole, batch_first=True, padding_side=side).to(policy.device)
-        ones = [torch.ones_like(row) for row in whole]
-        mask = torch.nn.utils.rnn.pad_sequence(ones, batch_first=True, padding_side=side).to(policy.device)
+        ids, mask = layout.pad([[*policy.virtual, *prompt] for prompt in prompts], side, policy.device)
         start = {"decoder_start_token_id": policy.start_token} if policy.encoder_decoder else {}
         config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
@@ -113,7 +102,7 @@ class TransformersEngine:
         )
         policy.model.generate(
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=mask.long(),
             generation_config=config,
             logits_processor=[drawing.draw],
             stopping_criteria=[drawing.ended],
@@ -121,7 +110,6 @@ class TransformersEngine:
         return record.completions()
 
     def batched(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
-        """The replies to the prompts of one call of `model.generate_batch`."""
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         pages = sum(-(-(len(prompt) + sampling.max_tokens + 1) // PAGE) for prompt in prompts)

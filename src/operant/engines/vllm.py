@@ -42,7 +42,6 @@ class VLLMEngine(OpenAIEngine):
     written for it, with room for its weights twice; None: a temporary folder. start_timeout: seconds until it must be
     ready. restarts: how often it may be started again. at_once, timeout: as of `OpenAIEngine`.
     A restart loses nothing: the server loads the newest weights, and is asked again for the replies that are missing.
-    Raises: OperantError for an environment without vLLM, a port in use, and a server that does not become ready.
     """
 
     def __init__(
@@ -103,7 +102,6 @@ class VLLMEngine(OpenAIEngine):
 
     @property
     def runs(self) -> bool:
-        """Whether the server has been started and has not ended."""
         if self.process is None:
             return False
         self.process.receive()
@@ -117,7 +115,7 @@ class VLLMEngine(OpenAIEngine):
         return self.runs
 
     def load(self, policy: Policy) -> None:
-        """Export the policy, and let the server load it: one that runs, or a new one."""
+        """Let the server load the exported policy: one that runs, or a new one."""
         if self.process is None:
             assert self.folder is not None
             replace_export(policy, self.folder)
@@ -142,14 +140,12 @@ class VLLMEngine(OpenAIEngine):
                     raise
 
     def restart(self) -> None:
-        """Start the server again. Raises: OperantError if it has died too often."""
         if not self.restarts:
             raise OperantError(f"vLLM has died, and engine.restarts are spent. {self.said()}")
         self.restarts -= 1
         self.start(self.policy.tokenizer is not None)
 
     def start(self, tokenizer: bool) -> None:
-        """Start the server on the folder, and wait until it is ready. Raises: OperantError if it does not become so."""
         told = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
         apart = [shutil.which("env") or "env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", *told]
         own = ["--host", HOST, "--port", str(self.port), "--served-model-name", "policy"]
@@ -171,6 +167,5 @@ class VLLMEngine(OpenAIEngine):
         raise OperantError(f"vLLM {late if self.runs else 'ended at its start'}. {self.said()}")
 
     def said(self) -> str:
-        """The last lines of the server's log, for an error."""
         text = (self.home / "server.log").read_text(encoding="utf-8", errors="replace")
         return f"Its last lines: {' | '.join(text.strip().splitlines()[-5:])[-1500:] or 'none'}"

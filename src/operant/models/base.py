@@ -145,7 +145,7 @@ class ReadingPolicy(PolicyBase):
     """`labels` or a file: the replies that `calibrate` gets before and after training; None: it has no scale to set."""
 
     def calibrate(self, rows: Sequence[list[int]]) -> None:
-        """Set the scale of its scores by the token ids of some replies. Raises: OperantError for equal scores."""
+        """Set the scale of its scores by the token ids of some replies."""
 
     def measure(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """The metrics of held-out labelled replies by name, beside those of the method's loss."""

@@ -29,11 +29,7 @@ TOLERANCE = 2e-3
 
 @torch.no_grad()
 def probe(policy: HiddenStates) -> Modes:
-    """Try padding and packing on three rows of unequal length, and return the modes that are exact.
-
-    Raises: OperantError for a model that token ids alone cannot call, whose states depend on the tokens that follow, or
-    whose logits are not a known function of its hidden states.
-    """
+    """Try padding and packing on three rows of unequal length, and return the modes that are exact."""
     policy.modes = Modes()
     rows = three_rows(policy)
     try:
@@ -103,10 +99,7 @@ def branches_exactly(policy: HiddenStates) -> bool:
 
 
 def check_trunk(policy: HiddenStates) -> None:
-    """Freeze the trunk, and compare the states computed from its cached states with those of the whole model.
-
-    Raises: OperantError if they differ, which means that the blocks hand on more than the hidden state.
-    """
+    """Freeze the trunk, and compare the states computed from its cached states with those of the whole model."""
     trunk = policy.trunk
     assert trunk is not None  # the constructor has just made it
     rows = three_rows(policy)
@@ -161,7 +154,6 @@ def plain_state(policy: HiddenStates, row: list[int]) -> Tensor:
 
 
 def feed(policy: HiddenStates, row: list[int]) -> dict[str, Tensor]:
-    """The model's arguments for one prompt."""
     kwargs = {"input_ids": torch.tensor([row], device=policy.device)}
     if policy.encoder_decoder:
         kwargs["decoder_input_ids"] = torch.tensor([[policy.start_token]], device=policy.device)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.models.options import ModelOptions, StandIn
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.types import OperantError
 
 
@@ -42,25 +43,22 @@ class Skip(StandIn):
 
 
 class Trunk:
-    """The blocks of a model below the `trained` top ones.
+    """The blocks of a model below the `trained` top ones."""
 
-    Raises: OperantError for a model without a stack of blocks, or with too few of them.
-    """
-
-    def __init__(self, model: Any, options: ModelOptions):
+    def __init__(self, model: LanguageModel, options: ModelOptions):
         self.stack = find_blocks(model)
         trained = options.blocks(len(self.stack))
         assert trained is not None  # the caller has checked
         self.cut = len(self.stack) - trained
         """Index of the first trained block."""
-        self.last: Tensor | None = None
+        self.last = torch.empty(0)
         """[B, S, D] the input of the first trained block in the last call of the model, padding included."""
         self._cached: Tensor | None = None
         self._stop = False
         self._skips: dict[int, Skip] = {}
         self.stack[self.cut].register_forward_pre_hook(self._before_first_trained, with_kwargs=True)
 
-    def _before_first_trained(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_first_trained(self, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> Any:
         """Store the input of the first trained block, or replace it by the cached states."""
         if self._cached is None:
             self.last = (args[0] if args else kwargs["hidden_states"]).detach()
@@ -85,7 +83,7 @@ class Trunk:
             for i, block in blocks.items():
                 self.stack._modules[str(i)] = block
 
-    def below(self, run: Callable[[], Any]) -> Tensor:
+    def below(self, run: Callable[[], object]) -> Tensor:
         """[B, S, D] the input of the first trained block. `run` calls the model, which stops there."""
         self._stop = True
         try:
@@ -94,16 +92,15 @@ class Trunk:
             pass
         finally:
             self._stop = False
-        assert self.last is not None  # the hook has just set it
         return self.last
 
-    def learn_to_skip(self, run: Callable[[], Any]) -> None:
+    def learn_to_skip(self, run: Callable[[], object]) -> None:
         """Find out in one call of the model which of its arguments each lower block returns, to make its `Skip`."""
         seen: dict[int, list[int | str | None] | None] = {}
         own: set[int] = set()
 
         def record(i: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: object) -> None:
                 if not isinstance(out, tuple):
                     seen[i] = None
                     return
@@ -122,18 +119,37 @@ class Trunk:
                 hook.remove()
         self._skips = {i: Skip(self.stack[i], seen[i]) for i in range(self.cut) if i not in own}
 
-    def freeze(self, model: Any, head: nn.Module, run: Callable[[], Any], *, train_head: bool | None) -> None:
-        """Freeze the parameters below the first trained block, and the head unless `train_head` is True.
-
-        Raises: OperantError if the head shall be trained and is also the embedding, which is part of the trunk.
-        """
+    def freeze(
+        self, model: LanguageModel, head: nn.Module, run: Callable[[], object], *, train_head: bool | None
+    ) -> None:
+        """Freeze the parameters below the first trained block, and the head unless `train_head` is True."""
         # Quantised weights are integers, and frozen anyway.
         parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         before = {name: p.requires_grad for name, p in parameters.items()}
         for p in parameters.values():
             p.requires_grad_(True)
-        with torch.enable_grad():
-            reached = self._parameters_below(run)
+        reached, inputs = set[int](), list[Tensor]()
+
+        def record(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+            inputs.append(args[0] if args else kwargs["hidden_states"])
+
+        hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
+        try:
+            with torch.enable_grad():
+                self.below(run)
+        finally:
+            hook.remove()
+        # What the input of the first trained block depends on is read off the autograd graph: computing the gradient
+        # would take as much memory as the model.
+        seen, waiting = set[Any](), [inputs[0].grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if (leaf := getattr(node, "variable", None)) is not None:
+                reached.add(id(leaf))
+            waiting += [following for following, _ in node.next_functions]
         below = {name for name, p in parameters.items() if id(p) in reached}
         tied = [name for name in below if parameters[name] is head.weight]
         if train_head and tied:
@@ -146,35 +162,10 @@ class Trunk:
             frozen = name in below or (id(p) in heads and not train_head)
             p.requires_grad_(before[name] and not frozen)
 
-    def _parameters_below(self, run: Callable[[], Any]) -> set[int]:
-        """Ids of the parameters that the input of the first trained block depends on."""
-        inputs: list[Tensor] = []
 
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs.append(args[0] if args else kwargs["hidden_states"])
-
-        hook = self.stack[self.cut].register_forward_pre_hook(record, with_kwargs=True, prepend=True)
-        try:
-            self.below(run)
-        finally:
-            hook.remove()
-        # They are read off the autograd graph: computing the gradient would take as much memory as the model.
-        leaves, seen = set[int](), set[Any]()
-        todo: list[Any] = [inputs[0].grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):
-                leaves.add(id(node.variable))
-            todo += [following for following, _ in node.next_functions]
-        return leaves
-
-
-def find_blocks(model: Any) -> nn.ModuleList:
-    """The model's (decoder's) stack of blocks: its longest list of modules. Raises: OperantError if it has no list."""
-    part = model.get_decoder() if getattr(model.config, "is_encoder_decoder", False) else model
+def find_blocks(model: LanguageModel) -> nn.ModuleList:
+    """The model's (decoder's) stack of blocks: its longest list of modules."""
+    part = model.get_decoder() if is_encoder_decoder(model.config) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     if not lists:
         raise OperantError(f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")

@@ -18,6 +18,7 @@ from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.models.soft_prompt import in_front, virtual_ids
 from operant.types import Batch, OperantError
 
@@ -47,13 +48,13 @@ class Modes:
 
 
 class HiddenStates(nn.Module):
-    """A transformers model up to its output head. Raises: OperantError if the model has no output head."""
+    """A transformers model up to its output head."""
 
-    def __init__(self, model: Any, options: ModelOptions, modes: Modes):
+    def __init__(self, model: LanguageModel, options: ModelOptions, modes: Modes):
         super().__init__()
         self.model: Any = compute_in(model, options.precision)
         self.options, self.modes = options, modes
-        self.encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.encoder_decoder = is_encoder_decoder(model.config)
         # transformers takes a padding id for padding and warns of a missing mask. Here masks come from lengths.
         for module in model.modules():
             if hasattr(module, "warn_if_padding_and_no_attention_mask"):
@@ -118,18 +119,15 @@ class HiddenStates(nn.Module):
             return f"has {reply} tokens in its reply, and the model's decoder writes at most {replies}"
         return None
 
-    def shares_trunk(self, other: "HiddenStates") -> bool:
-        """Whether both models have the same frozen trunk, so that one can use the cached states of the other."""
-        mine, theirs = self.trunk, other.trunk
-        if mine is None or theirs is None or mine.cut != theirs.cut:
-            return False
-        pairs = zip(mine.stack[0].parameters(), theirs.stack[0].parameters(), strict=False)
-        return all(a is b for a, b in pairs)
-
     def drop_foreign_states(self, batch: Batch, states_of: "HiddenStates") -> Batch:
         """The batch, without the cached states that `states_of` has computed if this model has another trunk."""
-        usable = batch.states is None or self is states_of or self.shares_trunk(states_of)
-        return batch if usable else batch.with_(states=None)
+        if batch.states is None or self is states_of:
+            return batch
+        mine, theirs = self.trunk, states_of.trunk
+        if mine is None or theirs is None or mine.cut != theirs.cut:
+            return batch.with_(states=None)
+        pairs = zip(mine.stack[0].parameters(), theirs.stack[0].parameters(), strict=False)
+        return batch if all(a is b for a, b in pairs) else batch.with_(states=None)
 
     @property
     def start_token(self) -> int:
@@ -171,7 +169,17 @@ class HiddenStates(nn.Module):
         `branched`: compute options as branches of their row. Otherwise each option has a row of its own.
         """
         if not branched:
-            return self.states(batch), self._in_separate_rows(batch, options)
+            states, rows = self.states(batch), separate_rows(batch, options)
+            if not self.encoder_decoder:
+                return states, self.states(rows)
+            # An encoder reads a prompt that several options share only once.
+            inputs, prompts = self.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
+            once = [prompts[row] for row in sorted(prompts)]
+            which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=self.device)
+            ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
+            encoded = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
+            inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
+            return states, self._compute(rows, inputs)
         if len(batch) > 1 and not self.modes.padded:
             states, before = [], []
             for i in range(len(batch)):
@@ -189,19 +197,6 @@ class HiddenStates(nn.Module):
         both = self._compute(batch.with_(states=None), inputs)
         count = len(both) - sum(len(option.ids) for option in options)
         return both[:count], both[count:]
-
-    def _in_separate_rows(self, batch: Batch, options: list[Branch]) -> Tensor:
-        """[M, D] the states of options that have a row each. An encoder reads a prompt that several share only once."""
-        rows = separate_rows(batch, options)
-        if not self.encoder_decoder:
-            return self.states(rows)
-        inputs, prompts = self.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
-        once = [prompts[row] for row in sorted(prompts)]
-        which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=self.device)
-        ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
-        encoded = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
-        inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
-        return self._compute(rows, inputs)
 
     @contextmanager
     def _attention(self, batch: Batch, inputs: layout.ModelInput) -> Iterator[None]:

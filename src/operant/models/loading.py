@@ -5,27 +5,36 @@ there is one. If weights are missing there, that is an error: no new head is mad
 """
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from operant.import_by_name import nearest
-from operant.models import lora as adapters
-from operant.models import output_mlp as output_mlps
-from operant.models import soft_prompt as soft_prompts
+from operant.models import adapters, output_mlp, soft_prompt
+from operant.models import lora as loras
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
-from operant.models.safe_loading import check_finite, check_model, load_model, load_tensors, load_tokenizer
+from operant.models.safe_loading import (
+    LanguageModel,
+    check_finite,
+    check_model,
+    load_model,
+    load_tensors,
+    load_tokenizer,
+    unlike,
+)
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
-from operant.storage import atomic_io
+from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
 from operant.types import OperantError
 
@@ -56,13 +65,13 @@ def load_policy(
     damaged critic.
     """
     device = torch.device(device)
-    adapters.check(lora, device)
-    soft_prompts.check(soft, lora, options)
-    output_mlps.check(mlp, lora, soft, options)
+    loras.check(lora, device)
+    soft_prompt.check(soft, lora, options)
+    output_mlp.check(mlp, lora, soft, options)
     parts = (lora, soft, mlp)
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
-            how = {"LoraOptions": "lora", "SoftPromptOptions": "soft"}.get(type(part).__name__, "mlp")
+            how = ("lora", "soft", "mlp")[parts.index(part)]
             raise OperantError(
                 f"lora.*, soft_prompt.* or output_mlp.* with an existing Policy: use load_policy(name, {how}={part!r})"
             )
@@ -71,8 +80,8 @@ def load_policy(
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
-        model, tokenizer = adapters.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
-        model = _adapted(model, *parts, tokenizer, None, seed)
+        model, tokenizer = loras.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
+        model = _adapted(model, parts, tokenizer, None, seed)
         return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
@@ -97,7 +106,7 @@ def load_policy(
                 "soft_prompt.tokens and output_mlp.width out"
             )
         base = _find_base(folder)
-        kind = _KINDS.get(adapters.read_config(folder).get("peft_type"))
+        kind = ALONE.get(adapters.read_config(folder).get("peft_type"))
         if kind is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
@@ -106,40 +115,43 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, adapters.quantisation(lora.quantise, options.dtype, device))
+    model = load_model(base, options.dtype, loras.quantisation(lora.quantise, options.dtype, device))
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)
-    model = _adapted(model, lora, soft, mlp, tokenizer, stored_name, seed)
+    model = _adapted(model, (lora, soft, mlp), tokenizer, stored_name, seed)
     return _with_critic(model, tokenizer, value, folder, options)
 
 
-_KINDS: dict[Any, Any] = {module.KIND: module for module in (soft_prompts, output_mlps)}
-"""By the `peft_type` of an adapter's folder, the module that loads and saves such adapters. All others are LoRA's."""
+class Alone(Protocol):
+    """The module of adapters that are trained alone, and cannot be merged into the model."""
+
+    def find(self, model: LanguageModel) -> adapters.TrainedPart | None: ...
+    def attach_saved(self, model: LanguageModel, folder: Path) -> LanguageModel: ...
+    def save(self, model: LanguageModel, folder: Path) -> Path: ...
 
 
-def _adapted(
-    model: Any,
-    lora: LoraOptions,
-    soft: SoftPromptOptions,
-    mlp: OutputMlpOptions,
-    tokenizer: Any,
-    name: str | None,
-    seed: int,
-) -> Any:
-    """The model with what the options put on it: adapter, soft prompt or MLP. `name`: the model's, if files hold it."""
-    if not (lora.on or soft.on or mlp.on):
+Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
+"""Of which at most one is on."""
+ALONE: dict[object, Alone] = {soft_prompt.KIND: soft_prompt, output_mlp.KIND: output_mlp}
+"""By the `peft_type` of their folders. All others are LoRA's."""
+
+
+def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> LanguageModel:
+    """The model with what the options put on it. `name`: the model's, if files hold it."""
+    lora, soft, mlp = parts
+    if not any(part.on for part in parts):
         return model
-    if adapters.adapted(model) or any(kind.find(model) is not None for kind in _KINDS.values()):
+    if loras.adapted(model) or any(kind.find(model) is not None for kind in ALONE.values()):
         raise OperantError(
             "the model already has an adapter, soft prompt or MLP, which is trained further: leave lora.rank, "
             "lora.adapter, soft_prompt.tokens and output_mlp.width out"
         )
     if mlp.on:
-        return output_mlps.attach(model, output_mlps.first_layers(model, mlp, seed), name)
+        return output_mlp.attach(model, output_mlp.first_layers(model, mlp, seed), name)
     if soft.on:
-        return soft_prompts.attach(model, soft_prompts.first_vectors(model, soft, tokenizer, seed), name)
-    return adapters.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+        return soft_prompt.attach(model, soft_prompt.first_vectors(model, soft, tokenizer, seed), name)
+    return loras.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
 
 
 def _find_base(folder: Path) -> Path:
@@ -157,7 +169,7 @@ def _find_base(folder: Path) -> Path:
 def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:
     """The model that KL is measured against: "copy" (of the policy), None, a model's name, a Policy or a PolicyCopy.
 
-    `rule`: how a copy follows the policy. Raises: OperantError if the vocabulary is not the policy's.
+    `rule`: how a copy follows the policy.
     """
     if name is None or isinstance(name, PolicyCopy):
         return name
@@ -173,28 +185,30 @@ def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "f
 
 
 def _with_critic(
-    model: Any, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
+    model: LanguageModel, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
 ) -> Policy:
     """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
     tokenizer = options.templated(tokenizer)
-    saved = next(iter(adapters.critics_of(folder)), None) if folder is not None else None
+    saved = _critic_of(folder) if folder is not None else None
     if value is None:
         return Policy(model, tokenizer, options=options)
     if saved is not None:
         value = _saved_options(saved, value)
-    critic = None
-    if value.critic is not None:
-        critic = _critic_network(model, value, saved, options)
+    critic = None if value.critic is None else _critic_network(model, value, saved, options)
     policy = Policy(model, tokenizer, value=value, critic=critic, options=options)
     if saved is not None:
         _load_head(policy, saved)
     return policy
 
 
-def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
-    """The separate network of a critic: the saved one, a copy of the model, or another model."""
-    from copy import deepcopy
+def _critic_of(folder: Path) -> Path | None:
+    """The folder of the critic beside a model or an exported adapter, if there is one."""
+    beside = folder.parent if adapters.is_adapter(folder) else folder
+    return next((path for path in (folder / "critic", beside / "critic") if path.is_dir()), None)
 
+
+def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | None, options: ModelOptions) -> Policy:
+    """The separate network of a critic: the saved one, a copy of the model, or another model."""
     if saved is not None:
         network = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
@@ -209,7 +223,9 @@ def _critic_network(model: Any, value: ValueOptions, saved: Path | None, options
     return Policy(network, value=value, options=ModelOptions(precision=options.precision))
 
 
-def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None = None, served: bool = False) -> Path:
+def export(
+    policy: Any, folder: str | Path, *, made_by: Mapping[str, object] | None = None, served: bool = False
+) -> Path:
     """Write a transformers folder that `from_pretrained` loads without operant, and the critic in `critic/`.
 
     An adapter is merged into a copy of the model, and also saved in `adapter/`, in peft's format. With a soft prompt,
@@ -224,16 +240,23 @@ def export(policy: Any, folder: str | Path, *, made_by: Mapping[str, Any] | None
     if hasattr(policy.model, "save_pretrained"):
         _save_plain(policy.model, folder, untied=served)
     else:
-        _save_own(policy, folder, made_by)
+        atomic_io.mkdir(folder)
+        _write_tensors(folder / WEIGHTS, _own_weights(policy.model))
+        atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
     if isinstance(policy, PolicyBase):
         policy.export(folder)
-    if adapters.adapted(policy.model):
-        adapters.save(policy.model, folder / "adapter")
+    if loras.adapted(policy.model):
+        loras.save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
     if policy.has_values and not served:
-        _save_critic(policy, folder / "critic")
+        beside, owner = folder / "critic", policy.critic or policy
+        atomic_io.mkdir(beside)
+        _write_tensors(beside / "head.safetensors", owner.value_head.state_dict())
+        atomic_io.write(beside / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
+        if policy.critic is not None:
+            _save_plain(policy.critic.model, beside / "network")
     return folder
 
 
@@ -247,14 +270,11 @@ def replace_export(policy: Any, folder: Path) -> None:
         atomic_io.replace_folder(new, folder)
 
 
-def _save_own(policy: Any, folder: Path, made_by: Mapping[str, Any] | None) -> None:
-    """Save the trained weights of a model that is not transformers' own, and the name and options that made it."""
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     from safetensors.torch import save_file
 
-    atomic_io.mkdir(folder)
-    with atomic_io.operation("write", folder / WEIGHTS):
-        save_file({name: p.detach().contiguous() for name, p in _own_weights(policy.model).items()}, folder / WEIGHTS)
-    atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
+    with atomic_io.operation("write", path):
+        save_file({name: x.detach().contiguous() for name, x in tensors.items()}, path)
 
 
 def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -287,35 +307,31 @@ def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options:
 
 @torch.no_grad()
 def load_own_weights(policy: Any, folder: str | Path) -> None:
-    """Load the trained weights of an export of the same policy, in place.
-
-    Raises: OperantError if the export has other weights.
-    """
+    """Load the trained weights of an export of the same policy, in place."""
     path = Path(folder) / WEIGHTS
     if not path.is_file():
         raise OperantError(f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
     weights, own = load_tensors(path), _own_weights(policy.model)
-    if odd := {(name, x.shape) for name, x in weights.items()} ^ {(name, x.shape) for name, x in own.items()}:
-        names = ", ".join(sorted(name for name, _ in odd)[:3])
-        raise OperantError(f"{path} has other weights than this policy ({names}): make it with the same options")
+    if odd := ", ".join(unlike(weights, own)[:3]):
+        raise OperantError(f"{path} has other weights than this policy ({odd}): make it with the same options")
     for name, weight in own.items():
         weight.copy_(weights[name])
 
 
-def _save_plain(model: Any, folder: Path, *, untied: bool = False) -> None:
+def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> None:
     """Save a model with transformers. An adapter is merged into a copy, and a quantised base is loaded unquantised.
 
     A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format. untied: an output
     layer that is tied to the embeddings is written, too.
     """
-    for kind in _KINDS.values():
+    for kind in ALONE.values():
         if kind.find(model) is not None:
             kind.save(model, folder)
             return
-    if adapters.adapted(model):
+    if loras.adapted(model):
         if getattr(model, "is_quantized", False):
-            model = adapters.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
-        model = adapters.merged(model)
+            model = loras.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
+        model = loras.merged(model)
     head, state = model.get_output_embeddings(), None
     if untied and head.weight is model.get_input_embeddings().weight:
         name = next(name for name, module in model.named_modules() if module is head)
@@ -325,18 +341,6 @@ def _save_plain(model: Any, folder: Path, *, untied: bool = False) -> None:
     if state is not None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         atomic_io.write(folder / "config.json", json.dumps(config | {"tie_word_embeddings": False}, indent=1))
-
-
-def _save_critic(policy: Policy, folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    atomic_io.mkdir(folder)
-    owner: Any = policy.critic or policy
-    with atomic_io.operation("write", folder / "head.safetensors"):
-        save_file({k: v.contiguous() for k, v in owner.value_head.state_dict().items()}, folder / "head.safetensors")
-    atomic_io.write(folder / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
-    if policy.critic is not None:
-        _save_plain(policy.critic.model, folder / "network")
 
 
 def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
@@ -361,7 +365,7 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
 
 
 def _load_head(policy: Policy, folder: Path) -> None:
-    """Load the value head. Raises: OperantError if its file is missing or has other tensors."""
+    """Load the value head."""
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
     if not path.exists():
@@ -369,9 +373,85 @@ def _load_head(policy: Policy, folder: Path) -> None:
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
     if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
         weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}
-    shapes, expected = ({(name, x.shape) for name, x in tensors.items()} for tensors in (weights, wanted))
-    if odd := {name for name, _ in shapes ^ expected}:
-        raise OperantError(
-            f"{path} does not hold the critic's weights ({', '.join(sorted(odd))}): delete {folder} for a new one"
-        )
+    if odd := ", ".join(unlike(weights, wanted)):
+        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {folder} for a new one")
     owner.value_head.load_state_dict(weights)
+
+
+# --- copies of the models that training started from, at which a resumed run looks ------------------------------------
+
+START = "start"
+MODELS = {"policy": "policy", "reference": "reference", "lora.adapter": "adapter", "value.critic": "critic"}
+"""Options that name a model, and the folder of its copy."""
+
+
+def copy_models(named: Mapping[str, Any], folder: Path, called: Mapping[str, object] | None = None) -> None:
+    """Copy the models in plain folders, by option, into `folder/start/`; existing copies stay.
+
+    called: the names under which `copies` is to find them; None: those in `named`.
+    The files are copied and not hard-linked, because a program that overwrites the original would change a link too.
+    """
+    sources = {option: source for option, name in named.items() if (source := hub.found(name)) is not None}
+    if not sources or (folder / START).exists():
+        return
+    temporary = folder / f".{START}.tmp"
+    with atomic_io.explained(folder / START, "copy the model that the run starts from to"):
+        atomic_io.remove_tree(temporary)
+        for option, source in sources.items():
+            _copy_model(source, temporary / MODELS[option], alone=option == "lora.adapter")
+        names = sorted(str(p.relative_to(temporary).as_posix()) for p in temporary.rglob("*") if p.is_file())
+        recorded = {option: str((called or named)[option]) for option in sources}
+        manifest.write(temporary, {"schema": 2, "kind": START, "models": recorded}, names)
+        for inner in (temporary, *(p for p in temporary.rglob("*") if p.is_dir())):
+            atomic_io.sync_folder(inner)
+        atomic_io.replace_folder(temporary, folder / START)
+
+
+def copies(named: Mapping[str, Any], folder: Path, warn: Callable[[str], None]) -> dict[str, str]:
+    """The copies in `folder/start/` of the models that options name, by option.
+
+    warn: called for a folder without a copy.
+    """
+    start = folder / START
+    if not start.is_dir():
+        for name in (name for name in named.values() if hub.found(name) is not None):
+            warn(f"{folder} has no copy of the initial model in {START}/: {name} is loaded as it is now")
+        return {}
+    if wrong := manifest.problem(start):
+        raise OperantError(
+            f"{start}, the copy of the initial model, is damaged: {wrong}; restore it, or delete it to load the "
+            "original folder, if that has not changed"
+        )
+    called = manifest.read(start).get("models")
+    called = called if isinstance(called, Mapping) else {}
+    return {option: str(start / MODELS[option]) for option, name in named.items() if called.get(option) == str(name)}
+
+
+def _copy_model(folder: Path, target: Path, *, alone: bool = False) -> None:
+    """Copy the files of a model. The base model of an adapter is copied too if it is a folder; a Hub name is pinned.
+
+    alone: leave out the adapter's base model, because it is the policy, which has a copy of its own.
+    """
+    _copy_files(folder.glob, folder, target)
+    if (critic := _critic_of(folder)) is not None:
+        _copy_files(critic.rglob, critic, target / "critic")
+    if adapters.is_adapter(folder) and not alone:
+        base = adapters.base_of(folder)
+        if (found := hub.found(base)) is not None:
+            _copy_model(found, target / adapters.BASE)
+        else:
+            path = target / adapters.CONFIG
+            name, revision = hub.split(hub.pinned(base))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content |= {"base_model_name_or_path": name, "revision": revision}
+            atomic_io.write_and_sync(path, json.dumps(content, indent=2))
+
+
+def _copy_files(listed: Callable[[str], Iterator[Path]], folder: Path, target: Path) -> None:
+    atomic_io.mkdir(target)
+    for source in (path for pattern in hub.WANTED for path in listed(pattern) if path.is_file()):
+        copy = target / source.relative_to(folder)
+        atomic_io.mkdir(copy.parent)
+        with atomic_io.operation("write", copy):
+            shutil.copyfile(source, copy)
+        atomic_io.sync(copy)

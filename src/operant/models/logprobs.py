@@ -34,8 +34,6 @@ NAMES: tuple[str, ...] = ("logprobs", "logsumexp", "entropy", "reverse", "forwar
 
 @dataclass(frozen=True)
 class SweepInput:
-    """The arguments of a sweep besides the logits."""
-
     ids: Tensor
     """[N] the chosen tokens."""
     places: Tensor
@@ -50,12 +48,10 @@ class SweepInput:
 
     @property
     def spreads(self) -> bool:
-        """Whether the loss may contain the entropy or a divergence."""
         return self.entropy_gradient or self.other is not None
 
     @property
     def masks(self) -> bool:
-        """Whether some tokens may be masked."""
         return bool(self.sampling.banned or (self.sampling.min_tokens and self.sampling.stops))
 
 
@@ -145,7 +141,6 @@ _UNFUSED: set[Callable[..., Any]] = set()
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled once for any number of rows."""
     return torch.compile(function, dynamic=True)
 
 
@@ -227,9 +222,12 @@ def score(
 
 
 def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor, Tensor] | None) -> dict[str, Tensor]:
-    """Score one chunk."""
     logits = head(states)
-    numbers = _twice_differentiable(logits, inputs) if inputs.double_backward else Sweep.apply(logits, inputs)
+    if inputs.double_backward:  # the same numbers, with gradients by autograd
+        z, other = _adjusted(logits, inputs, slice(None))
+        numbers = _statistics(z, other, inputs.ids, inputs.masks)[:-1]
+    else:
+        numbers = Sweep.apply(logits, inputs)
     out: dict[str, Tensor] = dict(zip(NAMES, numbers, strict=False))
     out["raw_logprobs"] = out["logprobs"]
     if not inputs.entropy_gradient:
@@ -243,12 +241,6 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
         among = adjusted.masked_fill(~mask, -torch.inf).logsumexp(-1)
         out["logprobs"] = out["raw_logprobs"] + out["logsumexp"] - among
     return out
-
-
-def _twice_differentiable(logits: Tensor, inputs: SweepInput) -> tuple[Tensor, ...]:
-    """The numbers of `Sweep`, with gradients by autograd."""
-    z, other = _adjusted(logits, inputs, slice(None))
-    return _statistics(z, other, inputs.ids, inputs.masks)[:-1]
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -3,14 +3,12 @@
     adapt(model, LoraOptions(rank=8), seed=0)       # a new adapter; the model's outputs stay bit-identical at first
     adapt(model, LoraOptions(adapter="folder"))     # trains a saved adapter further
     merged(model).save_pretrained("out")            # a copy without an adapter; the model itself is not changed
-    save(model, "out/adapter")                      # in peft's format
 
 Adapters need the extra `lora` (peft), quantised weights the extra `quantise` (bitsandbytes) and a GPU. Weights are
 never merged in place and subtracted back later: that drifts in bfloat16, and is not bit-identical in float32.
 """
 
 import importlib.util
-import json
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,15 +20,15 @@ import torch
 from torch import nn
 
 from operant.bounds import bounded, check_bounds
-from operant.models.safe_loading import load_tensors
-from operant.storage import atomic_io, hub
-from operant.types import OperantError
+from operant.models import adapters
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
+from operant.storage import hub
+from operant.types import OperantError, require
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+KIND = "LORA"
+"""peft's name of the method."""
 PREFIX = "base_model.model."
 """The beginning of every tensor name in peft's files."""
-BASE = "base"
-"""Name of a folder inside an adapter's folder with the model that it belongs to. It comes before the config's name."""
 PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": None, "layer_replication": None}
 """Fields of peft's config that train more than matrices beside linear layers, and their values if they do not."""
 REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -56,8 +54,7 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "lora")
-        if not self.targets:
-            raise OperantError("lora.targets is empty: name layers, or use all-linear")
+        require(self.targets, "lora.targets is empty: name layers, or use all-linear")
         if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
@@ -66,7 +63,6 @@ class LoraOptions:
 
     @property
     def on(self) -> bool:
-        """Whether there is an adapter."""
         return self.rank > 0 or self.adapter is not None
 
 
@@ -78,13 +74,10 @@ def check(options: LoraOptions, device: torch.device) -> None:
     """Raises: OperantError if the options need a package that is missing, or a GPU. Nothing is loaded."""
     if options.on:
         _peft()
-    kind = options.quantise
-    if kind == "none":
-        return
-    if device.type != "cuda":
-        raise OperantError(f"lora.quantise={kind} needs a GPU, this is {device.type}: use lora.quantise=none")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise OperantError(f"lora.quantise={kind} needs a package: pip install 'operant[quantise]'")
+    if (kind := options.quantise) != "none":
+        on_gpu, installed = device.type == "cuda", importlib.util.find_spec("bitsandbytes") is not None
+        require(on_gpu, f"lora.quantise={kind} needs a GPU, this is {device.type}: use lora.quantise=none")
+        require(installed, f"lora.quantise={kind} needs a package: pip install 'operant[quantise]'")
 
 
 def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -104,12 +97,10 @@ def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[st
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> Any:
+def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> LanguageModel:
     """Freeze the model and put an adapter beside its layers; returns the model.
 
-    Matrix B of a new adapter is 0, so its output is 0; matrix A is drawn from `seed`. `base`: the model's name, which
-    the adapter's config stores.
-    Raises: OperantError if peft is missing, or if the adapter or its targets do not fit the model.
+    Matrix B of a new adapter is 0, so its output is 0; matrix A is drawn from `seed`. `base`: the model's name.
     """
     weights = None
     if options.adapter is not None:
@@ -129,19 +120,8 @@ def adapt(model: Any, options: LoraOptions, *, base: str | None = None, seed: in
     return train_adapter(model)
 
 
-def _use_short_forward(model: Any) -> None:
-    """Replace peft's forward pass of plain adapted layers by an equal one of two products and one addition."""
-    for layer in model.modules():
-        if type(layer).__name__ != "Linear" or not hasattr(layer, "lora_A") or not hasattr(layer, "base_layer"):
-            continue
-        names = list(layer.lora_A)
-        plain = len(names) == 1 and not layer.lora_variant and not any(layer.lora_bias.values())
-        if plain and layer.get_base_layer().weight.is_floating_point():
-            layer.forward = MethodType(_short_forward, layer)
-
-
 def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """x W + s x A' B', where one call computes the last product and the sum. There is no dropout."""
+    """As peft's forward, x W + s x A' B', with one call for the last product and the sum, and no dropout."""
     out = layer.base_layer(x, *args, **kwargs)
     name = next(iter(layer.lora_A))
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
@@ -152,30 +132,29 @@ def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> to
     return add(narrow, b.T.to(out.dtype)).view_as(out)
 
 
-def train_adapter(model: Any) -> Any:
-    """Freeze all weights but the adapter's; returns the model.
-
-    Raises: OperantError for an adapter on the output head or the embedding.
-    """
+def train_adapter(model: LanguageModel) -> LanguageModel:
+    """Freeze all weights but the adapter's; returns the model."""
     for name, p in model.named_parameters():
         p.requires_grad_(".lora_" in name)
-    _use_short_forward(model)
+    layers: list[Any] = list(model.modules())
+    for layer in layers:
+        if type(layer).__name__ != "Linear" or not hasattr(layer, "lora_A") or not hasattr(layer, "base_layer"):
+            continue
+        plain = len(layer.lora_A) == 1 and not layer.lora_variant and not any(layer.lora_bias.values())
+        if plain and layer.get_base_layer().weight.is_floating_point():
+            layer.forward = MethodType(_short_forward, layer)
     for what, part in (("output head", model.get_output_embeddings()), ("embedding", model.get_input_embeddings())):
         if hasattr(part, "base_layer"):
             raise OperantError(f"the adapter changes the {what}: adapt the layers of the blocks (lora.targets) alone")
     return model
 
 
-def adapted(model: Any) -> bool:
-    """Whether a model has an adapter beside its layers."""
+def adapted(model: LanguageModel) -> bool:
     return bool(getattr(model, "peft_config", None))
 
 
-def unwrapped(model: Any) -> Any:
-    """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged.
-
-    Raises: OperantError for an adapter of another kind than LoRA, or for several.
-    """
+def unwrapped(model: LanguageModel) -> LanguageModel:
+    """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged."""
     if not (adapted(model) and hasattr(model, "get_base_model")):
         return model
     if len(model.peft_config) != 1:
@@ -190,36 +169,8 @@ def unwrapped(model: Any) -> Any:
     return train_adapter(model.get_base_model())
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder contains an adapter but no model."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
-
-
-def base_of(folder: Path) -> str:
-    """The name or folder of the model that an adapter was trained on. Raises: OperantError if it is not stored."""
-    if (folder / BASE / "config.json").is_file():
-        return str(folder / BASE)
-    config = read_config(folder)
-    base, revision = config.get("base_model_name_or_path"), config.get("revision")
-    if not base:
-        raise OperantError(
-            f"{folder} does not name the model that it belongs to: write it into its {CONFIG} "
-            f"(base_model_name_or_path), or give the model, and for LoRA lora.adapter={folder}"
-        )
-    return f"{base}@{revision}" if revision and hub.split(f"{base}@{revision}")[1] else base
-
-
-def critics_of(folder: Path) -> list[Path]:
-    """The folder of the critic beside a model or an exported adapter, in a list; an empty list if there is none."""
-    candidates = [folder / "critic"] + ([folder.parent / "critic"] if is_adapter(folder) else [])
-    return [path for path in candidates if path.is_dir()][:1]
-
-
-# --- saving -----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
-def merged(model: Any) -> Any:
+def merged(model: LanguageModel) -> LanguageModel:
     """A copy without an adapter that computes the same. It shares the weights that have no adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -234,41 +185,27 @@ def merged(model: Any) -> Any:
     return copy
 
 
-def save(model: Any, folder: str | Path) -> Path:
-    """Write the adapter, without the model, in peft's format: `PeftModel.from_pretrained(base, folder)` reads it."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    weights = {PREFIX + k: v.detach().cpu().contiguous() for k, v in tensors(model).items()}
-    config = replace(next(iter(model.peft_config.values())), inference_mode=True)
-    with atomic_io.explained(folder, "save the adapter"):
-        atomic_io.mkdir(folder)
-        with atomic_io.operation("write", folder):
-            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-            config.save_pretrained(str(folder))
-    return folder
+def save(model: LanguageModel, folder: Path) -> Path:
+    """Write the adapter without the model: `PeftModel.from_pretrained(base, folder)` reads it."""
+    config = replace(next(iter(model.peft_config.values())), inference_mode=True).to_dict()
+    return adapters.write(folder, "adapter", config, {PREFIX + name: x for name, x in tensors(model).items()})
 
 
-def tensors(model: Any) -> dict[str, torch.Tensor]:
+def tensors(model: LanguageModel) -> dict[str, torch.Tensor]:
     """The adapter's tensors, under peft's names."""
     name = next(iter(model.peft_config))
     # By default, peft would check the embeddings of the base model on the Hub. No embedding has an adapter here.
     return _peft().get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
 
 
-def transplant(model: Any, onto: Any) -> Any:
+def transplant(model: LanguageModel, onto: LanguageModel) -> LanguageModel:
     """Put a copy of the model's adapter on another model with the same layers; returns the other model."""
-    config = deepcopy(next(iter(model.peft_config.values())))
-    _inject(config, onto)
+    _inject(deepcopy(next(iter(model.peft_config.values()))), onto)
     _fill(onto, tensors(model), "the adapter")
     return onto
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
-
-
 def _peft() -> Any:
-    """The package peft. Raises: OperantError if it is not installed."""
     try:
         import peft
     except ImportError as error:
@@ -278,8 +215,7 @@ def _peft() -> Any:
     return peft
 
 
-def _new_config(model: Any, options: LoraOptions) -> Any:
-    """peft's config of a new adapter."""
+def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
     every = options.targets == ("all-linear",)
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
@@ -290,22 +226,21 @@ def _new_config(model: Any, options: LoraOptions) -> Any:
         target_modules="all-linear" if every else list(options.targets),
         use_rslora=options.rslora,
         fan_in_fan_out=any(type(m).__name__ == "Conv1D" for m in model.modules()),  # GPT-2's are transposed
-        task_type="SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM",
+        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder(model.config) else "CAUSAL_LM",
     )
 
 
 def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """The config and tensors of an adapter's folder. Raises: OperantError if it has no complete LoRA adapter."""
-    if not (folder / CONFIG).is_file():
-        raise OperantError(f"lora.adapter={folder}: the folder has no {CONFIG}, so it holds no adapter of peft's")
-    if not (folder / WEIGHTS).is_file():
-        raise OperantError(f"{folder} has no {WEIGHTS}: save the adapter again with safetensors (peft's default)")
-    kind = read_config(folder).get("peft_type")
-    if kind != "LORA":
+    """peft's config and the tensors of a LoRA adapter."""
+    if not (folder / adapters.CONFIG).is_file():
+        raise OperantError(
+            f"lora.adapter={folder}: the folder has no {adapters.CONFIG}, so it holds no adapter of peft's"
+        )
+    stored, weights = adapters.read(folder, "adapter")
+    if (kind := stored.get("peft_type")) != KIND:
         raise OperantError(
             f"{folder} holds an adapter of kind {kind}: only LORA can be trained here, and PROMPT_TUNING as the policy"
         )
-    weights = load_tensors(folder / WEIGHTS)
     try:
         config = _peft().PeftConfig.from_pretrained(str(folder))
     except Exception as error:  # peft may raise anything on an untrusted file
@@ -313,14 +248,6 @@ def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     _check(config, str(folder))
     config.init_lora_weights = True  # the file's numbers replace them; other initialisations would read the base
     return config, weights
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config of an adapter as plain data."""
-    try:
-        return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise OperantError(f"{folder} is damaged: {CONFIG} cannot be read ({error}); save it again") from error
 
 
 def _check(config: Any, what: str) -> None:
@@ -338,8 +265,7 @@ def _check(config: Any, what: str) -> None:
             )
 
 
-def _inject(config: Any, model: Any) -> None:
-    """Put peft's layers with an adapter in place of the model's. Raises: OperantError if the targets do not fit."""
+def _inject(config: Any, model: LanguageModel) -> None:
     try:
         _peft().inject_adapter_in_model(config, model)
     except (ValueError, TypeError, KeyError) as error:
@@ -350,8 +276,7 @@ def _inject(config: Any, model: Any) -> None:
         ) from error
 
 
-def _fill(model: Any, weights: Mapping[str, torch.Tensor], what: Any) -> None:
-    """Load an adapter's tensors into the model. Raises: OperantError if any is missing, unknown or of another shape."""
+def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: object) -> None:
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
     odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
     if odd:

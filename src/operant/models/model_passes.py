@@ -29,10 +29,7 @@ class TextModel(NamedTuple):
 
 
 def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str = "right") -> TextModel:
-    """Load a folder, `builtin:NAME` or Hub name with `auto`, a model class of transformers; `what` names it in errors.
-
-    Raises: OperantError if it cannot be found or loaded, or has no tokenizer.
-    """
+    """Load a folder, `builtin:NAME` or Hub name with `auto`, a class of transformers; `what` names it in errors."""
     from transformers.utils import logging
 
     folder, verbosity = find_model(name), logging.get_verbosity()
@@ -48,7 +45,6 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 
 
 def longest_of(model: Any, tokenizer: Any) -> int:
-    """The most tokens that a model and its tokenizer read."""
     config = model.config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from operant.bounds import bounded, check_bounds
 from operant.models.embedding import look_up_directly
-from operant.types import OperantError
+from operant.models.safe_loading import LanguageModel
+from operant.types import OperantError, require
 
 SHORT = 256
 """Longest row, in tokens, for which `plain_attention` is faster."""
@@ -54,8 +55,13 @@ class ModelOptions:
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
+    def check_frozen(self, why: str) -> None:
+        """Refuse to train a part of the model's own weights with `why`."""
+        for name, value in (("train_layers", self.train_layers), ("train_head", self.train_head)):
+            require(not value, f"model.{name}={value} with {why}")
+
     def templated(self, tokenizer: Any) -> Any:
-        """The tokenizer, with the chat template where it has none. Raises: OperantError if there is no tokenizer."""
+        """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
             if tokenizer is None:
                 raise OperantError("model.chat_template: the policy has no tokenizer that could apply it; leave it out")
@@ -63,7 +69,6 @@ class ModelOptions:
         return tokenizer
 
     def blocks(self, layers: int) -> int | None:
-        """Number of trained blocks in a model of `layers` blocks; None: all. Raises: OperantError if it has too few."""
         if self.train_layers is None:
             return None
         wanted = max(2, layers // 6) if isinstance(self.train_layers, str) else self.train_layers
@@ -75,7 +80,7 @@ class ModelOptions:
         return wanted
 
 
-def compute_in(model: Any, precision: str) -> Any:
+def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
     """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
     fuse_activations(model)
     look_up_directly(model)

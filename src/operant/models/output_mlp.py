@@ -7,7 +7,6 @@ The head reads MLP(h) in place of the last hidden state h, so with the small fir
 equally likely. Caches, packing and positions are those of the frozen model.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from operant.bounds import bounded, check_bounds
-from operant.models import lora as adapters
+from operant.models import adapters
+from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import digest
-from operant.models.safe_loading import load_tensors
-from operant.storage import atomic_io, hub
-from operant.types import OperantError
+from operant.models.safe_loading import LanguageModel
+from operant.models.soft_prompt import SoftPromptOptions
+from operant.types import OperantError, require
 
 KIND = "OUTPUT_MLP"
 """What stands under `peft_type` in the config of a saved MLP."""
-PART = ".output_mlp."
 
 
 @dataclass(frozen=True)
@@ -45,53 +44,42 @@ class OutputMlpOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "output_mlp")
-        if not self.on and self.logit_bias:
-            raise OperantError("output_mlp.logit_bias without output_mlp.width: say how wide the MLP is")
+        biased = bool(self.logit_bias)
+        require(self.on or not biased, "output_mlp.logit_bias without output_mlp.width: say how wide the MLP is")
 
     @property
     def on(self) -> bool:
-        """Whether there is an MLP."""
         return self.width > 0
 
 
-class OutputMlp(nn.Module):
-    """ReLU(h A + a) B + b of hidden states [N, D], and a constant that is added to the logits.
+class OutputMlp(adapters.TrainedPart):
+    """ReLU(h A + a) B + b of hidden states [N, D], and a constant that is added to the logits."""
 
-    `base`: the name of the model that it belongs to; None if no file holds that model.
-    """
-
-    def __init__(self, states: int, width: int, logit_bias: float = 0.0, base: str | None = None):
+    def __init__(self, states: int, width: int, logit_bias: float = 0.0):
         super().__init__()
         self.up, self.down = nn.Linear(states, width), nn.Linear(width, states)
-        self.logit_bias, self.base = logit_bias, base
+        self.logit_bias = logit_bias
 
     def forward(self, states: Tensor) -> Tensor:
         return self.down(self.up(states).relu())
 
 
-def check(mlp: OutputMlpOptions, lora: adapters.LoraOptions, soft: Any, options: ModelOptions) -> None:
+def check(mlp: OutputMlpOptions, lora: LoraOptions, soft: SoftPromptOptions, options: ModelOptions) -> None:
     """Raises: OperantError for options that train other weights beside an MLP. Nothing is loaded."""
     if mlp.on and (lora.on or soft.on or lora.quantise != "none"):
         raise OperantError(
             f"output_mlp.width={mlp.width} with lora.* or soft_prompt.*: an MLP is trained alone, behind weights that "
             "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
         )
-    for name in ("train_layers", "train_head"):
-        if mlp.on and (value := getattr(options, name)):
-            raise OperantError(
-                f"model.{name}={value} with output_mlp.width: the MLP is trained alone; leave one of them out"
-            )
+    if mlp.on:
+        options.check_frozen("output_mlp.width: the MLP is trained alone; leave one of them out")
 
 
-def find(model: Any) -> OutputMlp | None:
-    """The MLP of a model, if it has one."""
-    return next((module for module in model.modules() if isinstance(module, OutputMlp)), None)
+def find(model: LanguageModel) -> OutputMlp | None:
+    return adapters.find(model, OutputMlp)
 
 
-# --- a model with an MLP ----------------------------------------------------------------------------------------------
-
-
-def first_layers(model: Any, options: OutputMlpOptions, seed: int) -> OutputMlp:
+def first_layers(model: LanguageModel, options: OutputMlpOptions, seed: int) -> OutputMlp:
     """A new MLP of the width of the model's states. Its weights depend on `seed` alone."""
     made = OutputMlp(_head(model).weight.shape[1], options.width, options.logit_bias)
     with torch.random.fork_rng(devices=[]):
@@ -102,11 +90,8 @@ def first_layers(model: Any, options: OutputMlpOptions, seed: int) -> OutputMlp:
     return made
 
 
-def attach(model: Any, mlp: OutputMlp, base: str | None = None) -> Any:
-    """Freeze the model and put an MLP before its output head; returns the model.
-
-    Raises: OperantError if its width is not that of the model's states.
-    """
+def attach(model: LanguageModel, mlp: OutputMlp, base: str | None = None) -> LanguageModel:
+    """Freeze the model and put an MLP before its output head; returns the model."""
     head = _head(model)
     if mlp.up.in_features != head.weight.shape[1]:
         raise OperantError(
@@ -120,20 +105,18 @@ def attach(model: Any, mlp: OutputMlp, base: str | None = None) -> Any:
     return model
 
 
-def detach(model: Any) -> None:
+def detach(model: LanguageModel) -> None:
     """Take the MLP out of a model, which then is the frozen language model again."""
     head = _head(model)
     del head.output_mlp, head.forward
 
 
 def through_mlp(head: Any, states: Tensor) -> Tensor:
-    """[N, V] the logits of states [N, D]."""
     logits = type(head).forward(head, head.output_mlp(states))
     return logits + head.output_mlp.logit_bias if head.output_mlp.logit_bias else logits
 
 
-def _head(model: Any) -> Any:
-    """The output head. Raises: OperantError if the model has none that is one matrix."""
+def _head(model: LanguageModel) -> Any:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not isinstance(getattr(head, "weight", None), Tensor):
         raise OperantError(
@@ -148,53 +131,29 @@ def _hash(weights: Mapping[str, Tensor]) -> str:
     return digest({key: x.bfloat16() if x.is_floating_point() else x for key, x in weights.items()})
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def save(model: Any, folder: str | Path) -> Path:
+def save(model: LanguageModel, folder: Path) -> Path:
     """Write the MLP, with the name and hash of its frozen model, which is saved in `base/` if no file holds it."""
-    from safetensors.torch import save_file
-
-    folder, mlp = Path(folder), find(model)
+    mlp = find(model)
     assert mlp is not None  # the caller has checked
-    name, revision = hub.split(mlp.base) if mlp.base else (None, None)
-    frozen = {key: x for key, x in model.state_dict().items() if PART not in f".{key}"}
-    config = {
+    config = mlp.belongs_to() | {
         "peft_type": KIND,
-        "base_model_name_or_path": name,
-        "revision": revision,
-        "base_digest": _hash(frozen),
+        "base_digest": _hash(adapters.frozen_weights(model)),
         "width": mlp.up.out_features,
         "states": mlp.up.in_features,
         "logit_bias": mlp.logit_bias,
     }
-    with atomic_io.explained(folder, "save the MLP"):
-        atomic_io.mkdir(folder)
-        atomic_io.write(folder / adapters.CONFIG, json.dumps(config, indent=2))
-        with atomic_io.operation("write", folder):
-            weights = {key: x.detach().cpu().contiguous() for key, x in mlp.state_dict().items()}
-            save_file(weights, folder / adapters.WEIGHTS)
-            if mlp.base is None:
-                with hub.quietly():
-                    model.save_pretrained(folder / adapters.BASE, state_dict=frozen)
-    return folder
+    return adapters.write(folder, "MLP", config, mlp.state_dict(), model if mlp.base is None else None)
 
 
-def attach_saved(model: Any, folder: Path) -> Any:
-    """Put the MLP of a folder before the head of its model; returns the model.
-
-    Raises: OperantError if the file is missing or damaged, or the model is not the one that it was trained on.
-    """
-    config, path = adapters.read_config(folder), folder / adapters.WEIGHTS
-    if not path.is_file():
-        raise OperantError(f"{path} is missing: {folder} has no MLP; save it again")
+def attach_saved(model: LanguageModel, folder: Path) -> LanguageModel:
+    """Put the MLP of a folder before the head of the model that it was trained on; returns the model."""
+    config, weights = adapters.read(folder, "MLP")
     try:
         mlp = OutputMlp(int(config["states"]), int(config["width"]), float(config["logit_bias"]))
-        mlp.load_state_dict(load_tensors(path))
+        mlp.load_state_dict(weights)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise OperantError(
-            f"{folder} is damaged: its MLP cannot be read ({' '.join(str(error).split())[:200]})"
-        ) from error
+        reason = " ".join(str(error).split())[:200]
+        raise OperantError(f"{folder} is damaged: its MLP cannot be read ({reason})") from error
     base = adapters.base_of(folder)
     if (found := _hash(model.state_dict())) != config.get("base_digest"):
         raise OperantError(

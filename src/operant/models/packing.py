@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from operant.models.safe_loading import LanguageModel
+
 NAME = "operant_rows"
 MORE = ("softcap", "s_aux", "position_bias", "head_mask", "block_mask", "cache")
 """Arguments, by transformers' names, that some architectures pass to attention and that are not supported here."""
@@ -38,8 +40,6 @@ Kernel = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class _PackedRows:
-    """The rows that attention stays within."""
-
     lengths: Sequence[int]
     device: torch.device
 
@@ -55,7 +55,7 @@ _packed: ContextVar[_PackedRows | None] = ContextVar("rows", default=None)
 class Packing:
     """Replaces the attention function of a model. `capabilities.packs_exactly` finds out if the results are exact."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: LanguageModel):
         self.__setstate__({})
         configs = (getattr(module, "config", None) for module in model.modules())
         self.configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
@@ -104,10 +104,7 @@ def attend(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, S, D] -> [1, S, H, D]: every token of the packed rows attends to its row, up to itself.
-
-    Raises: ValueError if the architecture asks for anything else.
-    """
+    """[1, H, S, D] -> [1, S, H, D]: every token of the packed rows attends to its row, up to itself."""
     rows = _packed.get()
     odd = [name for name in MORE if more.get(name) is not None]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from operant.models import layout
-from operant.models.action_values import ActionValueHead
 from operant.models.capabilities import branches_exactly, check_trunk, packs_exactly, probe
 from operant.models.choices import Branch, among, branches, chosen
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.logprobs import Head, score
 from operant.models.options import ModelOptions
-from operant.models.value_head import ValueHead, ValueOptions
+from operant.models.value_head import ActionValueHead, ValueHead, ValueOptions
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs
 
@@ -148,52 +147,38 @@ class Policy(HiddenStates):
                 theirs = against.branching(against.drop_foreign_states(read, self), known)
         free, chosen_at = batch.actions & ~batch.chosen, batch.chosen
         generated = ~chosen_at[batch.actions] if options else slice(None)
-        chosen = states[generated], batch.tokens[free], layout.places(batch)[free]
+        drawn = states[generated], batch.tokens[free], layout.places(batch)[free]
+        allowed = batch.allowed
+        if allowed is not None:  # at other tokens its pieces are empty, so only the offsets change
+            lengths = allowed[1].diff()[free.flatten().cpu()]
+            allowed = allowed[0], torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         scored = score(
             self.guided(sampling),
-            *chosen,
+            *drawn,
             sampling,
             vocabulary=self.vocabulary,
-            allowed=_at_actions(batch, free),
+            allowed=allowed,
             against=None if theirs is None else (against.logits, theirs[0][generated]),
             entropy_gradient=entropy_gradient,
             double_backward=self._twice,
         )
         spread = {k: _scatter(v, free) for k, v in scored.items()}
         if options:
-            other = None if theirs is None else (against, theirs[1])
-            found = self._score_choices(batch, options, before_options, sampling, other, entropy_gradient)
+            table, other = self._option_logprobs(batch, options, before_options, sampling), None
+            if theirs is not None:
+                with torch.no_grad():
+                    other = against._option_logprobs(batch, options, theirs[1], sampling)
+            found = chosen(table, batch.choices.picked, other)
+            found["raw_logprobs"] = found["logprobs"]
+            found["entropy"] = found["entropy"] if entropy_gradient else found["entropy"].detach()
             spread = {k: x.masked_scatter(chosen_at, found[k].to(x.dtype)) for k, x in spread.items()}
         kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
         if batch.allowed is None:
             spread["raw_logprobs"] = spread["logprobs"]
         q = None
         if isinstance(self.value_head, ActionValueHead):
-            q = {name: _scatter(x, free) for name, x in self.value_head.scored(*chosen).items()}
+            q = {name: _scatter(x, free) for name, x in self.value_head.scored(*drawn).items()}
         return Outputs(**spread, values=self._values(batch, states), kl=kl, q=q)
-
-    def _score_choices(
-        self,
-        batch: Batch,
-        options: list[Branch],
-        states: Tensor,
-        sampling: Sampling,
-        other: "tuple[Policy, Tensor] | None",
-        entropy_gradient: bool,
-    ) -> dict[str, Tensor]:
-        """The numbers that `score` computes for tokens, for the choices of the batch: each [C].
-
-        `states` [M, D]: before every token of the options. `other`: another policy and its states.
-        """
-        table = self._option_logprobs(batch, options, states, sampling)
-        theirs = None
-        if other is not None:
-            with torch.no_grad():
-                theirs = other[0]._option_logprobs(batch, options, other[1], sampling)
-        assert batch.choices is not None  # there are options
-        found = chosen(table, batch.choices.picked, theirs)
-        found["raw_logprobs"] = found["logprobs"]
-        return found if entropy_gradient else found | {"entropy": found["entropy"].detach()}
 
     def _option_logprobs(self, batch: Batch, options: list[Branch], states: Tensor, sampling: Sampling) -> Tensor:
         """[C, O] log-prob of each option of each choice, -inf beyond a choice's last option."""
@@ -268,26 +253,12 @@ class Policy(HiddenStates):
         """[N, D] -> [N, V]: the output head, and the function that the model applies after it."""
         head: Any = self.head
         few = 8 <= len(states) <= 48 and states.dtype == torch.float32 and states.device.type == "cpu"
-        if few and type(head) is nn.Linear and _plain(head) and not torch.is_grad_enabled():
+        plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)  # as with an `output_mlp`
+        if few and plain and not torch.is_grad_enabled():
             # On a CPU, the transposed product is 10 to 40 % quicker for a few rows and a large vocabulary.
             return self.modes.finish((head.weight @ states.T).T.contiguous())
         return self.modes.finish(head(states))
 
 
-def _plain(head: nn.Linear) -> bool:
-    """Whether the head is a matrix product alone: it has no bias, and no forward of its own (`output_mlp`)."""
-    return head.bias is None and "forward" not in vars(head)
-
-
 def _scatter(x: Tensor, where: Tensor) -> Tensor:
-    """[N] -> [B, T], 0 elsewhere."""
     return torch.zeros(where.shape, dtype=x.dtype, device=x.device).masked_scatter(where, x)
-
-
-def _at_actions(batch: Batch, free: Tensor) -> tuple[Tensor, Tensor] | None:
-    """`batch.allowed` at the `free` actions. At other tokens its pieces are empty, so only the offsets change."""
-    if batch.allowed is None:
-        return None
-    ids, offsets = batch.allowed
-    lengths = offsets.diff()[free.flatten().cpu()]
-    return ids, torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])

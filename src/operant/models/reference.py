@@ -37,8 +37,13 @@ class PolicyCopy:
         self._shared, self._values = set(kept), values
         self.shards: Any = None
         """The `distributed.Shards` of its own weights, if they are divided over ranks."""
-        copied = deepcopy(policy, dict(kept)) if values else _copy_without_values(policy, kept) if copy else policy
-        self.policy: Policy = copied
+        head, critic = policy.value_head, policy.critic
+        if copy and not values:  # the values are not copied, so they are taken away meanwhile
+            policy.value_head = policy.critic = None
+        try:
+            self.policy: Policy = deepcopy(policy, dict(kept)) if copy else policy
+        finally:
+            policy.value_head, policy.critic = head, critic
         self.policy.requires_grad_(False)
         self._fingerprint: str | None = fingerprint(self.policy) if rule == "frozen" else None
 
@@ -91,10 +96,9 @@ class PolicyCopy:
 
     def state_dict(self) -> dict[str, Any]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        own = {} if self.rule == "frozen" else self.own()
-        divided = {n: x.detach() for n, x in own.items()} if self.shards is None else self.shards.divided(own)
+        weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
         with self.present():
-            return {"fingerprint": self.fingerprint, "weights": divided}
+            return {"fingerprint": self.fingerprint, "weights": weights}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,9 +110,7 @@ class PolicyCopy:
                 raise OperantError(
                     f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
                 )
-            known = {name: (weight, weights[name]) for name, weight in own.items()}
-            for name in own if self.shards is None else self.shards.load(known):
-                own[name].copy_(weights[name])
+            load_stored(own, weights, self.shards)
             self._fingerprint = None
         with self.present():
             found = self.fingerprint
@@ -121,10 +123,7 @@ class PolicyCopy:
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """How the copy of a method with a target network follows the policy.
-
-    Raises: OperantError for a rate outside 0 to 1, or a negative number of steps.
-    """
+    """How the copy of a method with a target network follows the policy."""
 
     rate: float = bounded(0.05, above=0, at_most=1)
     """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
@@ -142,10 +141,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class MaskOptions:
-    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn.
-
-    Raises: OperantError for an unknown `by`, or a negative number of steps.
-    """
+    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn."""
 
     by: str = bounded("copy", choices=("copy", "policy", "model"))
     """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
@@ -160,6 +156,19 @@ class MaskOptions:
     def rule(self) -> "str | tuple[str, float]":
         """The rule of the copy, as `PolicyCopy` takes it."""
         return ("every", self.every) if self.every else "frozen"
+
+
+def stored(weights: Mapping[str, torch.Tensor], shards: Any) -> dict[str, Any]:
+    """Weights for a checkpoint. shards: they are divided over ranks, and this rank's rows are stored."""
+    return {name: x.detach() for name, x in weights.items()} if shards is None else shards.divided(weights)
+
+
+@torch.no_grad()
+def load_stored(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any], shards: Any) -> None:
+    """Set weights to those that `stored` returned."""
+    # Divided ones take their rows; those that are not divided, such as buffers, are copied.
+    for name in state if shards is None else shards.load({name: (weights[name], x) for name, x in state.items()}):
+        weights[name].copy_(state[name])
 
 
 def shared(model: nn.Module) -> dict[int, Any]:
@@ -177,16 +186,6 @@ def shared(model: nn.Module) -> dict[int, Any]:
 
 def _memory(weight: torch.Tensor) -> int:
     return weight.untyped_storage().data_ptr()
-
-
-def _copy_without_values(policy: Policy, kept: dict[int, Any]) -> Policy:
-    """A copy of the policy without value head and critic, which shares the objects in `kept`."""
-    head, critic = policy.value_head, policy.critic
-    policy.value_head = policy.critic = None
-    try:
-        return deepcopy(policy, dict(kept))
-    finally:
-        policy.value_head, policy.critic = head, critic
 
 
 def fingerprint(policy: Policy) -> str:

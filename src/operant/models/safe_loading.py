@@ -7,7 +7,7 @@ The libraries that read these files raise many kinds of exceptions; here each be
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,24 @@ HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 """Arguments of `from_pretrained` that run no code from the folder, and download nothing."""
 
 
+class LanguageModel(nn.Module):
+    """What transformers' models have beside `nn.Module`; for annotations alone."""
+
+    config: Any
+    generation_config: Any
+    peft_config: dict[str, Any]
+    name_or_path: str
+    dtype: torch.dtype
+    is_quantized: bool
+    get_output_embeddings: Callable[[], nn.Linear]
+    get_input_embeddings: Callable[[], nn.Embedding]
+    get_encoder: Callable[[], nn.Module]
+    get_decoder: Callable[[], nn.Module]
+    get_base_model: Callable[[], "LanguageModel"]
+    save_pretrained: Callable[..., None]
+    generate: Callable[..., Any]
+
+
 @contextmanager
 def _explained(folder: str | Path, what: str) -> Iterator[None]:
     """Turn any exception inside this context into an OperantError that names the folder."""
@@ -40,7 +58,6 @@ def _explained(folder: str | Path, what: str) -> Iterator[None]:
 
 
 def load_config(folder: str | Path) -> Any:
-    """The config in a model's folder. Raises: OperantError if there is none, or if it asks for code of its own."""
     from transformers import AutoConfig
 
     with _explained(folder, "a language model's config"):
@@ -52,11 +69,12 @@ def load_config(folder: str | Path) -> Any:
         return config
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
-    """The language model in a folder. `more`: further arguments of `from_pretrained`.
+def is_encoder_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False))
 
-    Raises: OperantError for weights that are pickled, damaged, missing, NaN or infinite.
-    """
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
+    """The language model in a folder. `more`: further arguments of `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     config, generation = load_config(folder), folder / "generation_config.json"
@@ -68,7 +86,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
             f"{folder} is a classifier or a reward model, and no language model: use it as a reward, as in "
             f"--reward reward_model:{folder}"
         )
-    auto = AutoModelForSeq2SeqLM if getattr(config, "is_encoder_decoder", False) else AutoModelForCausalLM
+    auto = AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
     model, notes = load_any(auto, folder, "a language model", dtype=dtype, **(more or {}))
     if notes["missing_keys"]:
         raise OperantError(
@@ -79,10 +97,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
 
 
 def load_any(auto: Any, folder: str | Path, what: str, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info.
-
-    Raises: OperantError as `load_model`.
-    """
+    """Load a folder with `auto`, a model class of transformers; returns the model and its loading info."""
     _check_weight_files(Path(folder))
     with quietly(), _explained(folder, what):
         model, notes = auto.from_pretrained(folder, **HERE, use_safetensors=True, output_loading_info=True, **kwargs)
@@ -109,7 +124,6 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file. Raises: OperantError if it is damaged or has NaN or infinity."""
     from safetensors.torch import load_file
 
     with _explained(path, "a file of safetensors"):
@@ -118,7 +132,13 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], where: Any) -> None:
+def unlike(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names of tensors that are not in both, or that differ in shape."""
+    shapes = [{(name, x.shape) for name, x in tensors.items()} for tensors in (some, others)]
+    return sorted({name for name, _ in shapes[0] ^ shapes[1]})
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], where: object) -> None:
     """Raises: OperantError that names the first tensor with NaN or infinity."""
     for name, tensor in tensors.items():
         x = tensor.detach()
@@ -143,10 +163,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def load_tokenizer(folder: str | Path, **kwargs: Any) -> Any:
-    """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one.
-
-    Raises: OperantError for a tokenizer that does not load.
-    """
+    """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one."""
     from transformers import AutoTokenizer
 
     has_files = any((Path(folder) / name).exists() for name in TOKENIZERS)

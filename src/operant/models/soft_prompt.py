@@ -10,7 +10,6 @@ no rollout, and the output head does not score them. An encoder-decoder has them
 decoder has none, as in peft.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -22,14 +21,16 @@ from torch.nn.functional import embedding as rows_of
 from torch.nn.functional import pad
 
 from operant.bounds import bounded, check_bounds
-from operant.models import lora as adapters
+from operant.models import adapters
+from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
-from operant.models.safe_loading import load_tensors
-from operant.storage import atomic_io, hub
-from operant.types import Batch, OperantError
+from operant.models.safe_loading import LanguageModel, is_encoder_decoder
+from operant.storage import hub
+from operant.types import Batch, OperantError, require
 
 KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
 """peft's names of the method, and of the vectors in its file."""
+ALONE = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest logit, between virtual tokens given by id and as vectors."""
 
@@ -47,22 +48,17 @@ class SoftPromptOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "soft_prompt")
-        if (self.init == "words") != (self.text is not None):
-            raise OperantError("soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
-        if self.text is not None and not self.on:
-            raise OperantError("soft_prompt.text without soft_prompt.tokens: say how many vectors are trained")
+        words, text = self.init == "words", self.text is not None
+        require(words == text, "soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
+        require(self.on or not text, "soft_prompt.text without soft_prompt.tokens: say how many vectors are trained")
 
     @property
     def on(self) -> bool:
-        """Whether there is a soft prompt."""
         return self.tokens > 0
 
 
-class SoftPrompt(nn.Module):
-    """The vectors of a soft prompt [n, D], and the ids of its virtual tokens.
-
-    `base`: the name of the model that it belongs to; None if no file holds that model.
-    """
+class SoftPrompt(adapters.TrainedPart):
+    """The vectors of a soft prompt [n, D], and the ids of its virtual tokens."""
 
     def __init__(self, vectors: Tensor, first: int, base: str | None):
         super().__init__()
@@ -70,7 +66,7 @@ class SoftPrompt(nn.Module):
         self.ids, self.base = list(range(first, first + len(vectors))), base
 
 
-def check(soft: SoftPromptOptions, lora: adapters.LoraOptions, options: ModelOptions) -> None:
+def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> None:
     """Raises: OperantError for options that train other weights beside a soft prompt. Nothing is loaded."""
     if soft.on and (lora.on or lora.quantise != "none"):
         raise OperantError(
@@ -78,28 +74,19 @@ def check(soft: SoftPromptOptions, lora: adapters.LoraOptions, options: ModelOpt
             "neither adapted nor quantised; leave one of them out"
         )
     if soft.on:
-        _check_model_options(options)
+        options.check_frozen(ALONE)
 
 
-def _check_model_options(options: ModelOptions) -> None:
-    for name in ("train_layers", "train_head"):
-        if value := getattr(options, name):
-            raise OperantError(
-                f"model.{name}={value} with a soft prompt: it is trained alone, below all layers; leave one of them out"
-            )
+def find(model: LanguageModel) -> SoftPrompt | None:
+    return adapters.find(model, SoftPrompt)
 
 
-def find(model: Any) -> SoftPrompt | None:
-    """The soft prompt of a model, if it has one."""
-    return next((module for module in model.modules() if isinstance(module, SoftPrompt)), None)
-
-
-def virtual_ids(model: Any, options: ModelOptions) -> list[int]:
-    """The ids that begin every row; none without a soft prompt. Raises: OperantError if other weights are trained."""
+def virtual_ids(model: LanguageModel, options: ModelOptions) -> list[int]:
+    """The ids that begin every row; none without a soft prompt."""
     soft = find(model)
     if soft is None:
         return []
-    _check_model_options(options)
+    options.check_frozen(ALONE)
     return soft.ids
 
 
@@ -112,15 +99,9 @@ def in_front(virtual: list[int], batch: Batch) -> Batch:
     return batch.with_(tokens=torch.cat([ids, batch.tokens], 1), mask=mask, actions=actions)
 
 
-# --- a model with a soft prompt ---------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
-def first_vectors(model: Any, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
-    """[n, D] the vectors that a new soft prompt begins with.
-
-    Raises: OperantError if a tokenizer is missing, or if the text has no tokens or more than there are vectors.
-    """
+def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
+    """[n, D] the vectors that a new soft prompt begins with."""
     embedding, count = _embedding(model), options.tokens
     if options.text is None:
         words = embedding(torch.arange(embedding.num_embeddings, device=embedding.weight.device))
@@ -137,11 +118,10 @@ def first_vectors(model: Any, options: SoftPromptOptions, tokenizer: Any, seed: 
     return embedding(torch.tensor((ids * count)[:count], device=embedding.weight.device))
 
 
-def attach(model: Any, vectors: Tensor, base: str | None = None) -> Any:
+def attach(model: LanguageModel, vectors: Tensor, base: str | None = None) -> LanguageModel:
     """Freeze the model and put vectors [n, D] in front of its prompts; returns the model.
 
-    Raises: OperantError if the vectors are not of the embedding's width, or if the model uses the ids of its input for
-    more than one embedding, which is tried.
+    It is tried whether the model uses the ids of its input for one embedding alone.
     """
     embedding = _embedding(model)
     if vectors.shape[1] != embedding.embedding_dim:
@@ -166,8 +146,8 @@ def look_up(embedding: Any, input: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _try(model: Any, embedding: Any) -> None:
-    """Compare the logits for virtual tokens given by id and as vectors. Raises: OperantError if they differ."""
+def _try(model: LanguageModel, embedding: Any) -> None:
+    """Compare the logits for virtual tokens given by id and as vectors."""
     ids = torch.tensor([[*embedding.soft_prompt.ids[:2], 0, 1]], device=embedding.weight.device)
     more = {"decoder_input_ids": ids[:, -1:]} if model.config.is_encoder_decoder else {}
     try:
@@ -182,9 +162,8 @@ def _try(model: Any, embedding: Any) -> None:
         )
 
 
-def _embedding(model: Any) -> Any:
-    """The embedding of the prompts. Raises: OperantError if the model is not of transformers, or has none."""
-    reads = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+def _embedding(model: LanguageModel) -> Any:
+    reads = model.get_encoder() if is_encoder_decoder(model.config) else model
     embedding = getattr(reads, "get_input_embeddings", lambda: None)()
     if not hasattr(model, "save_pretrained") or not isinstance(embedding, nn.Embedding):
         raise OperantError(
@@ -194,55 +173,32 @@ def _embedding(model: Any) -> Any:
     return embedding
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-def save(model: Any, folder: str | Path) -> Path:
-    """Write the soft prompt in peft's format, and the model beside it in `base/` if its name alone would not find it.
-
-    A built-in model, or one of the Hub, is only named.
-    """
-    from safetensors.torch import save_file
-
-    folder, soft = Path(folder), find(model)
+def save(model: LanguageModel, folder: Path) -> Path:
+    """Write the soft prompt. A model that is built in, or on the Hub, is only named."""
+    soft = find(model)
     assert soft is not None  # the caller has checked
-    name, revision = hub.split(soft.base) if soft.base else (None, None)
-    config = {
+    config = soft.belongs_to() | {
         "peft_type": KIND,
         "task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
-        "base_model_name_or_path": name,
-        "revision": revision,
         "num_virtual_tokens": len(soft.ids),
         "num_transformer_submodules": 1,
         "token_dim": soft.vectors.shape[1],
         "inference_mode": True,
     }
-    with atomic_io.explained(folder, "save the soft prompt"):
-        atomic_io.mkdir(folder)
-        atomic_io.write(folder / adapters.CONFIG, json.dumps(config, indent=2))
-        with atomic_io.operation("write", folder):
-            save_file({TENSOR: soft.vectors.detach().cpu().contiguous()}, folder / adapters.WEIGHTS)
-            if soft.base is None or hub.found(soft.base) is not None:
-                own = {name: x for name, x in model.state_dict().items() if ".soft_prompt." not in name}
-                with hub.quietly():
-                    model.save_pretrained(folder / adapters.BASE, state_dict=own)
-    return folder
+    unnamed = soft.base is None or hub.found(soft.base) is not None
+    return adapters.write(folder, "soft prompt", config, {TENSOR: soft.vectors}, model if unnamed else None)
 
 
-def attach_saved(model: Any, folder: Path) -> Any:
-    """Put the soft prompt of a folder in peft's format in front of its model's prompts; returns the model.
+def attach_saved(model: LanguageModel, folder: Path) -> LanguageModel:
+    """Put the soft prompt of a folder in front of its model's prompts; returns the model.
 
     For encoder-decoders, peft may store as many vectors again for the decoder, which it never reads: they are left out.
-    Raises: OperantError if the vectors are missing or damaged, or as `attach`.
     """
-    path, count = folder / adapters.WEIGHTS, adapters.read_config(folder).get("num_virtual_tokens")
-    if not path.is_file():
-        raise OperantError(f"{path} is missing: save the soft prompt again with safetensors (peft's default)")
-    tensors = load_tensors(path)
-    vectors = tensors.get(TENSOR)
+    config, tensors = adapters.read(folder, "soft prompt")
+    count, vectors = config.get("num_virtual_tokens"), tensors.get(TENSOR)
     if len(tensors) != 1 or vectors is None or vectors.ndim != 2:
         held = ", ".join(sorted(tensors)[:3]) or "nothing"
-        raise OperantError(f"{path} holds {held}, and not {TENSOR} alone: it is no soft prompt")
+        raise OperantError(f"{folder / adapters.WEIGHTS} holds {held}, and not {TENSOR} alone: it is no soft prompt")
     if not isinstance(count, int) or not 0 < count <= len(vectors):
         raise OperantError(f"{folder} is damaged: it has {len(vectors)} vectors for num_virtual_tokens={count}")
     return attach(model, vectors[:count], adapters.base_of(folder))

@@ -1,4 +1,4 @@
-"""The value head: estimates the value of a state from a language model's last hidden state."""
+"""Heads on a language model's last hidden state: the value of a state, and of each token in it (Q)."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from operant.bounds import bounded, check_bounds
+from operant.models.logprobs import score
+from operant.sampling import Sampling
 from operant.types import OperantError
 
 
@@ -59,3 +61,32 @@ class ValueHead(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self._of(self.net, states).squeeze(-1)
+
+
+class ActionValueHead(ValueHead):
+    """The value V of a state, [..., D] -> [...], and two estimates of the value Q of each token, [..., D] -> [..., V].
+
+    The smaller one of two is less often too large (arXiv:2206.11871, section 4.3).
+    """
+
+    def __init__(self, width: int, options: ValueOptions, vocabulary: int):
+        super().__init__(width, options)
+        self.vocabulary = vocabulary
+        self.one, self.two = self._net(width, vocabulary, options), self._net(width, vocabulary, options)
+
+    def q_one(self, states: Tensor) -> Tensor:
+        return self._of(self.one, states)
+
+    def q_two(self, states: Tensor) -> Tensor:
+        return self._of(self.two, states)
+
+    def least(self, states: Tensor) -> Tensor:
+        return torch.minimum(self.q_one(states), self.q_two(states))
+
+    def scored(self, states: Tensor, ids: Tensor, places: Tensor) -> dict[str, Tensor]:
+        """`Outputs.q` of tokens [N] at `places` in their replies, in the states before them [N, D]; in chunks."""
+        found: dict[str, Tensor] = {}
+        for name, head in (("one", self.q_one), ("two", self.q_two)):
+            numbers = score(head, states, ids, places, Sampling(), vocabulary=self.vocabulary)
+            found |= {name: numbers["logprobs"] + numbers["logsumexp"], f"{name}_nll": -numbers["logprobs"]}
+        return found

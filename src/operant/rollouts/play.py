@@ -19,6 +19,7 @@ from operant.types import (
     Completion,
     End,
     Engine,
+    EngineParts,
     Env,
     EnvBase,
     OperantError,
@@ -215,7 +216,7 @@ def play(
     ended: dict[int, Rollout | None] = {}
     waiting, world = iter(episodes), with_defaults(env, EnvBase)
     most, waves = world.most, world.waves
-    remember = nullcontext if world.turns == 1 else getattr(engine, "remembering", nullcontext)
+    remember = nullcontext if world.turns == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
     with remember(), pool as thread:
         while slots := list(islice(waiting, most)):

@@ -30,7 +30,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.parts import Progress
 from operant.training.saved_learner import stateful_parts
-from operant.types import Completion, OperantError, RewardFn, Task
+from operant.types import Completion, EngineParts, OperantError, RewardFn, Task
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Ahead:
     def _start(self) -> None:
         """Start the thread, and give it a learner of its own."""
         learner, n = self.learner, self.n
-        own = bool(getattr(learner.engine, "own_weights", False))
+        own = EngineParts.of(learner.engine).own_weights
         _check(learner, n, own_weights=own)
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))

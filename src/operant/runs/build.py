@@ -28,7 +28,7 @@ from operant.runs.parts import RunParts
 from operant.sampling import check_ids, encode_prompt
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, EnvBase, OperantError, Task, shown, with_defaults
+from operant.types import Engine, EngineParts, EnvBase, OperantError, Task, shown, with_defaults
 
 
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
@@ -83,7 +83,7 @@ def build(
         total_steps=train.steps,
         composed=config.learner,
     )
-    if callable(close := getattr(learner.engine, "close", None)):
+    if (close := EngineParts.of(learner.engine).close) is not None:
         closing.callback(close)
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.

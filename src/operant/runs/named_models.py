@@ -1,17 +1,23 @@
-"""Models by the name that a user types: a run folder, a checkpoint of a run, or any model.
+"""Models by name: what a user types (a run folder, a checkpoint of a run, or any model), and what a run begins from.
 
 policy, engine = load("runs/sft")            # what the run has exported
 policy, engine = load("runs/sft@120")        # the weights of its checkpoint of step 120
 policy, engine = load("builtin:reviews-lm")  # a model's folder or name
+
+config = pin_names(config)                   # Hub names become `name@commit`, before config.yaml is written
+copy_initial_models(config, run)             # copies models in plain folders into the run folder
+config = with_copies(config, run, warn)      # on resume: the same models, even if those folders have changed
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from operant.algorithms import find
-from operant.models.loading import load_policy
+from operant.import_by_name import nearest
+from operant.models.base import POLICIES
+from operant.models.loading import MODELS, START, copies, copy_models, load_policy
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
@@ -23,11 +29,11 @@ from operant.models.value_head import ValueOptions
 from operant.options import compose
 from operant.runs import named_parts
 from operant.runs.build import trained
+from operant.runs.config import Config
 from operant.runs.folder import read_config, runs_near
-from operant.runs.initial_models import MODELS, START
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import KINDS, path_of, step_of
-from operant.storage.hub import find_model
+from operant.storage.hub import find_model, pinned
 from operant.training.learner import default_engine
 from operant.types import Engine, OperantError
 
@@ -154,3 +160,51 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)
     return load_policy(str(copy) if copy.is_dir() else name, **how)
+
+
+# --- what a run begins from, which a resume needs beside the checkpoint -----------------------------------------------
+
+
+def pin_names(config: Config) -> Config:
+    """The options with the current commit of each Hub name. Raises: OperantError for a name that cannot be resolved."""
+    try:
+        return _with(config, {option: pinned(name) for option, name in _named(config).items()})
+    except OperantError as error:
+        if hint := nearest(str(config.train.policy)[:100], POLICIES.names()):
+            raise OperantError(f"{error}{hint}") from error
+        raise
+
+
+def copy_initial_models(config: Config, run: Path) -> None:
+    """Copy models in plain folders into `run/start/`, as `copy_models` does."""
+    copy_models(_named(config), run)
+
+
+def with_copies(config: Config, run: Path, warn: Callable[[str], None]) -> Config:
+    """The options with the run's copies in place of the original folders, as `copies` finds them."""
+    return _with(config, copies(_named(config), run, warn))
+
+
+def _named(config: Config) -> dict[str, str | Path]:
+    """The models that options name, by option."""
+    groups, models = {"": config.train, **config.learner}, dict[str, str | Path]()
+    for option in MODELS:
+        group, _, name = option.rpartition(".")
+        model = getattr(groups.get(group), name, None)
+        if not isinstance(model, (str, Path)):
+            continue
+        if not named_parts.is_object(option, model) if option == "policy" else model not in ("copy", "none"):
+            models[option] = model
+    return models
+
+
+def _with(config: Config, names: Mapping[str, object]) -> Config:
+    """The configuration with other names of models, by option."""
+    train, learner = config.train, dict(config.learner)
+    for option, model in names.items():
+        group, _, name = option.rpartition(".")
+        if group:
+            learner[group] = replace(learner[group], **{name: model})
+        else:
+            train = replace(train, **{name: model})
+    return replace(config, train=train, learner=learner)

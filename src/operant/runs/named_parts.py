@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
-from operant.types import EnvBase, OperantError, describe_error, shown, with_defaults
+from operant.types import EngineParts, EnvBase, OperantError, describe_error, shown, with_defaults
 
 
 class Kind(NamedTuple):
@@ -181,14 +181,14 @@ def engine(value: object, options: Mapping[str, object]) -> Callable[[Any], Any]
 
     Raises: OperantError of that function.
     """
-    if callable(check := getattr(found("engine", value), "check_options", None)):
+    if (check := EngineParts.of(found("engine", value)).check_options) is not None:
         check(options)
     return lambda policy: make("engine", value, options, policy)
 
 
 def has_own_weights(engine: object) -> bool:
     """Whether an engine generates with weights of its own, beside a policy that trains; None: the policy itself."""
-    return bool(getattr(found("engine", engine), "own_weights", False))
+    return EngineParts.of(found("engine", engine)).own_weights
 
 
 def source(value: object, options: Mapping[str, object]) -> Any:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from operant.models import loading
 from operant.models.policy_state import PolicyState
-from operant.runs import initial_models
 from operant.storage import manifest
 from operant.training import refused_step
 from operant.training.learner import Learner
@@ -70,13 +70,13 @@ def replay(path: str | Path, *, policy: object = None, reference: object = None)
 
 def _copies(named: Mapping[str, object], path: Path) -> dict[str, str]:
     """The run's copies of its initial models, by option."""
-    start = path.resolve().parent.parent / initial_models.START
+    start = path.resolve().parent.parent / loading.START
     if not start.is_dir():
         return {}
     if wrong := manifest.problem(start):
         raise OperantError(f"{start}, the copy of the initial model, is damaged: {wrong}; restore it")
     called = manifest.read(start).get("models", {})
-    found = {option: folder for option, folder in initial_models.MODELS.items() if named.get(option) is not None}
+    found = {option: folder for option, folder in loading.MODELS.items() if named.get(option) is not None}
     return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 

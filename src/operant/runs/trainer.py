@@ -19,7 +19,7 @@ from operant.runs import notes
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
-from operant.runs.initial_models import copy_initial_models, pin_names, with_copies
+from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.runs.ranks import check_ranks, threads
 from operant.runs.resume import Change, apply_changes, changes, changes_after, elsewhere, stored_options
 from operant.runs.run import Observer, Run

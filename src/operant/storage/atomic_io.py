@@ -174,7 +174,7 @@ def truncate(path: str | Path, size: int) -> None:
     sync(path)
 
 
-def strict_json(record: Mapping[str, Any]) -> str:
+def strict_json(record: Mapping[str, object]) -> str:
     """A record as one line of standard JSON. NaN and infinity, which JSON lacks, become null."""
     return json.dumps({key: _number(value) for key, value in record.items()}, allow_nan=False, ensure_ascii=False)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from operant import machine
 from operant.storage import atomic_io
@@ -60,11 +60,19 @@ class Saved:
 
 
 class Part(Protocol):
-    """An object that changes in a run."""
-
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class Renewed(Protocol):
+    """A part that begins anew when the weights have changed, and its own state is not loaded."""
+
+    def renew(self) -> None: ...
+
+
+P = TypeVar("P", bound=Part)
 
 
 class RunState:
@@ -78,7 +86,7 @@ class RunState:
     def __repr__(self) -> str:
         return f"RunState({', '.join(self.parts)})"
 
-    def register(self, name: str, part: Any) -> Any:
+    def register(self, name: str, part: P) -> P:
         """Register `part` and return it. Its state may hold tensors, numbers, text, None, lists, tuples and dicts."""
         if name in self.parts:
             raise OperantError(f"part {name!r} is registered already; give the second one another name")
@@ -89,7 +97,6 @@ class RunState:
         return part
 
     def snapshot(self, only: Iterable[str] | None = None) -> dict[str, Any]:
-        """A deep copy of all parts, or of those in `only`."""
         return {name: copy.deepcopy(self.parts[name].state_dict()) for name in (self.parts if only is None else only)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
@@ -101,7 +108,7 @@ class RunState:
         self,
         folder: str | Path,
         step: int,
-        extra: Any = None,
+        extra: object = None,
         *,
         kind: str = "resume",
         lengths: Mapping[str, int] | None = None,
@@ -125,10 +132,10 @@ class RunState:
         path = path_of(folder, kind, step)
         temporary = path.with_name(f".{path.name}.tmp")
 
-        def content() -> dict[str, Any]:
-            parts = {name: part for name, part in self.parts.items() if kind == "resume" or name in LIGHT}
-            body = {name: encode(part.state_dict(), name, tensors) for name, part in parts.items()}
-            found = {"parts": body, "extra": encode(extra, "extra", tensors)}
+        def content() -> dict[str, object]:
+            names = [name for name in self.parts if kind == "resume" or name in LIGHT]
+            parts = {name: encode(self.parts[name].state_dict(), name, tensors) for name in names}
+            found: dict[str, object] = {"parts": parts, "extra": encode(extra, "extra", tensors)}
             shapes = {name: part.shape for name, part in tensors.parts.items()}
             return found | ({"divided": shapes} if shapes else {})
 
@@ -169,8 +176,8 @@ class RunState:
     ) -> tuple[int, Any]:
         """Load the checkpoint at `path` into the parts; returns its step and `extra`.
 
-        With `fresh_optimizer`, the optimizer is not loaded; nor, from a light checkpoint, are parts that it lacks. If
-        such a part has a method `renew()`, it is called, because the weights have changed.
+        With `fresh_optimizer`, the optimizer is not loaded; nor, from a light checkpoint, are parts that it lacks: they
+        are renewed, if they can be.
         Calls `warn` if another machine or version wrote the checkpoint: the run then continues, not bit-identically.
         Raises: OperantError if the checkpoint is damaged, if its parts are not exactly the registered ones, or if it is
         light and the optimizer is to be loaded.
@@ -199,8 +206,8 @@ class RunState:
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise OperantError(f"part {name!r} of {path} does not fit: {error}; resume with its options") from error
         for name in skipped & set(self.parts):
-            if hasattr(self.parts[name], "renew"):
-                self.parts[name].renew()  # type: ignore[attr-defined]
+            if isinstance(part := self.parts[name], Renewed):
+                part.renew()
         return info["step"], extra
 
 

@@ -40,7 +40,6 @@ class Retention:
 
 
 def path_of(folder: Path, kind: str, step: int) -> Path:
-    """The folder of a step's checkpoint."""
     return folder / atomic_io.step_name(step, KINDS[kind])
 
 
@@ -52,8 +51,6 @@ def step_of(path: Path) -> int | None:
 def about(path: str | Path) -> dict[str, Any]:
     """The manifest of a checkpoint in the current schema: `kind`, `step`, `time`, `made_by` (versions, machine,
     threads), `lengths` (bytes of the run's files when it was written).
-
-    Raises: OperantError if it is damaged, or has a newer schema.
     """
     path = Path(path)
     try:
@@ -70,7 +67,6 @@ def damaged(path: Path, problem: str) -> OperantError:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """As `about`. Raises: ValueError if the manifest is damaged, OSError if it cannot be read."""
     content = manifest.read(path)
     schema = content.get("schema")
     if type(schema) is not int or schema < 1:
@@ -85,7 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _problem(content: dict[str, Any], path: Path) -> str | None:
-    """Describe the first value of a manifest that is not valid; None if all are."""
+    """The first value of a manifest that is not valid; None if all are."""
     step_in_name, lengths = step_of(path), content.get("lengths")
     if content.get("kind") not in KINDS:
         return f"is of kind {content.get('kind')!r}"
@@ -141,10 +137,7 @@ def _newest_first(folder: Path, kinds: tuple[str, ...]) -> list[Path]:
 
 
 def to_resume(folder: str | Path, warn: Callable[[str], None], *, fresh_optimizer: bool = False) -> Path | None:
-    """The checkpoint that a run resumes from, or None if there is none yet.
-
-    Raises: OperantError if all complete ones are light, and `fresh_optimizer` is false; or if all are damaged.
-    """
+    """The checkpoint that a run resumes from, or None if there is none yet."""
     path = newest_whole(folder, warn, ("resume", "light") if fresh_optimizer else ("resume",))
     if path is None and not fresh_optimizer and (light := newest_whole(folder, warn, ("light",))) is not None:
         raise light_refused(light)
@@ -167,7 +160,7 @@ def light_refused(path: Path) -> OperantError:
 def clean(folder: Path) -> None:
     """Undo a save that was killed: delete temporary folders, and give a replaced checkpoint its name back.
 
-    The caller holds the run's lock. Raises: OSError.
+    The caller holds the run's lock.
     """
     for temporary in folder.glob(".*.tmp"):
         atomic_io.remove_tree(temporary)

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 BUILTIN = Path(__file__).parents[1] / "builtin"
 CONNECT_SECONDS = 3.0
@@ -38,15 +38,24 @@ CONFIGS = ("config.json", "adapter_config.json")
 
 
 def find_model(name: str | os.PathLike[str]) -> str:
-    """The folder of a model: `name` is a folder, also of a run, `builtin:NAME` or a Hub name, also `name@revision`.
-
-    Raises: OperantError within five seconds if there is none.
-    """
+    """The folder of a model: `name` is a folder, also of a run, `builtin:NAME` or a Hub name, also `name@revision`."""
     text = _name(name)
     if text.startswith("builtin:"):
-        return str(_builtin_model(text.removeprefix("builtin:")))
+        name, models = text.removeprefix("builtin:"), builtin_models()
+        if name not in models:
+            near = difflib.get_close_matches(name, models, 1)
+            hint = f"; did you mean 'builtin:{near[0]}'?" if near else ""
+            known = ", ".join(f"builtin:{n}" for n in models) or "none in this install"
+            raise OperantError(f"model {text!r} does not exist{hint} (built-in models: {known})")
+        return str(BUILTIN / name)
     if (path := found(text)) is not None:
-        return str(_local_model(exported(path)))
+        folder, which = exported(path), f"model {str(exported(path))!r}"
+        require(folder.is_dir(), f"{which} is a file; give the folder that holds config.json")
+        known_file = any((folder / file).is_file() for file in (*CONFIGS, OWN))
+        require(known_file, f"{which}: the folder has no config.json, so it is not a transformers model")
+        if odd := [p.name for p in folder.iterdir() if p.exists() and not p.is_file() and not p.is_dir()]:
+            raise OperantError(f"{which}: {odd[0]!r} is a pipe or device, and reading it may never end; remove it")
+        return str(folder)
     repository, revision = _on_hub(text)
     if (folder := _cached(repository, revision)) is not None:
         return folder
@@ -66,7 +75,7 @@ def pinned(name: Any) -> Any:
 
     Anything else is returned unchanged.
 
-    Does not download the model. Raises: OperantError as `find_model`.
+    Does not download the model.
     """
     if not isinstance(name, str) or name.startswith("builtin:"):
         return name
@@ -86,7 +95,6 @@ def split(name: str) -> tuple[str, str | None]:
 
 
 def _on_hub(text: str) -> tuple[str, str | None]:
-    """Repository and revision of a Hub name. Raises: OperantError if it is not one."""
     repository, at, revision = text.partition("@")
     if not re.fullmatch(_HUB_NAME, repository, re.ASCII):
         raise OperantError(f"model {shown(text)}: there is no such folder; {_local_remedy('model')}")
@@ -130,7 +138,7 @@ def found(name: str | os.PathLike[str]) -> Path | None:
         return None
 
 
-def _name(name: Any) -> str:
+def _name(name: object) -> str:
     text = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(text, str) or not text.strip():
         raise OperantError(
@@ -140,7 +148,6 @@ def _name(name: Any) -> str:
 
 
 def builtin_models() -> list[str]:
-    """Names of the built-in models."""
     return sorted(p.parent.name for p in BUILTIN.glob("*/config.json"))
 
 
@@ -163,13 +170,15 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:
-    """Call `ask`, which requests a `kind` ("model" or "dataset") from the Hub, with a deadline.
+def reach(kind: str, name: str, ask: Callable[[], object]) -> None:
+    """Call `ask`, which requests a `kind` ("model" or "dataset") from the Hub, with a deadline."""
 
-    Raises: OperantError if the Hub does not know the name, does not answer in time, or is switched off.
-    """
+    def unreachable(reason: str) -> OperantError:
+        missing = f"{kind} {name!r} is not on this machine and cannot be downloaded"
+        return OperantError(f"{missing} ({reason}); {_local_remedy(kind)}")
+
     if offline():
-        raise _unreachable(kind, name, "HF_HUB_OFFLINE is set, and it is not in the cache")
+        raise unreachable("HF_HUB_OFFLINE is set, and it is not in the cache")
     failure: list[BaseException] = []
     answered = threading.Event()
 
@@ -183,49 +192,20 @@ def reach(kind: str, name: str, ask: Callable[[], Any]) -> None:
     # In a thread, because looking up a host name has no timeout; a thread that hangs is abandoned.
     threading.Thread(target=work, daemon=True).start()
     if not answered.wait(CONNECT_SECONDS):
-        raise _unreachable(kind, name, f"the Hub did not answer in {CONNECT_SECONDS:.0f} seconds")
+        raise unreachable(f"the Hub did not answer in {CONNECT_SECONDS:.0f} seconds")
     if failure:
         status = getattr(getattr(failure[0], "response", None), "status_code", None)
         if status in (401, 403, 404):
             reason = f"the Hub has no such {kind}, or you may not read it; check the name, or `hf auth login`"
             raise OperantError(f"{kind} {name!r}: {reason}") from failure[0]
-        raise _unreachable(kind, name, f"{type(failure[0]).__name__}: {failure[0]}"[:160]) from failure[0]
-
-
-def _unreachable(kind: str, name: str, reason: str) -> OperantError:
-    return OperantError(
-        f"{kind} {name!r} is not on this machine and cannot be downloaded ({reason}); {_local_remedy(kind)}"
-    )
+        raise unreachable(f"{type(failure[0]).__name__}: {failure[0]}"[:160]) from failure[0]
 
 
 def _local_remedy(kind: str) -> str:
-    """What to use instead of the Hub."""
     if kind == "dataset":
         return "use a local .jsonl, .csv or .parquet file, or builtin:openings"
     names = " ".join(f"builtin:{n}" for n in builtin_models()) or "the built-in models of a complete install"
     return f"use a local folder, {names}"
-
-
-def _builtin_model(name: str) -> Path:
-    folder = BUILTIN / name
-    if name not in builtin_models():
-        near = difflib.get_close_matches(name, builtin_models(), 1)
-        hint = f"; did you mean 'builtin:{near[0]}'?" if near else ""
-        known = ", ".join(f"builtin:{n}" for n in builtin_models()) or "none in this install"
-        raise OperantError(f"model 'builtin:{name}' does not exist{hint} (built-in models: {known})")
-    return folder
-
-
-def _local_model(path: Path) -> Path:
-    if not path.is_dir():
-        raise OperantError(f"model {str(path)!r} is a file; give the folder that holds config.json")
-    if not any((path / name).is_file() for name in (*CONFIGS, OWN)):
-        raise OperantError(f"model {str(path)!r}: the folder has no config.json, so it is not a transformers model")
-    if odd := [p.name for p in path.iterdir() if p.exists() and not p.is_file() and not p.is_dir()]:
-        raise OperantError(
-            f"model {str(path)!r}: {odd[0]!r} is a pipe or device, and reading it may never end; remove it"
-        )
-    return path
 
 
 def _cached(repository: str, revision: str | None) -> str | None:
@@ -247,10 +227,9 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _ask_commit(repository: str, revision: str | None) -> str | None:
-    """Ask the Hub for the current commit of a revision."""
     from huggingface_hub import HfApi
 
-    answers: list[Any] = []
+    answers: list[object] = []
     name = f"{repository}@{revision}" if revision else repository
     api, options = HfApi(), {"revision": revision, "timeout": CONNECT_SECONDS}
     reach("model", name, lambda: answers.append(api.model_info(repository, **options)))

@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 24
 """Bytes of the largest manifest that is read."""
 
 
-def write(folder: Path, about: Mapping[str, Any], names: Iterable[str]) -> None:
+def write(folder: Path, about: Mapping[str, object], names: Iterable[str]) -> None:
     """Write the manifest of the files `names` of `folder`, with the entries of `about`. Raises: OSError."""
     facts = {name: {"size": (folder / name).stat().st_size, "sha256": _hash(folder / name)} for name in names}
     content = {**about, "files": facts}
@@ -79,5 +79,5 @@ def _hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash_of(content: Mapping[str, Any]) -> str:
+def _hash_of(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

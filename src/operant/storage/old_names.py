@@ -15,13 +15,12 @@ RENAMED: dict[int, dict[str, str]] = {
 """By schema: the full name of an option or group, and its name in the next schema."""
 
 
-def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
+def current(config: Mapping[str, object], where: object) -> dict[str, Any]:
     """The options of a file under their current names, without `schema`.
 
-    `where` names the file in errors. Raises: OperantError for a schema that this version does not know, and for an
-    option that has both its old and its new name.
+    `where` names the file in errors.
     """
-    options = dict(config)
+    options: dict[str, Any] = dict(config)
     schema = options.pop("schema", 1)
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise OperantError(
@@ -30,20 +29,16 @@ def current(config: Mapping[str, Any], where: object) -> dict[str, Any]:
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
             _rename(options, old, new, where)
-    return without_unread_horizon(options)
-
-
-def without_unread_horizon(options: dict[str, Any]) -> dict[str, Any]:
-    """Without kl.horizon where it is 10,000 and no controller reads it: that was its default, which all runs stored."""
-    kl = options.get("kl")
-    for part, before in ((options, "kl."), (kl if isinstance(kl, Mapping) else {}, "")):
+    # 10,000 was the default of kl.horizon, which all runs stored; today only a controller that reads it may have it.
+    group = options.get("kl")
+    for part, before in ((options, "kl."), (group if isinstance(group, Mapping) else {}, "")):
         if part.get(f"{before}horizon") == 10_000 and part.get(f"{before}control") != "adaptive":
             kept = {name: value for name, value in part.items() if name != f"{before}horizon"}
             options = kept if before else options | {"kl": kept}
     return options
 
 
-def _rename(options: dict[str, Any], old: str, new: str, where: object) -> None:
+def _rename(options: dict[str, object], old: str, new: str, where: object) -> None:
     """Rename an option or a group in place, written as `group.name` or as a mapping inside its group."""
     inner = {f"{name}.{key}" for name, value in options.items() if isinstance(value, Mapping) for key in value}
     names = {*map(str, options), *inner}
@@ -59,9 +54,9 @@ def _rename(options: dict[str, Any], old: str, new: str, where: object) -> None:
         options[group] = {new.rpartition(".")[2] if key == name else key: value for key, value in inside.items()}
 
 
-def former(options: Mapping[str, Any], schema: int) -> dict[str, Any]:
+def former(options: Mapping[str, object], schema: int) -> dict[str, object]:
     """Options by full name, under the names that they had in an earlier schema."""
-    earlier = {}
+    earlier = dict[str, object]()
     for name, value in options.items():
         for version in reversed(range(schema, SCHEMA)):
             for old, new in RENAMED[version].items():
@@ -71,7 +66,7 @@ def former(options: Mapping[str, Any], schema: int) -> dict[str, Any]:
     return earlier
 
 
-def refuse(options: Mapping[str, Any]) -> None:
+def refuse(options: Mapping[str, object]) -> None:
     """Raises: OperantError for an option that is set by an old name, with the current one."""
     renamed = [pair for table in RENAMED.values() for pair in table.items()]
     for name in map(str, options):

@@ -52,7 +52,7 @@ class NamedTensors:
         return first
 
 
-def encode(value: Any, name: str, tensors: NamedTensors) -> Any:
+def encode(value: object, name: str, tensors: NamedTensors) -> object:
     """`value` as JSON; its tensors are added to `tensors` under names that begin with `name`.
 
     Raises: OperantError with the name of a value that is not finite, or of a type that cannot be stored.
@@ -100,35 +100,30 @@ def _not_finite(name: str) -> OperantError:
 
 
 def write_folder(
-    folder: Path, tensors: NamedTensors, content: Any, about: dict[str, Any], others: Sequence[str] = ()
+    folder: Path, tensors: NamedTensors, content: object, about: Mapping[str, object], others: Sequence[str] = ()
 ) -> None:
     """Write the three files and sync them to the disk, the manifest last. Raises: OSError.
 
     others: names of files that are in the folder already and belong to it.
     """
     atomic_io.mkdir(folder, exist_ok=bool(others))
+    separate, memories = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.tensors.items():  # safetensors needs contiguous ones that share no memory
+        tensor = tensor.cpu().contiguous()
+        memory = tensor.untyped_storage()
+        if memory.nbytes() != tensor.nbytes or memory.data_ptr() in memories:
+            tensor = tensor.clone()
+        memories.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
     try:
         with atomic_io.operation("write", folder / TENSORS):
-            save_file(_without_sharing(tensors.tensors), folder / TENSORS)
+            save_file(separate, folder / TENSORS)
     except SafetensorError as error:
         raise OSError(None, str(error)) from error
     atomic_io.sync(folder / TENSORS)
     atomic_io.write_and_sync(folder / STATE, json.dumps(content, allow_nan=False))
     manifest.write(folder, about, (TENSORS, STATE, *others))
     atomic_io.sync_folder(folder)
-
-
-def _without_sharing(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors that share no memory, as safetensors needs them. Others are copied."""
-    separate, seen = {}, set()
-    for name, tensor in tensors.items():
-        tensor = tensor.cpu().contiguous()
-        memory = tensor.untyped_storage()
-        if memory.nbytes() != tensor.nbytes or memory.data_ptr() in seen:
-            tensor = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
-        separate[name] = tensor
-    return separate
 
 
 def read_folder(folder: Path, bounds: Callable[[int], slice] | None = None) -> tuple[Any, dict[str, Tensor | Divided]]:

@@ -39,7 +39,7 @@ from operant.training.parts import default_engine
 from operant.training.saved_learner import Saveable
 from operant.training.select import select_all
 from operant.training.stages import Stages, TrainingStep, credited, sync
-from operant.types import Batch, Engine, Env, OperantError, Rollout, Task, shown
+from operant.types import Batch, Engine, EngineParts, Env, OperantError, Rollout, Task, shown
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
@@ -309,7 +309,7 @@ class Learner(Saveable):
         An engine in another process keeps its weights: here, the native one stands in for it.
         """
         with self.present(policy):
-            if getattr(self.engine, "own_weights", False):
+            if EngineParts.of(self.engine).own_weights:
                 yield default_engine(policy)
                 return
             self.engine.sync(policy, policy.version)

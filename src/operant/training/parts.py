@@ -35,7 +35,7 @@ from operant.training.replay_buffer import ReplayBuffer
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.sharding import DividedOptimizer
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, Env, EnvBase, OperantError, Rollout, with_defaults
+from operant.types import Batch, Engine, EngineParts, Env, EnvBase, OperantError, Rollout, with_defaults
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
@@ -163,7 +163,7 @@ class LearnerParts:
     @property
     def rescores(self) -> bool:
         """Whether log-probs and values are computed again, instead of taking those of the engine."""
-        usual = self.policy.rounds or getattr(self.engine, "own_numbers", False)
+        usual = self.policy.rounds or EngineParts.of(self.engine).own_numbers
         return self.own.importance != "none" or (usual if self.own.rescore is None else self.own.rescore)
 
     @property

@@ -1,7 +1,7 @@
 """A learner on disk, which goes on bit-identically: `Learner.save` and `Learner.load`.
 
     folder/learner.json     marks the folder; the models that the learner began from, by name and by hash
-    folder/start/           copies of those that are plain folders (`models.start_folder`)
+    folder/start/           copies of those that are plain folders (`models.loading`)
     folder/step-00012/      a checkpoint (`storage.checkpoint`) with everything that changes, and the options
 
 Python objects, such as a model or an optimizer, cannot be stored: what is restored from them is their state, and
@@ -20,7 +20,7 @@ import torch
 
 from operant import distributed
 from operant.algorithms import find
-from operant.models.start_folder import MODELS, copies, copy_models
+from operant.models.loading import MODELS, copies, copy_models
 from operant.options import resolve
 from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra

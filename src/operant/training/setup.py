@@ -15,7 +15,7 @@ from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import Env, EnvBase, OperantError, with_defaults
+from operant.types import EngineParts, Env, EnvBase, OperantError, with_defaults
 
 
 def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
@@ -104,11 +104,12 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
 
 def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
     """Tell the engine which tokens the method `name` masks."""
+    parts = EngineParts.of(engine)
     if mask is not None:
-        if not hasattr(engine, "mask_with"):
+        if parts.mask_with is None:
             raise OperantError(f"algorithm={name} masks tokens, and {type(engine).__name__} has no mask_with")
-        engine.mask_with(mask.policy)
-    if not (getattr(engine, "follows", True) or learner.importance != "none" or learner.max_staleness):
+        parts.mask_with(mask.policy)
+    if not (parts.follows or learner.importance != "none" or learner.max_staleness):
         raise OperantError(
             f"{type(engine).__name__} keeps its weights (engine.sync=none), so every reply after the first step is "
             "stale: let it follow the policy (engine.sync=folder), correct for it (learner.importance=token), or bound "

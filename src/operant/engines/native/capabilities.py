@@ -8,8 +8,7 @@ from torch import Tensor
 
 from operant.engines.native.decoding import Cached, Pooled
 from operant.engines.native.kv_cache import plain_layers
-from operant.engines.native.prefixes import Prefixes
-from operant.engines.native.reading_on import ReadOn
+from operant.engines.native.prefixes import Prefixes, ReadOn
 from operant.models.capabilities import agrees, close, feed, plain_state, three_rows
 from operant.models.hidden_states import Modes
 from operant.models.policy import Policy
@@ -28,7 +27,7 @@ def try_decoding(policy: Policy) -> Modes:
         pooled = modes.pooled
         if pooled is None:
             pooled = left and alone and agrees(lambda: _pooled(policy, rows), plain)
-        if modes.cached is None and not pooled and alone and (left or policy.encoder_decoder):
+        if modes.cached is None and alone and not pooled and (left or policy.encoder_decoder):
             ends = [_second(policy, row) for row in rows] if policy.encoder_decoder else plain
             alone = agrees(lambda: _beside(policy, rows, moved=True), [ends[2], ends[0]])
         policy.modes = replace(modes, left=left, cached=alone, pooled=pooled)
@@ -91,7 +90,7 @@ def _beside(policy: Policy, rows: list[list[int]], *, moved: bool) -> list[Tenso
 
 
 def _pooled(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of three rows, of which two are admitted after the longest; in the order of `rows`."""
+    """Two of three rows are admitted after the longest; in the order of `rows`."""
     short, long, middle = rows
     decoding = Pooled(policy, 3, len(long))
     decoding.admit([long[:-2]])
@@ -102,14 +101,13 @@ def _pooled(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
 
 
 def _continued(policy: Policy, rows: list[list[int]]) -> list[Tensor]:
-    """The states at the ends of three rows, which are read at once after the beginnings of two of them."""
+    """Three rows are read at once after the beginnings of two of them."""
     kept = Prefixes(gigabytes=1)
     for row in rows[:2]:
         decoding = Pooled(policy, 1, len(row))
         decoding.admit([row[: len(row) // 2]])
-        kept.add(
-            row[: len(row) // 2], decoding.cache.lift(0).clone(), torch.cat(decoding.read) if decoding.read else None
-        )
+        states = torch.cat(decoding.read) if decoding.read else None
+        kept.add(row[: len(row) // 2], decoding.cache.lift(0).clone(), states)
     short, long, middle = rows
     decoding = Pooled(policy, 3, len(long))
     decoding.kept = kept

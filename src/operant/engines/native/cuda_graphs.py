@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from operant.engines.native.capabilities import try_decoding
-from operant.engines.native.decoding import Pooled
+from operant.engines.native.decoding import Pooled, needed_layers
 from operant.engines.native.kv_cache import Window, plain_layers
+from operant.models.capabilities import FAILS
 from operant.models.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -90,10 +91,7 @@ class GraphBuffer:
     """A buffer and the graphs that use it, by their number of rows. Later calls reuse both."""
 
     def __init__(self, policy: Policy, rows: int, columns: int, moves: bool):
-        layers = plain_layers(policy.model, columns)
-        if layers is None:
-            raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
-        self.window = StaticWindow(layers, rows, columns, moves, policy.device)
+        self.window = StaticWindow(needed_layers(policy, columns), rows, columns, moves, policy.device)
         self.graphs: dict[int, tuple[Any, Tensor, Tensor | None]] = {}
         self.weights = addresses(policy)
 
@@ -132,7 +130,6 @@ class Static(Pooled):
         self.below = below[: self.live].clone() if below is not None else None
 
     def _rows(self) -> int:
-        """Number of rows that a graph computes for the live ones."""
         rows = self.cache.rows
         while rows // FEWER >= max(self.live, 8):
             rows //= FEWER
@@ -144,7 +141,7 @@ class Static(Pooled):
         mask, positions = window.seen(rows, self.policy.head.weight.dtype)
         feed = {"input_ids": window.ids[:rows, None], "attention_mask": mask, "position_ids": positions}
         states, _ = self._call(**feed, past_key_values=window)
-        return states, self.trunk.last[:, -1] if self.trunk is not None else None
+        return states, self._last_below()
 
     def _capture(self, rows: int) -> None:
         """Capture the step of this many rows. It writes the next column, which the replay overwrites."""
@@ -167,11 +164,7 @@ class Static(Pooled):
 
 
 def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
-    """Static decoding of at most `rows` replies; None if the model does not allow it.
-
-    `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows, so
-    that the window moves through the buffer.
-    """
+    """Static decoding of at most `rows` replies; None if the model does not allow it. The rest as in `decode`."""
     if (
         _unsupported.setdefault(policy, False)
         or not try_decoding(policy).pooled
@@ -200,19 +193,22 @@ _unsupported: WeakKeyDictionary[Policy, bool] = WeakKeyDictionary()
 def agrees(policy: Policy) -> bool:
     """Whether static decoding of three short rows has the same states as decoding in a buffer that grows."""
     prompts = [[(3 + 5 * j) % policy.vocabulary for j in range(n)] for n in (4, 2, 1)]
-    states = []
-    for decoding in (Pooled(policy, 3, 6), Static(policy, GraphBuffer(policy, 3, 6, True), capture=False)):
-        try:
-            decoding.admit(prompts[:1])
-            decoding.step(torch.tensor([1], device=policy.device))
-            decoding.admit(prompts[1:])
-            decoding.step(torch.tensor([1, 1, 1], device=policy.device))
-            states.append(decoding.states)
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-            return False
-    return bool((states[0] - states[1]).abs().max() <= 2e-2 * states[0].abs().max())
+
+    def states(decoding: Pooled) -> Tensor:
+        decoding.admit(prompts[:1])
+        decoding.step(torch.tensor([1], device=policy.device))
+        decoding.admit(prompts[1:])
+        decoding.step(torch.tensor([1, 1, 1], device=policy.device))
+        return decoding.states
+
+    try:
+        grown = states(Pooled(policy, 3, 6))
+        static_ones = states(Static(policy, GraphBuffer(policy, 3, 6, True), capture=False))
+        return bool((grown - static_ones).abs().max() <= 2e-2 * grown.abs().max())
+    except FAILS:
+        return False
 
 
 def addresses(policy: Policy) -> tuple[int, ...]:
-    """Memory addresses of the weights. A graph reads the weights from these addresses."""
+    """Memory addresses of the weights, from which a graph reads them."""
     return tuple(p.data_ptr() for p in policy.model.parameters())

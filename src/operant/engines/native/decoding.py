@@ -42,7 +42,7 @@ class Decoding:
         self.policy = policy
         self.states: Tensor = torch.empty(0)
         self.live = 0
-        self.trunk: Any = None if policy.encoder_decoder else getattr(policy, "trunk", None)
+        self.trunk = None if policy.encoder_decoder else policy.trunk
         self.read: list[Tensor] = []
         """With a trunk: the trunk states [len(prompt), D] of each prompt that was last admitted."""
         self.below: Tensor | None = None
@@ -97,16 +97,24 @@ class Decoding:
             return []
         return [last[max(len(last) - len(p), 0) :].clone() for last, p in zip(self.trunk.last, prompts, strict=True)]
 
+    def _last_below(self) -> Tensor | None:
+        return self.trunk.last[:, -1] if self.trunk is not None else None
+
+
+def needed_layers(policy: Policy, columns: int) -> int:
+    """Number of layers of a model that caches plain keys and values."""
+    layers = plain_layers(policy.model, columns)
+    if layers is None:
+        raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
+    return layers
+
 
 class Pooled(Decoding):
     """All rows share one buffer, written in place. New prompts are read into columns that end at the current one."""
 
     def __init__(self, policy: Policy, rows: int, columns: int):
         super().__init__(policy)
-        layers = plain_layers(policy.model, columns)
-        if layers is None:
-            raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
-        self.cache = Window(layers, rows, columns)
+        self.cache = Window(needed_layers(policy, columns), rows, columns)
         self.parked: tuple[list[int], Tensor, Tensor, list[Tensor]] | None = None
         """The last prompt, its keys and values, state and trunk states, if the next `admit` begins with it again."""
 
@@ -160,7 +168,7 @@ class Pooled(Decoding):
             feed |= {"attention_mask": seen[0], "position_ids": seen[1]}
         self.states, _ = self._call(**feed, past_key_values=self.cache)
         self.cache.stepped()
-        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
+        self.below = self._last_below()
 
     def keep(self, order: np.ndarray) -> None:
         self.cache.keep(order)
@@ -196,7 +204,7 @@ class Cached(Decoding):
             feed |= {"attention_mask": self.mask, "position_ids": self.lengths[:, None]}
             self.lengths = self.lengths + 1
         self.states, self.cache = self._call(**feed, past_key_values=self.cache)
-        self.below = self.trunk.last[:, -1] if self.trunk is not None else None
+        self.below = self._last_below()
 
     def keep(self, order: np.ndarray) -> None:
         rows = self._keep_states(order)
@@ -238,7 +246,7 @@ class Whole(Decoding):
         for (prompt, reply), token in zip(self.rows, ids.tolist(), strict=True):
             reply.append(token)
             states.append(self._compute(prompt, reply))
-            below += [self.trunk.last[:, -1]] if self.trunk is not None else []
+            below += [] if (last := self._last_below()) is None else [last]
         self.states = torch.cat(states)
         self.below = torch.cat(below) if below else None
 

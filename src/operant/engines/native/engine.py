@@ -16,8 +16,7 @@ from operant.engines.native.capabilities import chooses_on, continues, try_decod
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.native.kv_cache import plain_layers
-from operant.engines.native.prefixes import Prefixes
-from operant.engines.native.reading_on import ReadOn
+from operant.engines.native.prefixes import Prefixes, ReadOn
 from operant.engines.native.record import Record
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
@@ -87,7 +86,8 @@ class NativeEngine:
         completions = record.completions()
         if self.kept is not None and record.read:
             for prompt, c in zip(prompts, completions, strict=True):
-                self.kept.set_states([*prompt, *c.action[:-1]], c.states)
+                if (prefix := self.kept.get([*prompt, *c.action[:-1]])) is not None:
+                    prefix.states = c.states
         return completions
 
     @torch.no_grad()
@@ -117,8 +117,7 @@ class NativeEngine:
         # What an encoder-decoder has written is no part of its prompt: it is fed again, token by token.
         again = self.policy.encoder_decoder
         read = prompts if again else [[*prompt, *ids] for prompt, ids in zip(prompts, begun, strict=True)]
-        record = Record(self.policy, read, sampling, self.version)
-        record.continue_from(begun, more, fed=again)
+        record = Record(self.policy, read, sampling, self.version, begun, more, fed=again)
         for _ in _GenerateCall(self, read, sampling, keys, record).steps():
             pass
         return record.completions()
@@ -171,7 +170,7 @@ class NativeEngine:
 
 
 class _GenerateCall:
-    """The state of one call of `generate`."""
+    """The state of one call of `generate`; `steps` is its loop."""
 
     def __init__(
         self,
@@ -193,7 +192,10 @@ class _GenerateCall:
         ]
         self.kept = kept if kept is not None and continues(self.policy) else None
         self.decodings[0].kept = self.kept
-        self.waiting = reading_order(prompts)
+        first_of: dict[tuple[int, ...], int] = {}
+        group = [first_of.setdefault(tuple(p), i) for i, p in enumerate(prompts)]
+        self.waiting = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), group[i], i))
+        """The replies whose prompts are not read yet: the longest first, equal ones together."""
         device = self.policy.device
         self.fed = record.begun.to(device) if bool((record.begun > record.first).any()) else None
         """[N] number of the first tokens of each reply that are not drawn but fed, if there are any."""
@@ -238,7 +240,6 @@ class _GenerateCall:
         self._set_rows(np.concatenate([self.live, new]), np.concatenate([self.places, self.first[new]]))
 
     def _draw(self) -> Tensor:
-        """Draw one token for every row; returns the ids [B]."""
         policy, sampling, states = self.policy, self.sampling, self.decodings[0].states
         live, places = self.on_device
         scores = sampling.adjust(policy.guided(sampling)(states), places)
@@ -275,7 +276,8 @@ class _GenerateCall:
         count = int(running.sum())
         if full or not count or count < COMPACT_AT * len(running):
             self._keep_prefixes(np.flatnonzero(~running))
-            order = compaction_order(running)
+            order = np.arange(count)  # the last rows fill the gaps, so that as few as possible move
+            order[~running[:count]] = count + np.flatnonzero(running[count:])
             for decoding in self.decodings:
                 decoding.keep(order)
             ids = ids[torch.from_numpy(order).to(ids.device)]
@@ -294,7 +296,6 @@ class _GenerateCall:
             self.kept.add(ids, decoding.cache.lift(row, len(ids)).clone())
 
     def _step(self, ids: Tensor) -> None:
-        """Feed the drawn tokens."""
         for decoding in self.decodings:
             decoding.step(ids)
         live, places = self.on_device
@@ -323,18 +324,3 @@ def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> De
 def check_every(device: torch.device) -> int:
     """Tokens between two checks for finished replies."""
     return 1 if device.type == "cpu" else CHECK_EVERY
-
-
-def reading_order(prompts: Sequence[list[int]]) -> list[int]:
-    """The order in which prompts are read: the longest first, equal ones together."""
-    first: dict[tuple[int, ...], int] = {}
-    group = [first.setdefault(tuple(p), i) for i, p in enumerate(prompts)]
-    return sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), group[i], i))
-
-
-def compaction_order(running: np.ndarray) -> np.ndarray:
-    """The rows that are running, in an order that moves as few as possible: the last ones fill the gaps."""
-    count = int(running.sum())
-    order = np.arange(count)
-    order[~running[:count]] = count + np.flatnonzero(running[count:])
-    return order

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+from operant.models.safe_loading import is_encoder_decoder
+
 START_WITH = 64
 """Columns for replies in a new buffer. A full buffer is replaced by one with twice as many columns."""
 
@@ -34,7 +36,7 @@ def plain_layers(model: Any, columns: int) -> int | None:
         layers = DynamicCache(config=model.config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    if not layers or getattr(model.config, "is_encoder_decoder", False):
+    if not layers or is_encoder_decoder(model.config):
         return None
     for layer in layers:
         window = int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0
@@ -60,7 +62,7 @@ class _Layer(CacheLayerMixin):
         return self.window.write(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
+        return self.window.at - self.window.begin + query_length, 0
 
     def get_seq_length(self) -> int:
         return self.window.at - self.window.begin
@@ -105,8 +107,6 @@ class Window(Cache):
 
         `kept`: the keys and values of the first tokens of each prompt, which are not read again: [layers, 2, heads, a
         prompt's number of tokens - the number that is read, width of a head], or no tokens for a shorter prompt.
-
-        Raises: ValueError for prompts that are longer than the window of live rows.
         """
         if width > self.end:
             raise ValueError(
@@ -135,12 +135,26 @@ class Window(Cache):
         self._narrow()
 
     def stepping(self) -> None:
-        """Prepare a call that appends one column to every live row."""
-        self._make_room()
+        """Prepare a call that appends one column to every live row.
+
+        If the buffer is full, the window moves over unused columns before it, or the buffer is doubled.
+        """
+        assert self.store is not None
+        width, columns = self.end - self.first, self.store.shape[4]
+        if self.end >= columns:
+            window, source = slice(self.first, self.end), self.store
+            if self.grows and self.first < columns // 4:
+                # A quarter more than a window can need, so that it is seldom moved.
+                most = self.limit + self.limit // 4 + 1
+                self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))
+            for new, old in zip(self.store, source, strict=True):
+                rows = old[:, : self.live, :, window]
+                new[:, : self.live, :, :width] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
+            self.starts -= self.first
+            self.first, self.end = 0, width
         self.view, self.begin, self.at = slice(0, self.live), self.first, self.end
 
     def stepped(self) -> None:
-        """The call has appended its column."""
         self.end += 1
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,30 +222,10 @@ class Window(Cache):
         self.read([width])
 
     def _narrow(self) -> None:
-        """Let the window begin at the first column that a live row uses."""
         if self.live:
             self.first = int(self.starts[: self.live].min())
-
-    # --- columns ------------------------------------------------------------------------------------------------------
 
     def _buffer(self, like: Tensor, columns: int = 0) -> Tensor:
         columns = columns or min(self.limit, max(self.end + START_WITH, self.limit * 2 // 3))
         shape = (len(self.layers), 2, self.rows, like.shape[1], max(columns, self.end), like.shape[3])
         return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-    def _make_room(self) -> None:
-        """Make room for one more column: move the window over unused columns before it, or double the buffer."""
-        assert self.store is not None
-        width, columns = self.end - self.first, self.store.shape[4]
-        if self.end < columns:
-            return
-        window, source = slice(self.first, self.end), self.store
-        if self.grows and self.first < columns // 4:
-            # A quarter more than a window can need, so that it is seldom moved.
-            most = self.limit + self.limit // 4 + 1
-            self.store = self._buffer(source[0, 0], max(columns + 1, min(2 * columns, most)))
-        for new, old in zip(self.store, source, strict=True):
-            rows = old[:, : self.live, :, window]
-            new[:, : self.live, :, :width] = rows.clone() if new.data_ptr() == old.data_ptr() else rows
-        self.starts -= self.first
-        self.first, self.end = 0, width

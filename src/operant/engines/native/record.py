@@ -15,18 +15,34 @@ from operant.types import Completion, End
 class Record:
     """Tokens, log-probs and values of N replies, each [N, max_tokens], and which of the replies have ended."""
 
-    def __init__(self, policy: Policy, prompts: Sequence[list[int]], sampling: Sampling, version: int):
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        version: int,
+        begun: Sequence[Sequence[int]] = (),
+        more: Sequence[int] = (),
+        *,
+        fed: bool = False,
+    ):
+        """begun: tokens that each reply begins with, before at most `more` new ones; fed: they are fed one by one."""
         shape, device = (len(prompts), sampling.max_tokens), policy.device
         self.sampling, self.version = sampling, version
         self.prompts = prompts
         self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, dtype=policy.numbers, device=device)
         self.values = torch.zeros_like(self.logprobs) if policy.value_head is not None else None
-        self.first = torch.zeros(shape[0], dtype=torch.long)
-        """[N] place in each reply of the first token that is drawn or fed; those before it are part of the prompt."""
-        self.begun = self.first
+        none = torch.zeros(shape[0], dtype=torch.long)
+        self.begun = torch.tensor([len(ids) for ids in begun]) if begun else none
         """[N] number of the first tokens of each reply that earlier calls have drawn: its completion has the others."""
+        self.first = none if fed else self.begun
+        """[N] place in each reply of the first token that is drawn or fed; those before it are part of the prompt."""
         self.limits = torch.full(shape[:1], sampling.max_tokens)
+        if begun:
+            self.limits = (self.begun + torch.tensor(more)).clamp(max=sampling.max_tokens)
+        for i, ids in enumerate(begun):
+            self.tokens[i, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         self.lengths = self.limits.to(device, copy=True)
         self.ended = torch.zeros(shape[0], dtype=torch.bool, device=device)
         stops = sorted(sampling.stops)
@@ -41,18 +57,6 @@ class Record:
         """With a trunk: the trunk states [len(prompt), D] of each reply's prompt."""
         self.below: list[tuple[Tensor, Tensor, Tensor]] = []
         """With a trunk: one entry per step: the replies, the positions of the tokens that were fed, their states."""
-
-    def continue_from(self, begun: Sequence[Sequence[int]], more: Sequence[int], *, fed: bool) -> None:
-        """Let each reply begin with the tokens `begun`, and get at most `more` new ones.
-
-        fed: whether these tokens are fed one by one; otherwise they are part of the prompts.
-        """
-        self.begun = torch.tensor([len(ids) for ids in begun])
-        self.first = self.first if fed else self.begun
-        self.limits = (self.begun + torch.tensor(more)).clamp(max=self.sampling.max_tokens)
-        self.lengths.copy_(self.limits)
-        for i, ids in enumerate(begun):
-            self.tokens[i, : len(ids)] = torch.tensor(ids, dtype=torch.long)
 
     def write(
         self, live: Tensor, places: Tensor, ids: Tensor, logprobs: Tensor, values: Tensor | None, kept: Tensor | None
@@ -70,22 +74,16 @@ class Record:
             self.allowed.append(tuple(x.cpu().numpy() for x in (live, kept.sum(1), ragged)))
         stopped = self.stops[ids]
         if self.table is not None and self.flags is not None:
-            self._find_strings(live, places, ids, stopped)
+            least = self.sampling.min_tokens
+            flagged = self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped & (places + 1 >= least)
+            for i in flagged.nonzero().squeeze(1).tolist():
+                reply = self.tokens[live[i], : int(places[i]) + 1]
+                stopped[i] = self.table.ends(reply.tolist(), least)
         fresh = stopped & ~self.ended[live]
         self.lengths[live] = torch.where(fresh, places + 1, self.lengths[live])
         self.ended[live] |= fresh
 
-    def _find_strings(self, live: Tensor, places: Tensor, ids: Tensor, stopped: Tensor) -> None:
-        """Set `stopped` [B] for replies that end in a stop string."""
-        assert self.table is not None and self.flags is not None
-        least = self.sampling.min_tokens
-        flagged = self.flags[ids.clamp(max=len(self.flags) - 1)] & ~stopped & (places + 1 >= least)
-        for i in flagged.nonzero().squeeze(1).tolist():
-            reply = self.tokens[live[i], : int(places[i]) + 1]
-            stopped[i] = self.table.ends(reply.tolist(), least)
-
     def completions(self) -> list[Completion]:
-        """One completion for each prompt."""
         tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
         values = self.values.tolist() if self.values is not None else None
         lengths = self.lengths.tolist()

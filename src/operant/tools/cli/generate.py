@@ -22,7 +22,7 @@ from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
-from operant.types import Engine, OperantError, Rollout, Task, TrainablePolicy, Turn
+from operant.types import Engine, EngineParts, OperantError, Rollout, Task, TrainablePolicy, Turn
 
 
 @dataclass(frozen=True)
@@ -281,8 +281,8 @@ class Session:
             if self.best_of > 1:
                 score = self._choose(speaker, task, ids, keys, grown)
             else:
-                if self.shown and hasattr(speaker.engine, "stream"):
-                    for token in speaker.engine.stream(ids, speaker.sampling, keys[0]):
+                if self.shown and (stream := EngineParts.of(speaker.engine).stream) is not None:
+                    for token in stream(ids, speaker.sampling, keys[0]):
                         _write(grown.add(token))
                 else:
                     grown.action = list(speaker.engine.generate([ids], speaker.sampling, keys[:1])[0].action)
