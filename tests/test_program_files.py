@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast
 
-from operant.apps.code.repair import repair
+from operant.apps.code.forms import repair
 from operant.data import load_tasks
 from operant.runs import judged_replies
 from operant.sandbox.jail import Jail

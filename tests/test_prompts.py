@@ -7,8 +7,8 @@ import torch
 from transformers import AutoTokenizer
 
 from operant import OperantError, train
-from operant.apps.prompts.classification import prompt
-from operant.apps.prompts.sets import set_named
+from operant.apps.prompts.examples import prompt
+from operant.apps.prompts.templates import set_named
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.models import output_mlp

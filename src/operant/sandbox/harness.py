@@ -536,24 +536,17 @@ class Peer:
         return []
 
 
+def of_class(special: str):
+    """What calls the special method of a value's class."""
+    return lambda value, *args: getattr(type(value), special)(value, *args)
+
+
 BY_NAME = {
+    **{name: of_class(f"__{name}__") for name in
+       "get set delete set_name missing enter exit aenter aexit aiter anext trunc floor ceil".split()},
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
     "instancecheck": lambda kind, value: isinstance(value, kind),
-    "get": lambda value, *of: type(value).__get__(value, *of),
-    "set": lambda value, *to: type(value).__set__(value, *to),
-    "delete": lambda value, of: type(value).__delete__(value, of),
-    "set_name": lambda value, *of: type(value).__set_name__(value, *of),
-    "missing": lambda value, key: type(value).__missing__(value, key),
-    "enter": lambda value: type(value).__enter__(value),
-    "exit": lambda value, *why: type(value).__exit__(value, *why),
-    "aenter": lambda value: type(value).__aenter__(value),
-    "aexit": lambda value, *why: type(value).__aexit__(value, *why),
-    "aiter": lambda value: type(value).__aiter__(value),
-    "anext": lambda value: type(value).__anext__(value),
-    "trunc": lambda value: type(value).__trunc__(value),
-    "floor": lambda value: type(value).__floor__(value),
-    "ceil": lambda value: type(value).__ceil__(value),
     "copy": lambda value: __import__("copy").copy(value),
     "deepcopy": lambda value: __import__("copy").deepcopy(value),
 }  # fmt: skip
@@ -1329,7 +1322,11 @@ class Checker:
 
     def __init__(self, control: socket, given: dict, tests: dict):
         self.control, self.tests, self.setup = control, tests["tests"], tests["setup"]
-        self.results, self.nonce, self.process = hide_results(), bytes.fromhex(tests["nonce"]), os.getpid()
+        self.results, null = os.dup(1), os.open("/dev/null", os.O_RDWR)
+        for number in range(3):  # a test's code prints nowhere, and not to the descriptor of the results
+            os.dup2(null, number)
+        os.close(null)
+        self.nonce, self.process = bytes.fromhex(tests["nonce"]), os.getpid()
         self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
         self.each, self.until = given["judge"] == "apps", self.seconds
         self.filtered = bool(given["filter"])
@@ -1573,15 +1570,6 @@ def listed(value):
     if isinstance(value, (list, tuple)):
         return [listed(part) for part in value]
     return {name: listed(part) for name, part in value.items()} if isinstance(value, dict) else value
-
-
-def hide_results() -> int:
-    """The descriptor of the results, which a test's code does not print to: its 0, 1 and 2 lead nowhere."""
-    results, null = os.dup(1), os.open("/dev/null", os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    os.close(null)
-    return results
 
 
 def main() -> None:

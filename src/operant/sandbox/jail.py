@@ -21,10 +21,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import BinaryIO, ClassVar
 
 from operant.sandbox import levels, linux
 from operant.types import OUTCOMES, OperantError, shown
@@ -34,8 +34,6 @@ __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 COMPARISONS = ("auto", "strict", "apps")
 LEAST_MEMORY = 64 << 20
 """Bytes of address space that an interpreter with a few modules needs."""
-THREADS = 64
-"""Processes and threads of a cell of root's, where a cgroup may be made."""
 THREADS_OF_USER = 4096
 """Processes and threads of the user, all together, at which no program starts another thread. It does not bind root."""
 
@@ -118,8 +116,8 @@ class Verdict:
         return self.results.count("passed") / len(self.results) if self.results else 0.0
 
 
-@dataclass(frozen=True)
-class JailOptions:
+@dataclass(frozen=True, kw_only=True)
+class JailOptions(levels.Limits):
     """Limits of a program, and the level of isolation. Raises: OperantError for a value out of range."""
 
     level: str = "auto"
@@ -128,6 +126,8 @@ class JailOptions:
     """Processor time of a program over all its tests; of an APPS program, for each test."""
     memory: int = 512 << 20
     """Bytes of address space."""
+    processes: int = field(default=64, init=False)
+    """Processes and threads, in a container and, of root, where a cgroup may be made."""
     at_once: int | None = None
     """Programs at the same time; None: as many as there are cores."""
     compare: str = "auto"
@@ -142,10 +142,10 @@ class JailOptions:
     """Of the level container: docker or podman, or a path; empty: the one that is installed."""
     runtime: str = ""
     """Of the level container: its runtime, such as runsc (gVisor); empty: the engine's own."""
+    names: ClassVar[tuple[str, ...]] = levels.UNTRUSTED
 
     def __post_init__(self) -> None:
-        if self.level not in ("auto", *levels.LEVELS):
-            raise OperantError(f"level {shown(self.level)} is unknown: use auto, {', '.join(levels.LEVELS)}")
+        super().__post_init__()
         if self.compare not in COMPARISONS:
             raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
         for name in ("seconds", "patience"):
@@ -181,7 +181,8 @@ class Jail:
         asked = self.options.level
         self.weaker: list[str] = []
         """Why no stronger level is in force."""
-        for self.level in [name for name in levels.LEVELS if asked == name or asked == "auto" != name != "container"]:
+        tried = [name for name in levels.UNTRUSTED if name != "container"] if asked == "auto" else [asked]
+        for self.level in tried:
             usual = replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict")
             reason = _trial(usual)
             if not reason:
@@ -195,12 +196,11 @@ class Jail:
     def describe(self) -> str:
         """The level in force and the limits, for a log."""
         level, options = levels.LEVELS[self.level], self.options
-        security = "a security boundary" if level.boundary else "no security boundary"
         limits = f"{options.seconds:g} s of processor time, {options.memory >> 20} MB, {self.at_once} at once"
         if self.level != "container" and os.getuid() == 0 and not linux.cgroups_work():
             limits += ", no cgroup for its threads"
         why = f" (not stronger: {'; '.join(self.weaker)})" if self.weaker else ""
-        return f"{self.level}: {level.about}; {security}; {limits}{why}"
+        return f"{self.level}: {level.about}; {level.security}; {limits}{why}"
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program, whatever it does. Interrupted, it leaves no process behind."""
@@ -256,11 +256,14 @@ class Prisoner:
         """Start it. Raises: OperantError if the machine has no room for it."""
         options = options.of(program)
         self.options, self.tests = options, program.tests
-        self.cell = cell = levels.LEVELS[options.level].cell(options)
+        make = levels.LEVELS[options.level].cell
+        assert make is not None  # of a level of untrusted programs
+        self.cell = cell = make(options)
         self.scratch: str | None = None
         # To enter a cgroup takes 20 ms: only for root, whom RLIMIT_NPROC does not bind.
         limited = cell.same and os.getuid() == 0 and cell.settings.get("uid") is None and linux.cgroups_work()
-        self.cgroup = linux.new_cgroup(THREADS, f"operant-{os.getpid()}-{next(_numbers)}") if limited else None
+        name = f"operant-{os.getpid()}-{next(_numbers)}"
+        self.cgroup = linux.new_cgroup(options.processes, name) if limited else None
         try:
             if cell.scratch:
                 self.scratch = tempfile.mkdtemp(prefix="operant-")
@@ -390,7 +393,7 @@ def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
     return found
 
 
-def _file(data: bytes) -> Any:
+def _file(data: bytes) -> BinaryIO:
     """A file without a name."""
     linux = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("operant"), "w+b") if linux else tempfile.TemporaryFile()  # noqa: SIM115

@@ -1,7 +1,4 @@
-"""The levels of isolation of programs, from strong to weak: what is put around the harness, and its settings.
-
-Each level is a function from the options to a `Cell`, which raises OperantError where the machine cannot have it.
-"""
+"""The levels of isolation, of untrusted programs and of supervised processes, and the limits of both."""
 
 import ctypes
 import os
@@ -11,10 +8,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from operant.sandbox import seccomp
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 SCRATCH = 16 << 20
 """Bytes of the scratch folder, where it is limited."""
@@ -25,7 +22,7 @@ NOBODY = 65534
 
 @dataclass(frozen=True)
 class Cell:
-    """How the harness is started."""
+    """How the harness of an untrusted program is started."""
 
     argv: list[str]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -38,14 +35,6 @@ class Cell:
     """Whether the interpreter inside is this one, and reads its compiled code."""
     name: str = ""
     """Of the container, which does not end with the process that asked for it."""
-
-
-class Wall(NamedTuple):
-    """A level of isolation."""
-
-    about: str
-    boundary: bool
-    cell: Callable[[Any], Cell]
 
 
 def interpreter() -> str:
@@ -78,15 +67,10 @@ def namespaces(options: Any) -> Cell:
     return Cell(argv, {**filtered(), "folder": "/tmp"})
 
 
-def landlock_abi() -> int:
-    """The version of Landlock in this kernel; 0 if it has none."""
-    if sys.platform != "linux":
-        return 0
-    return max(0, ctypes.CDLL(None, use_errno=True).syscall(444, None, ctypes.c_size_t(0), 1))
-
-
 def landlock(options: Any) -> Cell:
-    abi = landlock_abi()
+    abi = 0  # the version of Landlock in this kernel; 0 if it has none
+    if sys.platform == "linux":
+        abi = max(0, ctypes.CDLL(None, use_errno=True).syscall(444, None, ctypes.c_size_t(0), 1))
     if abi < 3 or not filtered()["filter"]:
         raise OperantError(f"Landlock of version 3 (Linux 6.2) is needed, this kernel has {abi or 'none'}")
     read, write = 4 | 8, 2 | 4  # files and folders; a file
@@ -114,16 +98,55 @@ def container(options: Any) -> Cell:
         raise OperantError(f"{' and '.join(engines)}: not found; install one, or name it with engine")
     name = f"operant-{uuid.uuid4().hex}"
     walls = f"run --rm --interactive --network none --read-only --cap-drop ALL --user {NOBODY}:{NOBODY} --init"
-    walls += f" --security-opt no-new-privileges --pids-limit 64 --memory {options.memory + (1 << 30)} --name {name}"
-    walls += f" --tmpfs /tmp:size={SCRATCH} --workdir /tmp"
+    walls += f" --security-opt no-new-privileges --pids-limit {options.processes} --memory {options.memory + (1 << 30)}"
+    walls += f" --name {name} --tmpfs /tmp:size={SCRATCH} --workdir /tmp"
     runtime = ["--runtime", options.runtime] if options.runtime else []
     return Cell([found, *walls.split(), *runtime, options.image, "python3"], filtered(), same=False, name=name)
 
 
+class Level(NamedTuple):
+    """How far a program is isolated from the run that started it."""
+
+    about: str
+    boundary: bool = False
+    """Whether it is a security boundary: without one, the program reads and writes what the run may."""
+    cell: Callable[[Any], Cell] | None = None
+    """Of untrusted programs: what the limits come to. Raises: OperantError where the machine cannot have the level."""
+
+    @property
+    def security(self) -> str:
+        """For a log."""
+        return "a security boundary" if self.boundary else "no security boundary"
+
+
 LEVELS = {
-    "container": Wall("a container", True, container),
-    "namespaces": Wall("namespaces of its own by bubblewrap, a filter of system calls, limits", True, namespaces),
-    "landlock": Wall("Landlock, a filter of system calls, limits; it sees names of files", True, landlock),
-    "process": Wall("limits, and a filter of system calls where Linux has it; it reads files", False, process),
+    "container": Level("a container", True, container),
+    "namespaces": Level("namespaces of its own by bubblewrap, a filter of system calls, limits", True, namespaces),
+    "landlock": Level("Landlock, a filter of system calls, limits; it sees names of files", True, landlock),
+    "process": Level("limits, and a filter of system calls where Linux has it; it reads files", False, process),
+    "pid namespace": Level("ended by the kernel, with every process that it has started"),
+    "sub-reaper": Level("all its descendants are found and killed"),
+    "process group": Level("its process group is killed; processes that have left the group may survive"),
 }
-"""The levels by name, from strong to weak. `auto` tries all but the first, which has to be asked for."""
+"""The levels by name, from strong to weak: those of untrusted programs, then those of supervised processes."""
+UNTRUSTED = tuple(name for name, level in LEVELS.items() if level.cell)
+"""`auto` tries all but the first, which has to be asked for."""
+SUPERVISED = tuple(name for name in LEVELS if name not in UNTRUSTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The limits of a supervised process, and the level of its isolation. Raises: OperantError for an unknown level."""
+
+    level: str = "auto"
+    """The strongest level to try; auto: the strongest that works."""
+    memory: int | None = None
+    """Bytes of address space of each of its processes."""
+    processes: int | None = 512
+    """Processes and threads, all together. If the system cannot limit them, `describe` says so."""
+    names: ClassVar[tuple[str, ...]] = SUPERVISED
+    """The levels that may be asked for."""
+
+    def __post_init__(self) -> None:
+        if self.level not in ("auto", *self.names):
+            raise OperantError(f"isolation level {shown(self.level)} is unknown: use auto, {', '.join(self.names)}")

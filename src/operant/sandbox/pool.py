@@ -98,7 +98,7 @@ class Worker:
         if self._unsent:
             selector.register(self.requests, selectors.EVENT_WRITE, self)
 
-    def send(self, index: int, request: Any) -> None:
+    def send(self, index: int, request: object) -> None:
         """Send a request; `response` returns the response to it."""
         self._token = os.urandom(8).hex()  # so that an answer cannot be written before its request is known
         line = json.dumps({"id": self._token, "request": request}).encode() + b"\n"
@@ -217,7 +217,7 @@ class Pool:
 
     def run(
         self,
-        requests: Sequence[Any],
+        requests: Sequence[object],
         *,
         until: float,
         allowance: Callable[[], float | None] = lambda: None,
@@ -276,7 +276,7 @@ class Pool:
     def _free(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.index is None]
 
-    def _assign(self, waiting: deque[int], requests: Sequence[Any]) -> None:
+    def _assign(self, waiting: deque[int], requests: Sequence[object]) -> None:
         """Send waiting requests to free workers; those that are not usable any more are replaced."""
         for worker in self._free():
             worker.receive()

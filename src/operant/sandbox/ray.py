@@ -1,12 +1,12 @@
-"""Ray: one connection of the process for engines, worlds and programs, and pools and jails in actors of it.
+"""Ray: one connection of the process for engines, worlds and programs, and pools and jails of other machines.
 
 session = RaySession(WORLDS, address=None, count=4)
 session.begin()       # connects to Ray, or starts one on this machine
 pool = RayPool(Job("operant.envs.world_job:WorldHandler", argument), Limits(), session)
 session.end()         # ends what was started, after the last session that uses it
 
-An actor holds a `Pool` or a `Jail` of its node, so the same limits apply there. `engines/ray.py` has the actors that
-generate.
+An actor is a transport: it `Holds` a `Pool` or a `Jail` of its node, where the same limits apply. `engines/ray.py` has
+the actors that generate.
 """
 
 import os
@@ -24,10 +24,10 @@ from functools import cached_property
 from importlib.util import find_spec
 from math import inf
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from operant.sandbox import levels
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict, cores
+from operant.sandbox.levels import UNTRUSTED
 from operant.sandbox.pool import LATE, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.types import OperantError, shown
@@ -45,6 +45,8 @@ LOOK = 3.0
 """Seconds between two looks at whether Ray has a node left, while an answer is awaited."""
 DEATHS = 3
 """Actors that may die while they judge the programs of one call."""
+
+Actor, Part = TypeVar("Actor"), TypeVar("Part")
 
 
 class Names(NamedTuple):
@@ -144,7 +146,7 @@ class RaySession:
 
                 ray.shutdown()
 
-    def actor(self, kind: type, *arguments: Any) -> Any:
+    def actor(self, kind: type, *arguments: object) -> Any:
         """A new actor of a class. `answers` waits for it."""
         import ray
 
@@ -184,7 +186,7 @@ def connect(address: str | None, names: Names) -> None:
         raise OperantError(f"{what} ({type(error).__name__}: {why})") from error
 
 
-def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[Any]:
+def answers(asked: Sequence[object], names: Names, seconds: float = 0.0) -> list[Any]:
     """What new actors answer, once all have been made. seconds: what the answers may take after that.
 
     Raises: OperantError if an actor cannot be made, or of the actor.
@@ -214,10 +216,10 @@ def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[An
 
 
 def ask_all(
-    actors: list[Any],
-    parts: Sequence[Any],
-    ask: Callable[[Any, Any], Any],
-    start: Callable[[], Any],
+    actors: list[Actor],
+    parts: Sequence[Part],
+    ask: Callable[[Actor, Part], object],
+    start: Callable[[], Actor],
     names: Names,
     deaths: int,
     remedy: str,
@@ -231,7 +233,7 @@ def ask_all(
 
     found: list[Any] = [None] * len(parts)
     waiting, free, died = deque(range(len(parts))), deque(range(len(actors))), 0
-    asked: dict[Any, tuple[int, int]] = {}
+    asked: dict[object, tuple[int, int]] = {}
     while waiting or asked:
         while waiting and free:
             actor, part = free.popleft(), waiting.popleft()
@@ -257,7 +259,7 @@ def ask_all(
     return found
 
 
-def some_ready(asked: list[Any], names: Names) -> tuple[list[Any], list[Any]]:
+def some_ready(asked: list[object], names: Names) -> tuple[list[object], list[object]]:
     """Those of the answers that are ready within `LOOK` seconds, one at most, and the others.
 
     Raises: OperantError if Ray has no node left: then an actor that is to be started would be awaited for ever.
@@ -281,7 +283,29 @@ def explained(error: BaseException, names: Names) -> OperantError:
     return OperantError(f"an actor of {names.part} failed: {type(error).__name__}: {why}")
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
+# --- pools and jails --------------------------------------------------------------------------------------------------
+
+
+class Holds:
+    """What runs in a process of Ray for a `RayPool` or a `RayJail`: one of its node, and who asks it."""
+
+    def __init__(self, path: Sequence[str], kind: type[Pool | Jail], *arguments: object):
+        sys.path += [folder for folder in path if folder not in sys.path]  # where the user's world is found
+        self.kind, self.arguments = kind, arguments
+
+    @cached_property
+    def held(self) -> Any:
+        """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
+        return self.kind(*self.arguments)
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        """The answer of a method, or an attribute."""
+        found = getattr(self.held, name)
+        return found(*arguments) if callable(found) else found
+
+    def run(self, requests: list[object], seconds: float, keep_orphans: bool) -> list[Response]:
+        """As `Pool.run`, within `seconds`: the clocks of two machines differ."""
+        return self.held.run(requests, until=time.monotonic() + seconds, keep_orphans=keep_orphans)
 
 
 class RayPool:
@@ -296,9 +320,9 @@ class RayPool:
         """As `Pool.start`, on the node of the actor."""
         self.session.begin()
         if self._actor is None:
-            self._actor = self.session.actor(PoolActor, sys.path, self.job, self.limits)
+            self._actor = self.session.actor(Holds, sys.path, Pool, self.job, self.limits)
         try:
-            answers([self._actor.start.remote(seconds)], self.session.names, seconds)
+            answers([self._actor.ask.remote("start", seconds)], self.session.names, seconds)
         except OperantError:
             self.close()
             raise
@@ -310,14 +334,14 @@ class RayPool:
 
         if self._actor is not None:
             try:
-                [self._level] = get([self._actor.level.remote()], timeout=GRACE)
+                [self._level] = get([self._actor.ask.remote("level")], timeout=GRACE)
             except exceptions.GetTimeoutError:
                 pass  # `run` waits no longer than its time, and then ends the actor
             except exceptions.RayError:
                 self.close()
         return self._level
 
-    def run(self, requests: Sequence[Any], *, until: float, keep_orphans: bool = False) -> list[Response]:
+    def run(self, requests: Sequence[object], *, until: float, keep_orphans: bool = False) -> list[Response]:
         """As `Pool.run`. If the actor has died, every response is an error; `start` makes it again."""
         from ray import exceptions, get
 
@@ -342,36 +366,9 @@ class RayPool:
 
         if self._actor is not None and is_initialized():
             with suppress(exceptions.RayError):
-                get(self._actor.close.remote(), timeout=GRACE)
+                get(self._actor.ask.remote("close"), timeout=GRACE)
             kill(self._actor)
         self._actor, self._level = None, ""
-
-
-class PoolActor:
-    """What runs in a process of Ray for a `RayPool`."""
-
-    def __init__(self, path: Sequence[str], job: Job, limits: Limits):
-        sys.path += [folder for folder in path if folder not in sys.path]  # where the user's world is found
-        self.pool = Pool(job, limits)
-
-    def start(self, seconds: float) -> None:
-        """As `Pool.start`."""
-        self.pool.start(seconds)
-
-    def level(self) -> str:
-        """As `Pool.level`."""
-        return self.pool.level
-
-    def run(self, requests: list[Any], seconds: float, keep_orphans: bool) -> list[Response]:
-        """As `Pool.run`, within `seconds`."""
-        return self.pool.run(requests, until=time.monotonic() + seconds, keep_orphans=keep_orphans)
-
-    def close(self) -> None:
-        """As `Pool.close`."""
-        self.pool.close()
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 class RayJail:
@@ -389,12 +386,14 @@ class RayJail:
         try:
             self.session.begin()
             self.actors = [self._start() for _ in range(session.count)]
-            found = answers([actor.described.remote() for actor in self.actors], PROGRAMS)
+            found = answers([actor.ask.remote("describe") for actor in self.actors], PROGRAMS)
         except BaseException:
             self.close()
             raise
-        self.level, self._about = max(found, key=lambda pair: list(levels.LEVELS).index(pair[0]))
-        """The level of the weakest actor, and how it describes itself."""
+        self._about = max(found, key=lambda about: UNTRUSTED.index(about.partition(":")[0]))
+        """How the actor with the weakest level describes itself."""
+        self.level = self._about.partition(":")[0]
+        """That level."""
 
     def describe(self) -> str:
         """The level of the weakest actor and the limits, for a log."""
@@ -406,7 +405,7 @@ class RayJail:
         found = ask_all(
             self.actors,
             parts,
-            lambda actor, part: actor.run.remote(part),
+            lambda actor, part: actor.ask.remote("run", part),
             self._start,
             PROGRAMS,
             DEATHS,
@@ -424,24 +423,4 @@ class RayJail:
         self.session.end()
 
     def _start(self) -> Any:
-        return self.session.actor(JailActor, self.options)
-
-
-class JailActor:
-    """What runs in a process of Ray for a `RayJail`."""
-
-    def __init__(self, options: JailOptions):
-        self.options = options
-
-    @cached_property
-    def jail(self) -> Jail:
-        """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
-        return Jail(self.options)
-
-    def described(self) -> tuple[str, str]:
-        """The level, and the description of the jail."""
-        return self.jail.level, self.jail.describe()
-
-    def run(self, programs: list[Program]) -> list[Verdict]:
-        """As `Jail.run`."""
-        return self.jail.run(programs)
+        return self.session.actor(Holds, sys.path, Jail, self.options)

@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.apps.code.outcome_critic import OutcomeCritic, ends_of, is_critic
+from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
 from operant.rollouts.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, OperantError, Task, shown
-
-PASSED = OUTCOMES.index("passed")
-"""The column of passed programs."""
+from operant.types import OperantError, Task, shown
 
 
 @dataclass(frozen=True)

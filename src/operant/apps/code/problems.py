@@ -138,7 +138,7 @@ def unkept(*codes: str) -> str | None:
     return None
 
 
-def test(given: Any) -> Test:
+def test(given: object) -> Test:
     """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for others, or code with an error."""
     if isinstance(given, str):
         if (fault := syntax_error(given)) is not None:

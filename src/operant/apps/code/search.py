@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from operant.apps.code.forms import TEMPLATE, repair_prompt
 from operant.apps.code.problems import problem_of, program_in
-from operant.apps.code.repair import TEMPLATE, repair_prompt
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
 from operant.types import OUTCOMES, Engine, OperantError, Task, shown

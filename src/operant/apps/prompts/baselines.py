@@ -10,7 +10,6 @@ on the others is measured once a prompt is chosen, and costs no calls.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,8 +30,6 @@ FEWEST = 8
 """Texts of the first round of successive halving."""
 AT_ONCE = 64
 """Prompts that a search scores in one call of the task model."""
-
-
 DECAYS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
 """Strengths of the decay that a trained head chooses from."""
 
@@ -150,11 +147,11 @@ class Baseline:
     """Of its random numbers."""
     score: float | None = None
     """Its measure on training texts."""
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, object] = field(default_factory=dict)
     """More about it, such as the number of prompts that were tried."""
 
 
-def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: int = 0, **detail: Any) -> Baseline:
+def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: int = 0, **detail: object) -> Baseline:
     """The row of a prompt that cost so many calls: its accuracies, with the calibration of the training texts."""
     found = setting.logprobs([prompt], setting.train)
     offset = setting.bias([prompt], found)
@@ -414,16 +411,13 @@ def compare(
         base, _, calibrate = name.partition("+")
         own = replace(setting, calibrate=calibrate) if calibrate else setting
         if base in SEARCHES:
-            assert vocabulary is not None  # made above
-            run = partial(SEARCHES[base], own, vocabulary, calls=calls, length=length)
+            rows += [SEARCHES[base](own, vocabulary, calls=calls, length=length, seed=seed) for seed in seeds]
+        elif base == "in-context":
+            rows += [in_context(own, seed=seed) for seed in seeds]
+        elif base == "manual":
+            rows.append(manual(own, prompts))
         else:
-            run = {
-                "none": partial(no_prompt, own),
-                "manual": partial(manual, own, prompts),
-                "head": partial(head, own),
-            }.get(base, partial(in_context, own))
-        seeded = base in SEARCHES or base == "in-context"
-        rows += [run(seed=seed) for seed in seeds] if seeded else [run()]
+            rows.append(head(own) if base == "head" else no_prompt(own))
     return rows
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from operant import machine
-from operant.apps.prompts.sets import CAUSAL, MASKED, set_named
-from operant.apps.prompts.templates import PromptTemplate
+from operant.apps.prompts.templates import CAUSAL, MASKED, PromptTemplate, set_named
 from operant.import_by_name import find_function
 from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
@@ -128,7 +127,7 @@ class BlackBox(TaskModel):
     class. Raises: OperantError, when called, as `answer`.
     """
 
-    def __init__(self, function: Callable[[list[str]], Sequence[Any]], name: str):
+    def __init__(self, function: Callable[[list[str]], Sequence[object]], name: str):
         super().__init__(name, "callable", CAUSAL)
         self.function = function
         self._without, self._named = 0, False
@@ -174,7 +173,7 @@ class BlackBox(TaskModel):
         return found
 
 
-def read_answer(answer: Any, words: Sequence[str], name: str) -> list[float]:
+def read_answer(answer: object, words: Sequence[str], name: str) -> list[float]:
     """The log-prob of each word in the answer of a black-box model. Raises: OperantError for what is no answer."""
     if isinstance(answer, str):
         low = answer.lower()
@@ -373,11 +372,14 @@ class TransformerTaskModel(TaskModel):
 
     def _logits(self, inputs: dict[str, Any], rows: list[int], columns: list[int]) -> Tensor:
         """Logits [N, V] at some places of a batch. The head reads only their states, where the model has a trunk."""
-        trunk = self.model.base_model
-        if trunk is self.model:
-            handle = None
-        else:
-            handle = trunk.register_forward_hook(lambda module, args, out: keep_places(out, rows, columns))
+        trunk, handle = self.model.base_model, None
+
+        def keep(module: object, args: object, out: Any) -> Any:
+            out.last_hidden_state = out.last_hidden_state[rows, columns][:, None]
+            return out
+
+        if trunk is not self.model:
+            handle = trunk.register_forward_hook(keep)
         try:
             with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(self.model))):
                 logits = self.model(**inputs, use_cache="past_key_values" in inputs).logits
@@ -390,8 +392,8 @@ class TransformerTaskModel(TaskModel):
 
     def _shares(self, template: PromptTemplate) -> bool:
         """Whether sentences are shared. The first time, two are read both ways; a model that differs does not share."""
-        if not self.share or not template.sentence_first:
-            return False
+        if not self.share or template.text.index("{sentence}") > template.text.index("{prompt}"):
+            return False  # only behind equal sentences do the prompts find equal states
         if not self._tried:
             self._tried = True
             pairs = [(prompt, text) for text in ("a b", "the film") for prompt in (" it is", " so", " all in all,")]
@@ -423,7 +425,8 @@ class TransformerTaskModel(TaskModel):
         for place, (_, text) in enumerate(pairs):
             head = heads[text]
             ids = rows[place].ids
-            shared = min(equal_beginning(head, ids), len(ids) - 1)
+            differ = (i for i, (one, other) in enumerate(zip(head, ids)) if one != other)
+            shared = min(next(differ, len(head)), len(ids) - 1)
             of_text = branches.setdefault(head, [[]])
             if sum(len(rows[other].ids) - n for other, n in of_text[-1]) + len(ids) - shared > BRANCHES and of_text[-1]:
                 of_text.append([])
@@ -553,7 +556,7 @@ class TransformerTaskModel(TaskModel):
         for chosen in by_tokens([max(len(rows[i].ids), len(rows[i].decoder)) for i in good], self.batch_tokens):
             places, caught = [good[i] for i in chosen], list[Tensor]()
 
-            def hook(module: Any, args: Any, out: Tensor, caught: list[Tensor] = caught) -> Tensor:
+            def hook(module: object, args: object, out: Tensor, caught: list[Tensor] = caught) -> Tensor:
                 caught.append(out.detach().requires_grad_())
                 return caught[-1]
 
@@ -572,23 +575,9 @@ class TransformerTaskModel(TaskModel):
         return (-(total @ table.weight.T)).topk(min(top, table.weight.shape[0])).indices.tolist()
 
 
-def keep_places(out: Any, rows: list[int], columns: list[int]) -> Any:
-    """The output of a trunk with the states [N, 1, D] at these places only."""
-    out.last_hidden_state = out.last_hidden_state[rows, columns][:, None]
-    return out
-
-
 def encode_plain(tokenizer: Any, text: str, special: bool) -> list[int]:
     """The ids of a text, with the tokens that the tokenizer puts around texts or without."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
-
-
-def equal_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two rows have in common from their start."""
-    for i, (a, b) in enumerate(zip(first, second)):
-        if a != b:
-            return i
-    return min(len(first), len(second))
 
 
 def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -607,7 +596,7 @@ def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def task_model(
-    given: Any,
+    given: object,
     kind: str | None = None,
     device: str | None = None,
     *,
