@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -509,13 +510,28 @@ def test_time_is_counted_over_the_processes_of_tests_that_are_a_standard_input(j
         ({"patience": -1.0}, "patience is -1.0"),
         ({"memory": 1 << 20}, "memory is 1,048,576 bytes, and an interpreter alone needs 67,108,864"),
         ({"at_once": 0}, "at_once is 0: use 1 or more"),
-        ({"level": "chroot"}, "level 'chroot' is unknown: use auto, container, namespaces, landlock, process"),
+        (
+            {"level": "chroot"},
+            "isolation level 'chroot' is unknown: use auto, container, namespaces, landlock, process",
+        ),
         ({"compare": "loose"}, "comparison 'loose' is unknown: use auto, strict, apps"),
     ],
 )
 def test_impossible_limits_are_refused(options: dict, sentence: str) -> None:
     with pytest.raises(OperantError, match=f"^{sentence}"):
         Jail(JailOptions(**options))
+
+
+@pytest.mark.skipif(not seccomp.program() or sys.platform != "linux", reason="it needs Linux")
+def test_landlock_lets_programs_write_to_the_null_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns the files of the system."""
+    monkeypatch.setattr(levels.ctypes, "CDLL", lambda *given, **more: SimpleNamespace(syscall=lambda *call: 6))
+    rights = levels.landlock(JailOptions()).settings["landlock"]
+    execute, write, read, folders = 1, 2, 4, 8
+    allowed = {path: bits for path, bits in rights["paths"]}
+    assert allowed.pop("/dev/null") == write | read and set(allowed) == set(levels.system_folders())
+    assert set(allowed.values()) == {read | folders} and rights["files"] & (execute | write) == execute | write
+    assert (rights["net"], rights["scoped"]) == (3, 3)
 
 
 def test_without_bubblewrap_a_weaker_level_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

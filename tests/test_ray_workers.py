@@ -217,7 +217,7 @@ def test_an_actor_that_is_killed_while_it_judges_is_started_again_and_no_verdict
 
 
 def test_the_level_is_that_of_the_weakest_actor(monkeypatch):
-    found = [(level, f"{level}: as it is") for level in ("landlock", "process", "namespaces")]
+    found = [f"{level}: as it is" for level in ("landlock", "process", "namespaces")]
     monkeypatch.setattr(on_ray, "answers", lambda asked, names: found)
     monkeypatch.setattr(RaySession, "begin", lambda self: None)
     monkeypatch.setattr(RaySession, "actor", lambda self, *given: MagicMock())

@@ -45,7 +45,6 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 KILL = b"k"
 """What the checker writes to have its program ended."""
 ONLY_AST = 0x400
-"""`ast.PyCF_ONLY_AST`."""
 MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
     "statistics string sys typing".split()
@@ -66,8 +65,6 @@ MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.
 
 
 class Scanner:
-    """How JSON is read."""
-
     strict = True
     object_hook = object_pairs_hook = None
     parse_float, parse_int = float, int
@@ -79,7 +76,6 @@ encoder = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", Fals
 
 
 def frame(data: object) -> bytes:
-    """JSON behind its length."""
     text = "".join(encoder(data, 0)).encode()
     return len(text).to_bytes(4, "big") + text
 
@@ -669,7 +665,6 @@ def called(one, name: str, args: tuple, named: dict):
 
 
 def look(one, name: str) -> "Any":
-    """An attribute at the other end."""
     number = number_of(one)
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
         raise AttributeError(name)
@@ -689,7 +684,6 @@ def look(one, name: str) -> "Any":
 
 
 def signed(parts: list, result: list):
-    """The signature that the other end has described."""
     inspect = __import__("inspect")
     kinds, empty = list(inspect._ParameterKind), inspect.Signature.empty
     one = [
@@ -861,7 +855,6 @@ def is_counter(kind: type) -> bool:
 
 
 def letter(value) -> str:
-    """What this container travels behind."""
     return TAGS.get(type(value)) or next(
         tag for tag, kind in SHARED.items() if isinstance(value, kind) and (tag != "C" or is_counter(type(value)))
     )
@@ -1283,7 +1276,6 @@ class Running:
         self.checker.spent += float(sent[20:])
 
     def kill(self, message: str) -> Ended:
-        """End it; returns what to raise."""
         if self.status is None:
             try:
                 self.checker.control.send(KILL) if self.checker.filtered else os.kill(self.pid, _signal.SIGKILL)
@@ -1294,7 +1286,6 @@ class Running:
         return self.end
 
     def fate(self) -> Ended:
-        """Why it has ended."""
         code = self.finish()
         if self.end:
             return self.end
@@ -1318,8 +1309,6 @@ class Running:
 
 
 class Checker:
-    """Judges one program."""
-
     def __init__(self, control: socket, given: dict, tests: dict):
         self.control, self.tests, self.setup = control, tests["tests"], tests["setup"]
         self.results, null = os.dup(1), os.open("/dev/null", os.O_RDWR)
@@ -1366,7 +1355,6 @@ class Checker:
                 rest = rest[os.write(self.results, rest) :]
 
     def used(self) -> float:
-        """The program's processor time so far."""
         return self.spent + (self.run.used() if self.run else 0.0)
 
     # --- tests that are code
@@ -1520,7 +1508,6 @@ def nodes(tree, but: tuple = ()):
 
 
 def parts(code):
-    """A piece of code, and those inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, type(code)):

@@ -59,7 +59,6 @@ class Code:
     """A test as Python code, such as an assertion. It meets stand-ins for what the program defines."""
 
     code: str
-    """Such as `assert f(2) == 4`."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ class Stdin:
     """A test that runs the program with a standard input, and looks at what it has printed."""
 
     given: str
-    """What the program reads."""
     expected: str
-    """What it should print."""
 
 
 Test = Code | Stdin
@@ -83,9 +80,7 @@ class Program:
     """A program and its tests."""
 
     source: str
-    """Its text."""
     tests: Sequence[Test]
-    """In their order."""
     setup: str = ""
     """Code that runs before the tests, beside them."""
     judge: str = ""
@@ -100,13 +95,10 @@ class Verdict:
     outcome: str
     """One of `types.OUTCOMES`: that of the first test that has not passed."""
     results: tuple[str, ...]
-    """The outcome of each test."""
     message: str = ""
     """Of the first test that has not passed, such as "IndexError: list index out of range (line 3)"."""
     failed: int | None = None
-    """The index of that test."""
     seconds: float = 0.0
-    """Processor time of the program."""
     trusting: tuple[int, ...] = ()
     """The tests that asked the program how two of its own objects compare, or what they make: these trust its word."""
 
@@ -173,7 +165,6 @@ class Jail:
     """
 
     def __init__(self, options: JailOptions | None = None):
-        """Try the level, or the levels. Raises: OperantError with the reason if none works."""
         self.options = options or JailOptions()
         if os.name != "posix":
             raise OperantError("programs run in processes that fork, which this system has not: use Linux or macOS")
@@ -208,7 +199,6 @@ class Jail:
 
 
 def cores() -> int:
-    """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -322,7 +312,6 @@ class Prisoner:
             subprocess.run([self.cell.argv[0], "kill", self.cell.name], capture_output=True)
 
     def end(self) -> None:
-        """Leave nothing behind."""
         if self.process.poll() is None:
             self.kill("was ended")
         self.process.wait()
@@ -394,7 +383,6 @@ def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
 
 
 def _file(data: bytes) -> BinaryIO:
-    """A file without a name."""
     linux = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("operant"), "w+b") if linux else tempfile.TemporaryFile()  # noqa: SIM115
     file.write(data)

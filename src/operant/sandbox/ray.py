@@ -44,9 +44,9 @@ GRACE = 10.0
 LOOK = 3.0
 """Seconds between two looks at whether Ray has a node left, while an answer is awaited."""
 DEATHS = 3
-"""Actors that may die while they judge the programs of one call."""
 
-Actor, Part = TypeVar("Actor"), TypeVar("Part")
+Actor = TypeVar("Actor")
+Part = TypeVar("Part")
 
 
 class Names(NamedTuple):
@@ -186,7 +186,7 @@ def connect(address: str | None, names: Names) -> None:
         raise OperantError(f"{what} ({type(error).__name__}: {why})") from error
 
 
-def answers(asked: Sequence[object], names: Names, seconds: float = 0.0) -> list[Any]:
+def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[Any]:
     """What new actors answer, once all have been made. seconds: what the answers may take after that.
 
     Raises: OperantError if an actor cannot be made, or of the actor.
@@ -233,7 +233,7 @@ def ask_all(
 
     found: list[Any] = [None] * len(parts)
     waiting, free, died = deque(range(len(parts))), deque(range(len(actors))), 0
-    asked: dict[object, tuple[int, int]] = {}
+    asked: dict[Any, tuple[int, int]] = {}
     while waiting or asked:
         while waiting and free:
             actor, part = free.popleft(), waiting.popleft()
@@ -259,7 +259,7 @@ def ask_all(
     return found
 
 
-def some_ready(asked: list[object], names: Names) -> tuple[list[object], list[object]]:
+def some_ready(asked: list[Any], names: Names) -> tuple[list[Any], list[Any]]:
     """Those of the answers that are ready within `LOOK` seconds, one at most, and the others.
 
     Raises: OperantError if Ray has no node left: then an actor that is to be started would be awaited for ever.
@@ -276,7 +276,6 @@ def some_ready(asked: list[object], names: Names) -> tuple[list[object], list[ob
 
 
 def explained(error: BaseException, names: Names) -> OperantError:
-    """The error of an actor for the user."""
     if isinstance(error, OperantError):
         return error
     why = " ".join(str(error).split())[:500]
@@ -299,7 +298,6 @@ class Holds:
         return self.kind(*self.arguments)
 
     def ask(self, name: str, *arguments: object) -> Any:
-        """The answer of a method, or an attribute."""
         found = getattr(self.held, name)
         return found(*arguments) if callable(found) else found
 
@@ -317,7 +315,6 @@ class RayPool:
         self._level = ""
 
     def start(self, seconds: float) -> None:
-        """As `Pool.start`, on the node of the actor."""
         self.session.begin()
         if self._actor is None:
             self._actor = self.session.actor(Holds, sys.path, Pool, self.job, self.limits)
@@ -361,7 +358,6 @@ class RayPool:
         return [failed for _ in requests]
 
     def close(self) -> None:
-        """End the worker and its actor."""
         from ray import exceptions, get, is_initialized, kill
 
         if self._actor is not None and is_initialized():
@@ -393,7 +389,6 @@ class RayJail:
         self._about = max(found, key=lambda about: UNTRUSTED.index(about.partition(":")[0]))
         """How the actor with the weakest level describes itself."""
         self.level = self._about.partition(":")[0]
-        """That level."""
 
     def describe(self) -> str:
         """The level of the weakest actor and the limits, for a log."""

@@ -39,7 +39,6 @@ class Supervisor:
         """Pid of the program, as seen from here."""
         self.cgroup: str | None = None
         self.ended: str | None = None
-        """Why the program has ended; None while it runs."""
         self.gate, self.open_gate = os.pipe()  # the program starts when it can read a byte from the gate
         self.woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -198,7 +197,6 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
-        """Kill the program and all its descendants, until none is left."""
         if self.init:
             linux.kill([self.init], signal.SIGKILL)
             with suppress(ChildProcessError):

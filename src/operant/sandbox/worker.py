@@ -15,7 +15,6 @@ from typing import Any
 from operant.types import OperantError, describe_error
 
 INSIDE = False
-"""Whether this process is a worker."""
 
 
 def main(setup_json: str) -> None:

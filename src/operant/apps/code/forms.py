@@ -19,7 +19,6 @@ from operant.data.forms import Row, found_in, text_of, texts_in
 from operant.types import OUTCOMES, OperantError, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
-"""Fields that name the language of a row."""
 EXAMPLE = re.compile(r"==>|=>|==|\u279e|->|# returns|should return|\breturns?\b|(?<![=<>!])=(?!=)")
 """What stands between a call and its value in a docstring."""
 APPS_IMPORTS = (
@@ -29,13 +28,11 @@ APPS_IMPORTS = (
 )
 """What the judge of APPS puts in front of every program, as one line; without numpy."""
 TEMPLATE = "{prompt}\n{program}\n\n# {outcome}: {message}\n# The program, repaired:\n"
-"""What a repair model reads."""
 LONGEST = 300
-"""Characters of a message that it reads."""
 READS = ("prompt", "program", "outcome", "message")
 
 
-def code(row: Row) -> dict[str, object]:
+def code(row: Row) -> Mapping[str, object]:
     """Any row of this file by its fields: `mbpp`, `humaneval`, `apps`, or one's own: prompt, tests (and completion).
 
     Own rows have `tests` and maybe `examples`, lists of code or of {"stdin", "stdout"}, and `setup` and `before`, in
@@ -63,7 +60,7 @@ def mbpp(
     prefix: str = "",
     between: str = "\n",
     cue: str = "\n",
-) -> dict[str, object]:
+) -> Mapping[str, object]:
     """MBPP (Austin et al. 2021), the full set and the sanitised one: a sentence, and tests that show the name.
 
     shown: which tests the prompt has; they are the examples. decide: the tests that pay, the `others` (with shown=all
@@ -94,7 +91,7 @@ def mbpp(
     }
 
 
-def humaneval(row: Row) -> dict[str, object]:
+def humaneval(row: Row) -> Mapping[str, object]:
     """HumanEval (Chen et al. 2021): the prompt is the head of a function, which the reply continues.
 
     The assertions of its `check` are tests of their own where it has nothing else, or one test if it has. The examples
@@ -160,7 +157,7 @@ def apps(
     cue: str = "\nANSWER:\n",
     examples: int = 0,
     imports: bool = True,
-) -> dict[str, object]:
+) -> Mapping[str, object]:
     """APPS (Hendrycks et al. 2021): a question, programs that solve it, and pairs of inputs and outputs.
 
     A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
@@ -265,7 +262,6 @@ def _some(given: object, what: str, least: int = 1) -> list[Any]:
 
 
 def _clean(text: str) -> str:
-    """Code with the line ends that Python writes."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

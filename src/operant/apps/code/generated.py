@@ -36,13 +36,11 @@ class Operation(NamedTuple):
     of: str
     to: str
     code: str
-    """An expression of the variable of its kind."""
     phrases: tuple[str, ...]
     """Of which one says it in the statement: what comes after "then"."""
 
 
 VARIABLES = {"list": "xs", "text": "s", "words": "ws", "number": "n"}
-"""The name of a value of each kind in references."""
 
 
 def _operations(table: str) -> list[Operation]:
@@ -211,7 +209,6 @@ def _value(chance: random.Random, kind: str) -> object:
 
 @cache
 def _function(arguments: str, code: str) -> Callable[..., Any]:
-    """A function of an expression of this file."""
     return eval(f"lambda {arguments}: {code}")
 
 

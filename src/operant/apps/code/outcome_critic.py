@@ -31,9 +31,7 @@ HEAD, ABOUT = "outcome_head.safetensors", "outcome_critic.json"
 PASSED = OUTCOMES.index("passed")
 """The column of passed programs."""
 BINS = 10
-"""Intervals of confidence, from 0 to 1."""
 QUARTERS = (25, 50, 75, 100)
-"""Per cent of the tokens of a program."""
 
 
 class OutcomeCritic(ReadingPolicy):
@@ -93,7 +91,6 @@ class OutcomeCritic(ReadingPolicy):
 
     @property
     def model(self) -> Any:
-        """The trunk, as a transformers model."""
         return self.inner.model
 
     def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: object) -> Outputs:
@@ -147,11 +144,9 @@ class OutcomeCritic(ReadingPolicy):
         return self.inner.context, self.inner.positions["decoder"] if self.encoder_decoder else self.inner.context
 
     def misfit(self, prompt: int, reply: int) -> str | None:
-        """As that of the trunk."""
         return self.inner.misfit(prompt, reply)
 
     def packs(self, batch: Batch) -> bool:
-        """As the trunk does."""
         return not self.pool_padding and self.inner.packs(batch)
 
     def export(self, folder: Path) -> None:
@@ -210,7 +205,6 @@ def area_under_curve(scores: Tensor, positive: Tensor) -> float | None:
 
 
 def is_critic(folder: Path) -> bool:
-    """Whether a model's folder has the head of an outcome critic."""
     return (folder / ABOUT).is_file()
 
 

@@ -50,8 +50,8 @@ class Verdicts:
 
     def close(self) -> None:
         """End the processes of a jail that keeps some; the next program makes another one."""
-        if isinstance(vars(self).get("jail"), RayJail):
-            self.jail.close()
+        if isinstance(jail := vars(self).get("jail"), RayJail):
+            jail.close()
             del self.jail
 
     def __call__(self, programs: Sequence[Program]) -> list[Verdict]:

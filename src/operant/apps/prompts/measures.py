@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 RIGHT, WRONG = 200.0, 180.0
-"""What a gap is multiplied with: a positive one, and another."""
 CALIBRATIONS = ("none", "mean", "contextual")
-"""Names of `bias`."""
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """The texts without content of Zhao et al. (2021)."""
 

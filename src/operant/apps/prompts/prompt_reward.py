@@ -26,12 +26,10 @@ class BestPrompt(NamedTuple):
 
     text: str
     ids: list[int]
-    """The policy's tokens of it."""
     score: float
     accuracy: float
     times: int
     step: int
-    """The version of the weights that first wrote it."""
 
 
 class PromptReward:
@@ -89,7 +87,6 @@ class PromptReward:
         self.examples, self.seed, self.prompt_tokens, self.keep = examples, seed, prompt_tokens, keep
         self.reading: dict[str, Any] = {"batch_tokens": batch_tokens, "share": share, "cache_gb": cache_gb}
         self.notes: list[str] = []
-        """Sentences for the log of a run."""
         self._model: TaskModel | None = None
         self._trained: set[Examples] = set()
         """The examples of training tasks, once they are read: only of these, some are drawn."""
@@ -149,7 +146,6 @@ class PromptReward:
         template: PromptTemplate,
         words: tuple[str, ...],
     ) -> dict[int, dict[str, float]]:
-        """All measures of each rollout, by its place."""
         free = CONTENT_FREE if self.calibrate == "contextual" else ()
         grids = [
             (list(dict.fromkeys(rollouts[i].reply for i in places)), (*examples.texts, *free))
@@ -251,7 +247,6 @@ class PromptReward:
         return sorted(self._best.values(), key=lambda prompt: -prompt.score)
 
     def remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
-        """Take a judgement into the means of its prompt."""
         old = self._best.get(rollout.reply) or BestPrompt(rollout.reply, rollout.ids, 0.0, 0.0, 0, step)
         score, accuracy, times = judgement.score, judgement.parts["accuracy"], old.times + 1
         assert isinstance(score, float)  # as `_measured` makes it
@@ -262,10 +257,8 @@ class PromptReward:
         )
 
     def state_dict(self) -> dict[str, object]:
-        """The best prompts, and the calls so far."""
         return {"best": [list(prompt) for prompt in self._best.values()], "calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self._best = {prompt[0]: BestPrompt(*prompt) for prompt in state["best"]}
         self.calls = state["calls"]

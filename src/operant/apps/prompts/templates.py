@@ -1,4 +1,4 @@
-"""The text around a prompt, `PromptTemplate("{sentence} {prompt} {mask} .")`, and words and templates of published sets.
+"""The text around a prompt, `PromptTemplate("{sentence} {prompt} {mask} .")`, and that of published sets.
 
 These are the few-shot classification sets of RLPrompt (arXiv:2205.12548), and the built-in one.
 """
@@ -11,7 +11,6 @@ from typing import NamedTuple
 from operant.types import OperantError, shown
 
 SLOTS = ("sentence", "prompt", "mask")
-"""What may stand in braces."""
 MASKED = "{sentence} {prompt} {mask} ."
 """The template of a model that fills a mask."""
 CAUSAL = "{sentence} {prompt}"
@@ -26,7 +25,6 @@ class PromptTemplate:
     """
 
     text: str
-    """With each slot in braces."""
     lead: str = ""
     """Text before it all, in which braces mean nothing: examples for in-context learning."""
 
@@ -45,11 +43,9 @@ class PromptTemplate:
 
     @property
     def has_mask(self) -> bool:
-        """Whether it has a slot for the mask."""
         return "{mask}" in self.text
 
     def behind(self, lead: str) -> "PromptTemplate":
-        """The same template behind a text."""
         return replace(self, lead=lead + self.lead)
 
     def pieces(self, prompt: str, sentence: str, mask: str = "") -> list[tuple[str, str]]:
@@ -82,9 +78,7 @@ class ClassificationSet(NamedTuple):
     name: str
     words: tuple[str, ...]
     masked: str = MASKED
-    """The template of a masked model."""
     causal: str = CAUSAL
-    """The template of a causal model."""
 
 
 _TABLE = """
@@ -103,7 +97,6 @@ SETS = {
 }
 SETS["opinions"] = SETS["opinions"]._replace(causal="{sentence}{prompt}")  # builtin:opinions
 SETS["agnews"] = SETS["agnews"]._replace(masked="{mask} {prompt} {sentence}")
-"""By name."""
 _ALIASES = {"ag-news": "agnews", "yelp-p": "yelp-2", "yelp-polarity": "yelp-2", "yahoo-answers": "yahoo"}
 
 

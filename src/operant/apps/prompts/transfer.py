@@ -134,7 +134,6 @@ class Rewriter:
                 )
 
     def most_tokens(self, sentence: str) -> int:
-        """Most tokens of a rewrite of the sentence."""
         count = len(encode_prompt(self._engine.policy.tokenizer, sentence))
         return self.max_tokens or max(math.ceil(1.5 * count), count + 10)
 
