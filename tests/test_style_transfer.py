@@ -380,9 +380,9 @@ def test_models_of_another_kind_are_refused(models, tmp_path):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda texts: texts[1:], "for 4 texts; it must return a text for each"),
+        (lambda texts: texts[1:], "for 4 texts: it must return a list with one answer"),
         (lambda texts: [None for _ in texts], "it must return a text for each"),
-        (lambda texts: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda texts: 1 / 0, "raised ZeroDivisionError"),
     ],
 )
 def test_a_function_that_fails_is_named(models, function, why):

@@ -946,22 +946,6 @@ def prctl(option: int, *values: int) -> None:
     call("prctl", option, *values, *[0] * (4 - len(values)))
 
 
-def confine(given: dict) -> None:
-    """What holds for all three processes: they die with the run, cannot be looked into, and have no more rights."""
-    if sys.platform != "linux":
-        return
-    if given["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(*[given["uid"]] * 3)
-        os.setresuid(*[given["uid"]] * 3)
-    elif given["drop"]:
-        call("capset", (0x20080522).to_bytes(8, sys.byteorder), bytes(24))
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_DUMPABLE, 0)
-    if given["landlock"]:
-        landlock(**given["landlock"])
-
-
 def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
     """No access to files but to the paths, each with its rights. The numbers are sets of rights, as in the ABI."""
     fields = b"".join(rights.to_bytes(8, sys.byteorder) for rights in (files, net, scoped))
@@ -1563,7 +1547,17 @@ def main() -> None:
     given = scan(take().decode(), 0)[0]
     if given["run"]:
         die_with_parent(given["run"])
-    confine(given)
+    if sys.platform == "linux":  # for all three processes: they cannot be looked into, and have no more rights
+        if given["uid"] is not None:
+            os.setgroups([])
+            os.setresgid(*[given["uid"]] * 3)
+            os.setresuid(*[given["uid"]] * 3)
+        elif given["drop"]:
+            call("capset", (0x20080522).to_bytes(8, sys.byteorder), bytes(24))
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_DUMPABLE, 0)
+        if given["landlock"]:
+            landlock(**given["landlock"])
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     control, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     checker = os.getpid()

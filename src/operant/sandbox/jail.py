@@ -21,19 +21,17 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO
 
 from operant.sandbox import levels, linux
-from operant.types import OUTCOMES, OperantError, shown
+from operant.sandbox.levels import JailOptions
+from operant.types import OUTCOMES, OperantError
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
-COMPARISONS = ("auto", "strict", "apps")
-LEAST_MEMORY = 64 << 20
-"""Bytes of address space that an interpreter with a few modules needs."""
 THREADS_OF_USER = 4096
 """Processes and threads of the user, all together, at which no program starts another thread. It does not bind root."""
 
@@ -106,55 +104,6 @@ class Verdict:
     def share(self) -> float:
         """The share of the tests that it has passed."""
         return self.results.count("passed") / len(self.results) if self.results else 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class JailOptions(levels.Limits):
-    """Limits of a program, and the level of isolation. Raises: OperantError for a value out of range."""
-
-    level: str = "auto"
-    """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
-    seconds: float = 4.0
-    """Processor time of a program over all its tests; of an APPS program, for each test."""
-    memory: int = 512 << 20
-    """Bytes of address space."""
-    processes: int = field(default=64, init=False)
-    """Processes and threads, in a container and, of root, where a cgroup may be made."""
-    at_once: int | None = None
-    """Programs at the same time; None: as many as there are cores."""
-    compare: str = "auto"
-    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps
-    (as APPS' judge does: also equal numbers, or lines of the same words); auto: apps of APPS, else strict."""
-    patience: float = 4.0
-    """Seconds that a program may sleep. To wait for a processor is not to sleep; where the system does not tell the two
-    apart, ten times as much wall clock may pass."""
-    image: str = "python:3.12-slim"
-    """Of the level container: an image with python3."""
-    engine: str = ""
-    """Of the level container: docker or podman, or a path; empty: the one that is installed."""
-    runtime: str = ""
-    """Of the level container: its runtime, such as runsc (gVisor); empty: the engine's own."""
-    names: ClassVar[tuple[str, ...]] = levels.UNTRUSTED
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compare not in COMPARISONS:
-            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
-        for name in ("seconds", "patience"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
-        if self.memory < LEAST_MEMORY:
-            raise OperantError(
-                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"
-            )
-        if self.at_once is not None and self.at_once < 1:
-            raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
-
-    def of(self, program: Program) -> "JailOptions":
-        """The limits of a program: its seconds over all its tests, and how what it prints is compared."""
-        compare = (program.judge or "strict") if self.compare == "auto" else self.compare
-        tests = len(program.tests) if program.judge else 1
-        return replace(self, compare=compare, seconds=self.seconds * max(1, tests))
 
 
 class Jail:
@@ -244,7 +193,7 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
-        options = options.of(program)
+        options = options.of(len(program.tests), program.judge)
         self.options, self.tests = options, program.tests
         make = levels.LEVELS[options.level].cell
         assert make is not None  # of a level of untrusted programs

@@ -48,6 +48,10 @@ class Vocabulary:
     def write(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[i] for i in ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
+    def prompts(self, count: int, length: int, seed: int) -> list[str]:
+        """Different random prompts, at most `count`."""
+        return list(dict.fromkeys(map(self.write, self.draw(count, length, seed, "random search"))))
+
     def draw(self, count: int, length: int, *key: int | str) -> list[list[int]]:
         """`count` random prompts of `length` tokens, from counters with this key."""
         places = torch.stack([uniforms([counter(*key, i) for i in range(count)], place) for place in range(length)], 1)
@@ -176,7 +180,7 @@ def random_search(
     count = calls // setting.calls_for(1)
     if count < 1:
         raise OperantError(f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
-    prompts = list(dict.fromkeys(map(vocabulary.write, vocabulary.draw(count, length, seed, "random search"))))
+    prompts = vocabulary.prompts(count, length, seed)
     before = setting.model.calls
     scores = setting.scores(prompts)
     used = setting.model.calls - before
@@ -202,7 +206,7 @@ def halving_search(
     count = int(calls / price)
     if count < 2:
         raise OperantError(f"calls={calls}: two prompts cost {2 * price:.0f}; give more calls or fewer texts")
-    prompts = list(dict.fromkeys(map(vocabulary.write, vocabulary.draw(count, length, seed, "random search"))))
+    prompts = vocabulary.prompts(count, length, seed)
     tried, before, scores = len(prompts), setting.model.calls, torch.zeros(len(prompts))
     known = torch.zeros(len(prompts), 0, len(setting.words), dtype=torch.float64)
     contextual = setting.bias(prompts, known) if setting.calibrate == "contextual" else known

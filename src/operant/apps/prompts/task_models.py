@@ -141,20 +141,7 @@ class BlackBox(TaskModel):
         first `SILENT` answers names a class.
         """
         filled = [template.render(prompt, text) for prompt, text in pairs]
-        try:
-            answers = self.function(filled)
-        except OperantError:
-            raise
-        except Exception as error:
-            raise OperantError(
-                f"task model {self.name!r} raised {describe_error(error)} for {len(filled)} texts, the first of them "
-                f"{shown(filled[0])}: mend the function"
-            ) from error
-        if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(pairs):
-            raise OperantError(
-                f"task model {self.name!r} returned {shown(answers)} for {len(pairs)} texts: it must return a list "
-                "with one answer for each, in their order"
-            )
+        answers = ask(self.function, filled, f"task model {self.name!r}")
         found = torch.tensor([read_answer(answer, words, self.name) for answer in answers], dtype=torch.float64)
         self._named = self._named or bool((found > FLOOR).any())
         self._without += len(filled)
@@ -165,6 +152,25 @@ class BlackBox(TaskModel):
                 "words in the template, or give the words that it answers with"
             )
         return found
+
+
+def ask(function: Callable[[list[str]], Sequence[object]], texts: list[str], named: str) -> Sequence[object]:
+    """What a function answers to texts. Raises: OperantError if it raises, or has not one answer for each."""
+    try:
+        answers = function(texts)
+    except OperantError:
+        raise
+    except Exception as error:
+        raise OperantError(
+            f"{named} raised {describe_error(error)} for {len(texts)} texts, the first of them {shown(texts[0])}: mend "
+            "the function"
+        ) from error
+    if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(texts):
+        raise OperantError(
+            f"{named} returned {shown(answers)} for {len(texts)} texts: it must return a list with one answer for "
+            "each, in their order"
+        )
+    return answers
 
 
 def read_answer(answer: object, words: Sequence[str], name: str) -> list[float]:
