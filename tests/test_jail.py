@@ -88,7 +88,7 @@ def test_verdicts(jail: Jail, source: str, tests: list[str], results: str, messa
     assert verdict.share == (wanted.count("passed") / len(wanted) if wanted else 0)
 
 
-def test_the_outcome_of_a_program_without_tests_is_that_of_loading_it(jail: Jail) -> None:
+def test_without_tests_the_outcome_is_that_of_loading(jail: Jail) -> None:
     found = jail.run([Program("x = 1", []), Program("x =", []), Program("x = 1 / 0", [])])
     assert [(v.outcome, v.results) for v in found] == [("passed", ()), ("compile error", ()), ("runtime error", ())]
 
@@ -155,9 +155,7 @@ class L(list):
         ("def f(x): yield 1", "x = f(3)\nassert next(x) == 1 and list(x) == []", "passed"),
     ],
 )
-def test_a_program_neither_stands_in_for_the_helper_of_a_test_nor_ends_its_loop(
-    jail: Jail, source: str, test: str, outcome: str
-) -> None:
+def test_no_program_replaces_a_helper_or_ends_a_loop(jail: Jail, source: str, test: str, outcome: str) -> None:
     [verdict] = jail.run([Program(source, [Code(test)])])
     assert verdict.outcome == outcome
 
@@ -183,7 +181,7 @@ def f():
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not linux.cgroups_work(), reason="it needs root, and a cgroup that it may make")
-def test_threads_of_a_program_of_root_are_counted_by_a_cgroup_that_goes_with_it(jail: Jail) -> None:
+def test_threads_of_root_are_counted_by_a_cgroup_that_goes(jail: Jail) -> None:
     if jail.level != "namespaces":
         pytest.skip("at the other levels root's programs may be another user's")
     [verdict] = jail.run([Program(THREADS, [Code("assert 40 < f() < 64")])])
@@ -392,7 +390,7 @@ def test_time_is_that_of_the_processor_over_all_tests(jail: Jail) -> None:
     assert 2.0 <= verdict.seconds < 2.2
 
 
-def test_time_is_counted_over_the_processes_of_tests_that_are_a_standard_input(jail: Jail) -> None:
+def test_time_is_counted_over_all_standard_inputs(jail: Jail) -> None:
     source = "from time import process_time as now\nlong = input() == 'long'\nwhile long or now() < 1.2: pass"
     [verdict] = jail.run([Program(source, [Stdin("short", ""), Stdin("long", ""), Stdin("long", "")])])
     assert verdict.results == ("passed", "runtime error", "runtime error")
