@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from operant.apps.code.judged_outcomes import area_under_curve, calibration_error, metrics
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -16,7 +17,6 @@ import operant
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
 from operant.apps.code.critic_reward import CriticReward
 from operant.apps.code.critic_score import CriticScore, Reading
-from operant.apps.code.judged_outcomes import area_under_curve, calibration_error, metrics
 from operant.apps.code.outcome_critic import OutcomeCritic
 from operant.models.loading import export
 from operant.models.safe_loading import load_tensors

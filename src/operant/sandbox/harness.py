@@ -898,7 +898,7 @@ def line_of(error: BaseException, file: str) -> int | None:
     while at:
         line = at.tb_lineno if at.tb_frame.f_code.co_filename == file else line
         at = at.tb_next
-    return getattr(error, "lineno", None) if line is None and isinstance(error, SyntaxError) else line
+    return error.lineno if line is None and isinstance(error, SyntaxError) else line
 
 
 def message_of(name: str, text: str, line: int | None) -> str:

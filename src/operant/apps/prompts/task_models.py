@@ -251,21 +251,18 @@ class TransformerTaskModel(TaskModel):
     def check(self, template: PromptTemplate, words: Sequence[str]) -> None:
         """Raises: OperantError as any, for a template with a mask too many or too few, and words of several tokens."""
         super().check(template, words)
+        name, why = repr(self.name), ""
         if self.kind == "causal" and template.has_mask:
-            raise OperantError(
-                f"template {shown(template.text)}: {self.name!r} is a causal model, which answers behind the text: "
-                "leave {mask} out"
+            why = f"{name} is a causal model, which answers behind the text: leave {{mask}} out"
+        elif self.kind == "masked" and not template.has_mask:
+            why = f"{name} is a masked model, which answers at its mask: put {{mask}} into it, as in {MASKED!r}"
+        elif self.kind == "encoder-decoder" and template.has_mask and not self.mask:
+            why = (
+                f"the tokenizer of {name} has neither a mask token nor {SENTINEL}: leave {{mask}} out, and the decoder "
+                "answers with its first token"
             )
-        if self.kind == "masked" and not template.has_mask:
-            raise OperantError(
-                f"template {shown(template.text)}: {self.name!r} is a masked model, which answers at its mask: put "
-                f"{{mask}} into it, as in {MASKED!r}"
-            )
-        if self.kind == "encoder-decoder" and template.has_mask and not self.mask:
-            raise OperantError(
-                f"template {shown(template.text)}: the tokenizer of {self.name!r} has neither a mask token nor "
-                f"{SENTINEL}: leave {{mask}} out, and the decoder answers with its first token"
-            )
+        if why:
+            raise OperantError(f"template {shown(template.text)}: {why}")
         self.word_ids(words)
 
     def word_ids(self, words: Sequence[str]) -> list[int]:
@@ -279,9 +276,9 @@ class TransformerTaskModel(TaskModel):
                 [encode_plain(self.tokenizer, space + word.strip(), False) for word in words] for space in (" ", "")
             ]
             good = next((way for way in ways if all(map(self._is_token, way))), None)
-            if good is None:
-                worst = next(i for i in range(len(words)) if not self._is_token(ways[0][i])) if ways else 0
-                worst = next((i for i in range(len(words)) if not any(self._is_token(w[i]) for w in ways)), worst)
+            if good is None:  # the first word that is one token neither way, or else not with a space
+                either = [i for i in range(len(words)) if not any(self._is_token(way[i]) for way in ways)]
+                worst = [*either, *(i for i in range(len(words)) if not self._is_token(ways[0][i]))][0]
                 pieces = [self.tokenizer.convert_ids_to_tokens(way[worst]) for way in ways]
                 raise OperantError(
                     f"the word {words[worst]!r} is not one token of {self.name!r}: with a space before it {pieces[0]}, "
