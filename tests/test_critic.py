@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from operant.apps.code.judged_outcomes import area_under_curve, calibration_error, metrics
+from operant.apps.code.outcome_critic import area_under_curve, calibration_error, metrics
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
