@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from operant.apps.code.outcome_critic import area_under_curve, calibration_error, metrics
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
@@ -17,7 +16,7 @@ import operant
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
 from operant.apps.code.critic_reward import CriticReward
 from operant.apps.code.critic_score import CriticScore, Reading
-from operant.apps.code.outcome_critic import OutcomeCritic
+from operant.apps.code.outcome_critic import OutcomeCritic, area_under_curve, calibration_error, metrics
 from operant.models.loading import export
 from operant.models.safe_loading import load_tensors
 from operant.rewards import held_out, judge, read_with, resolve
