@@ -32,7 +32,7 @@ from operant.sandbox.pool import LATE, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.types import OperantError, shown
 
-__all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
+__all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayActors", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
 START = 600.0
 """Seconds within which actors have to be ready."""
 PER_CORE = 4
@@ -151,6 +151,22 @@ class RaySession:
         import ray
 
         return ray.remote(**self.placed)(kind).remote(*arguments)
+
+
+class RayActors:
+    """The base of what has some actors."""
+
+    session: RaySession
+    actors: list[Any]
+
+    def close(self) -> None:
+        """End the actors and, if it was begun here and nothing else uses it, Ray."""
+        import ray
+
+        for actor in self.actors if ray.is_initialized() else ():
+            ray.kill(actor)
+        self.actors = []
+        self.session.end()
 
 
 def connect(address: str | None, names: Names) -> None:
@@ -367,7 +383,7 @@ class RayPool:
         self._actor, self._level = None, ""
 
 
-class RayJail:
+class RayJail(RayActors):
     """A `Jail` in each of some actors of Ray. The verdicts are those of a jail on this machine.
 
     session: where they live, and their number. options: as of `Jail`, on each node; `at_once` counts the programs of an
@@ -378,7 +394,7 @@ class RayJail:
     def __init__(self, session: RaySession, options: JailOptions):
         self.session, self.at_once = session, options.at_once or 1
         self.options = replace(options, at_once=self.at_once)
-        self.actors: list[Any] = []
+        self.actors = []
         try:
             self.session.begin()
             self.actors = [self._start() for _ in range(session.count)]
@@ -407,15 +423,6 @@ class RayJail:
             "resume the run, with fewer reward.ray if the memory ran out",
         )
         return [verdict for verdicts in found for verdict in verdicts]
-
-    def close(self) -> None:
-        """End the actors, with the programs that they judge."""
-        import ray
-
-        for actor in self.actors if ray.is_initialized() else ():
-            ray.kill(actor)
-        self.actors = []
-        self.session.end()
 
     def _start(self) -> Any:
         return self.session.actor(Holds, sys.path, Jail, self.options)
