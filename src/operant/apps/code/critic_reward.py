@@ -252,8 +252,8 @@ def problem_of(rollout: Rollout) -> Any:
 def critic(
     path: str,
     *,
-    of: str | RewardFn = "tests",
-    of_options: Mapping[str, object] | None = None,
+    of: Any = "tests",
+    of_options: Mapping[str, Any] | None = None,
     returns: str = "coderl",
     worth: tuple[float, ...] = WORTH,
     refresh: float = 0.0,

@@ -52,7 +52,7 @@ class PromptReward:
 
     def __init__(
         self,
-        model: object = None,
+        model: Any = None,
         *,
         template: str | None = None,
         words: tuple[str, ...] | None = None,
