@@ -57,6 +57,7 @@ class Code:
     """A test as Python code, such as an assertion. It meets stand-ins for what the program defines."""
 
     code: str
+    """Such as `assert f(2) == 4`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Stdin:
     """A test that runs the program with a standard input, and looks at what it has printed."""
 
     given: str
+    """What the program reads."""
     expected: str
+    """What it should print."""
 
 
 Test = Code | Stdin
@@ -78,7 +81,9 @@ class Program:
     """A program and its tests."""
 
     source: str
+    """Its text."""
     tests: Sequence[Test]
+    """In their order."""
     setup: str = ""
     """Code that runs before the tests, beside them."""
     judge: str = ""
@@ -93,10 +98,13 @@ class Verdict:
     outcome: str
     """One of `types.OUTCOMES`: that of the first test that has not passed."""
     results: tuple[str, ...]
+    """The outcome of each test."""
     message: str = ""
     """Of the first test that has not passed, such as "IndexError: list index out of range (line 3)"."""
     failed: int | None = None
+    """The index of that test."""
     seconds: float = 0.0
+    """Processor time of the program."""
     trusting: tuple[int, ...] = ()
     """The tests that asked the program how two of its own objects compare, or what they make: these trust its word."""
 
@@ -148,6 +156,7 @@ class Jail:
 
 
 def cores() -> int:
+    """The processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -261,6 +270,7 @@ class Prisoner:
             subprocess.run([self.cell.argv[0], "kill", self.cell.name], capture_output=True)
 
     def end(self) -> None:
+        """Leave nothing behind."""
         if self.process.poll() is None:
             self.kill("was ended")
         self.process.wait()

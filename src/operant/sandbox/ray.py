@@ -157,7 +157,9 @@ class RayActors:
     """The base of what has some actors."""
 
     session: RaySession
+    """Where they live, and their number."""
     actors: list[Any]
+    """Empty after `close`."""
 
     def close(self) -> None:
         """End the actors and, if it was begun here and nothing else uses it, Ray."""

@@ -39,7 +39,9 @@ __all__ = ["CriticReward"]
 
 RETURNS = ("coderl", "coderl_after", "group", "difference", "plain")
 RELATIVE = ("coderl", "coderl_after")
+"""Those that compare with the greedy reply."""
 WORTH = (-1.0, -0.6, -0.3, 1.0)
+"""What CodeRL pays for each of `OUTCOMES`."""
 
 
 class CriticReward(Wrapper):
@@ -204,6 +206,7 @@ class CriticReward(Wrapper):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
+        """AdamW over the critic's weights, made when it is first used."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(self.scorer.critic.trainable(), lr=self.refresh, weight_decay=0.0)
         return self._optimizer

@@ -31,6 +31,7 @@ class Reading:
     ends: list[int]
     """[N + 1] characters of the program that each position has read; the first one is 0."""
     program: str
+    """Its text."""
 
     def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
         """For each token of another tokenizer, of which the program is made, the last position that has read no more

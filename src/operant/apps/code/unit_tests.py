@@ -26,6 +26,7 @@ from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, show
 __all__ = ["Programs", "UnitTests"]
 
 CODERL: dict[str, float] = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
+"""The score of each outcome in CodeRL."""
 LIMITS = JailOptions()
 NAMED = 5
 """Bad references that are named with their outcome and message."""
@@ -63,6 +64,7 @@ class UnitTests:
 
     __name__ = "tests"
     ends_with_run = True
+    """Whether `close` is called at the end of a run."""
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class UnitTests:
         ]
 
     def score(self, verdict: Verdict) -> float:
+        """The number that a verdict is worth."""
         if self.kind == "fraction":
             return verdict.share
         return float(verdict.outcome == "passed") if self.kind == "passed" else self.outcomes[verdict.outcome]
@@ -130,6 +133,7 @@ class UnitTests:
             self.notes.append(f"programs run at level {jail.describe()}")
 
     def check_task(self, task: Task) -> None:
+        """Raises: OperantError for a task without tests."""
         problem_of(task)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:

@@ -25,7 +25,9 @@ from operant.sampling import counter, text_tokens, uniforms
 from operant.types import OperantError, shown
 
 MANUAL = ("It was", "It is", "All in all, it was", "The movie is", "In summary, the movie was", "I think it was")
+"""Prompts for reviews, written by hand."""
 FEWEST = 8
+"""Texts of the first round of successive halving."""
 AT_ONCE = 64
 """Prompts that a search scores in one call of the task model."""
 DECAYS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
@@ -46,6 +48,7 @@ class Vocabulary:
             raise OperantError("a search for prompts needs a vocabulary: give a tokenizer, or at least two words")
 
     def write(self, ids: Sequence[int]) -> str:
+        """The prompt of some tokens."""
         return " ".join(self.words[i] for i in ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
     def prompts(self, count: int, length: int, seed: int) -> list[str]:
@@ -66,14 +69,22 @@ class Classification:
     """
 
     model: TaskModel
+    """What answers."""
     template: PromptTemplate
     words: tuple[str, ...]
+    """The word of each label."""
     train: Examples
+    """What prompts are chosen, and calibrations fitted, on."""
     test: Examples
+    """Held-out texts."""
     dev: Examples | None = None
+    """More held-out texts, whose accuracy is measured too."""
     measure: str = "gap"
+    """By which a prompt is chosen (`measures.MEASURES`)."""
     calibrate: str = "none"
+    """One of `measures.CALIBRATIONS`."""
     lead: str = ""
+    """Examples before every text."""
 
     def __post_init__(self) -> None:
         for name, value, known in (("measure", self.measure, MEASURES), ("calibrate", self.calibrate, CALIBRATIONS)):
@@ -122,17 +133,23 @@ class Baseline:
     """What a baseline found: its prompt, what that cost, and how well it does."""
 
     name: str
+    """One of `NAMES`."""
     prompt: str
     """What it chose; empty if its prompt is fixed."""
     calls: int
     """Prompts x texts that choosing it cost."""
     train: float
+    """Accuracy on training texts."""
     test: float
+    """Accuracy on held-out texts."""
     dev: float | None = None
+    """Accuracy on more held-out texts, if there are any."""
     calibrate: str = "none"
     """The calibration that was used throughout."""
     seed: int = 0
+    """Of its random numbers."""
     score: float | None = None
+    """Its measure on training texts."""
     detail: dict[str, object] = field(default_factory=dict)
     """More about it, such as the number of prompts that were tried."""
 
@@ -153,6 +170,7 @@ def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: in
 
 
 def no_prompt(setting: Classification) -> Baseline:
+    """The template with an empty prompt."""
     return chosen(setting, "none", "", 0)
 
 
@@ -411,3 +429,4 @@ SEARCHES: dict[str, Callable[..., Baseline]] = {
     "halving": halving_search,
     "greedy": greedy_search,
 }
+"""Baselines that spend calls on prompts of a vocabulary."""

@@ -20,7 +20,9 @@ class Examples:
     name: str
     """Of the set, by which its words are found (`prompts.templates`)."""
     texts: tuple[str, ...]
+    """What is classified."""
     labels: tuple[int, ...]
+    """The class of each text."""
 
     def __post_init__(self) -> None:
         if not self.texts or len(self.texts) != len(self.labels):
@@ -36,6 +38,7 @@ class Examples:
         return iter(zip(self.texts, self.labels, strict=True))
 
     def at(self, places: Sequence[int]) -> "Examples":
+        """The examples at these places, in this order."""
         return Examples(self.name, tuple(self.texts[i] for i in places), tuple(self.labels[i] for i in places))
 
     def shuffled(self, key: int) -> "Examples":

@@ -12,6 +12,7 @@ from torch import Tensor
 
 RIGHT, WRONG = 200.0, 180.0
 CALIBRATIONS = ("none", "mean", "contextual")
+"""Names of `bias`."""
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """The texts without content of Zhao et al. (2021)."""
 

@@ -26,10 +26,12 @@ class BestPrompt(NamedTuple):
 
     text: str
     ids: list[int]
+    """The policy's tokens of it."""
     score: float
     accuracy: float
     times: int
     step: int
+    """The version of the weights that first wrote it."""
 
 
 class PromptReward:
@@ -87,6 +89,7 @@ class PromptReward:
         self.examples, self.seed, self.prompt_tokens, self.keep = examples, seed, prompt_tokens, keep
         self.reading: dict[str, Any] = {"batch_tokens": batch_tokens, "share": share, "cache_gb": cache_gb}
         self.notes: list[str] = []
+        """Sentences for the log of a run."""
         self._model: TaskModel | None = None
         self._trained: set[Examples] = set()
         """The examples of training tasks, once they are read: only of these, some are drawn."""
@@ -247,6 +250,7 @@ class PromptReward:
         return sorted(self._best.values(), key=lambda prompt: -prompt.score)
 
     def remember(self, rollout: Rollout, judgement: Judgement, step: int) -> None:
+        """Take a judgement into the means of its prompt."""
         old = self._best.get(rollout.reply) or BestPrompt(rollout.reply, rollout.ids, 0.0, 0.0, 0, step)
         score, accuracy, times = judgement.score, judgement.parts["accuracy"], old.times + 1
         assert isinstance(score, float)  # as `_measured` makes it
@@ -257,8 +261,10 @@ class PromptReward:
         )
 
     def state_dict(self) -> dict[str, object]:
+        """The best prompts, and the calls so far."""
         return {"best": [list(prompt) for prompt in self._best.values()], "calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self._best = {prompt[0]: BestPrompt(*prompt) for prompt in state["best"]}
         self.calls = state["calls"]

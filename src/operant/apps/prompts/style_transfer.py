@@ -35,10 +35,12 @@ class Rewrites(NamedTuple):
 
     @property
     def scores(self) -> list[float]:
+        """What each of them is worth."""
         return [(content + style) / 2 for content, style in zip(self.content, self.style, strict=True)]
 
     @property
     def best(self) -> int:
+        """Index of the best one, the first of equal ones."""
         return max(range(len(self.texts)), key=self.scores.__getitem__)
 
 
@@ -112,6 +114,7 @@ class StyleTransfer:
         self.reader = BertScore(content_model, layer=layer, batch=batch, device=device)
         self.styles = Classifier(style_model, label=OF_TASK, batch=batch, device=device)
         self.notes: list[str] = []
+        """Sentences for the log of a run."""
 
     # --- before training ----------------------------------------------------------------------------------------------
 
@@ -242,6 +245,7 @@ class TransferQuality:
         self.judge.column(source_of(task).style)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
+        """As the reward."""
         self.reward.read_tasks(tasks)
 
     def __call__(self, rollouts: list[Rollout]) -> dict[str, Any]:

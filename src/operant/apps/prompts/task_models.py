@@ -32,6 +32,7 @@ from operant.storage.hub import find_model
 from operant.types import OperantError, describe_error, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
+"""How a task model is asked."""
 SENTINEL = "<extra_id_0>"
 """What stands for a mask in the text of a model of T5's kind, and begins its answer."""
 FLOOR = -30.0
@@ -50,8 +51,11 @@ class TaskModel:
     """What all task models have. `answer` is that of a kind."""
 
     name: str
+    """Its name in errors and notes."""
     kind: Kind
+    """How it is asked."""
     template: str
+    """The template that it has unless another one is given."""
     notes: list[str]
 
     def __init__(self, name: str, kind: Kind, template: str):
@@ -108,6 +112,7 @@ class TaskModel:
 
     @property
     def longest(self) -> int:
+        """Most tokens that it reads."""
         return LONGEST
 
 
@@ -198,6 +203,8 @@ def read_answer(answer: object, words: Sequence[str], name: str) -> list[float]:
 
 
 class FilledText(NamedTuple):
+    """A filled template as the model reads it."""
+
     ids: list[int]
     place: int
     """Where the answer is read: in `ids`, or in `decoder` if there is one."""
@@ -246,6 +253,7 @@ class TransformerTaskModel(TaskModel):
 
     @property
     def longest(self) -> int:
+        """Most tokens that it reads."""
         return self._longest
 
     def check(self, template: PromptTemplate, words: Sequence[str]) -> None:

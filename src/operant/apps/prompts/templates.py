@@ -11,6 +11,7 @@ from typing import NamedTuple
 from operant.types import OperantError, shown
 
 SLOTS = ("sentence", "prompt", "mask")
+"""What may stand in braces."""
 MASKED = "{sentence} {prompt} {mask} ."
 """The template of a model that fills a mask."""
 CAUSAL = "{sentence} {prompt}"
@@ -43,9 +44,11 @@ class PromptTemplate:
 
     @property
     def has_mask(self) -> bool:
+        """Whether it has a slot for the mask."""
         return "{mask}" in self.text
 
     def behind(self, lead: str) -> "PromptTemplate":
+        """The same template behind a text."""
         return replace(self, lead=lead + self.lead)
 
     def pieces(self, prompt: str, sentence: str, mask: str = "") -> list[tuple[str, str]]:
@@ -78,7 +81,9 @@ class ClassificationSet(NamedTuple):
     name: str
     words: tuple[str, ...]
     masked: str = MASKED
+    """The template of a masked model."""
     causal: str = CAUSAL
+    """The template of a causal model."""
 
 
 _TABLE = """
@@ -95,6 +100,7 @@ SETS = {
     for names, words in (line.split(" | ") for line in _TABLE.strip().splitlines())
     for name in names.split()
 }
+"""By name."""
 SETS["opinions"] = SETS["opinions"]._replace(causal="{sentence}{prompt}")  # builtin:opinions
 SETS["agnews"] = SETS["agnews"]._replace(masked="{mask} {prompt} {sentence}")
 _ALIASES = {"ag-news": "agnews", "yelp-p": "yelp-2", "yelp-polarity": "yelp-2", "yahoo-answers": "yahoo"}
