@@ -16,7 +16,7 @@ from typing import Any
 
 from operant.machine import about
 from operant.sandbox.jail import Jail, JailOptions
-from operant.sandbox.levels import LEVELS
+from operant.sandbox.levels import LEVELS, UNTRUSTED
 from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import hostile_programs
 
     found, untried = {}, {}
-    for level in ("none", *LEVELS):
+    for level in ("none", *UNTRUSTED):
         try:
             jail = None if level == "none" else Jail(JailOptions(level=level, seconds=0.5, patience=1.0, **given))
         except OperantError as error:

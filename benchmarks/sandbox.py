@@ -21,7 +21,7 @@ from pathlib import Path
 
 from operant.machine import about
 from operant.sandbox.jail import Code, Jail, JailOptions, Program, cores
-from operant.sandbox.levels import LEVELS, interpreter
+from operant.sandbox.levels import UNTRUSTED, interpreter
 from operant.types import OperantError
 
 RESULTS = Path(__file__).parent / "results/sandbox.json"
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0]  # before it begins: that of other work
     rows, slow = [row("plain subprocess", plain, args.rounds)], []
     print(rows[-1], flush=True)
-    for level in LEVELS:
+    for level in UNTRUSTED:
         try:
             jail = Jail(JailOptions(level=level, seconds=args.deadline))
         except OperantError as error:

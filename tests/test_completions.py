@@ -241,7 +241,7 @@ def test_a_budget_of_requests_is_never_exceeded(serve, tmp_path):
     assert len(server.seen) == 5 + 9 - 4  # one of the five was a failure
 
 
-def test_a_budget_of_tokens_is_kept_by_the_most_that_a_request_may_cost(serve):
+def test_a_budget_counts_the_most_that_a_request_may_cost(serve):
     """A request of 10 bytes may cost 10 + 64 + 16 = 90 tokens, and the server counts 12 of each."""
     server = serve(echo)
     server.usage = {"total_tokens": 12}

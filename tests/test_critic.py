@@ -16,8 +16,7 @@ import operant
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
 from operant.apps.code.critic_reward import CriticReward
 from operant.apps.code.critic_score import CriticScore, Reading
-from operant.apps.code.judged_outcomes import area_under_curve, calibration_error, metrics
-from operant.apps.code.outcome_critic import OutcomeCritic
+from operant.apps.code.outcome_critic import OutcomeCritic, area_under_curve, calibration_error, metrics
 from operant.models.loading import export
 from operant.models.safe_loading import load_tensors
 from operant.rewards import held_out, judge, read_with, resolve
@@ -73,7 +72,7 @@ def highest(rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pooling_is_a_loop_over_the_positions_of_the_program_whatever_stands_beside_it(kind, tmp_path):
+def test_pooling_is_a_loop_over_positions_in_any_batch(kind, tmp_path):
     made = critic(tmp_path, kind)
     for (prompt, program), (own, pooled) in zip(ROWS, made.read(ROWS), strict=True):
         wanted = by_hand(made, prompt, program)
@@ -126,7 +125,7 @@ def characters():
 
 
 @pytest.mark.parametrize("text", ["the end.a b", " then the end", "abc", ""])
-def test_a_token_has_the_score_of_what_the_critic_has_read_by_its_end(text, tmp_path):
+def test_a_token_has_the_score_of_what_is_read_by_its_end(text, tmp_path):
     scorer = CriticScore(str(export(critic(tmp_path / "trunk"), tmp_path / "export")))
     whole = scorer.prefixes("go a", text)
     [reading] = scorer.read([("go a", text)])
@@ -347,7 +346,7 @@ def test_returns_are_the_formulas(returns, wanted):
         assert [sum(x) for x in found.scores] == pytest.approx([r - V[0] for r in (1.0, -0.6, -0.3)])
 
 
-def test_once_the_greedy_program_passes_coderls_return_only_pushes_down():
+def test_coderls_return_only_pushes_down_once_greedy_passes():
     made = told("coderl")
     made.see_greedy([rollout("eee")])
     scores = judge(made, [rollout(reply) for reply in ("bed", "dud", "dad")]).scores
@@ -554,7 +553,7 @@ def coderl_run(learnt, folder, out, *, steps, **more):
     return operant.train(save(folder / "policy"), tasks, reward, steps=steps, out=out, **given, **more)
 
 
-def test_a_run_with_a_refreshed_critic_resumes_exactly_and_shows_what_it_says_of_each_token(learnt, tmp_path):
+def test_a_run_with_a_refreshed_critic_resumes_exactly(learnt, tmp_path):
     whole = coderl_run(learnt, tmp_path, tmp_path / "whole", steps=4)
     coderl_run(learnt, tmp_path, tmp_path / "parts", steps=2)
     reward = resolve(f"critic:{learnt.path}", {"of": by_rule, "refresh": 1e-3, "batch": 4})

@@ -27,8 +27,9 @@ from operant.rewards import judge, minus_query, resolve, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import isolated_parts, under
 from operant.runs.scored_rollouts import join_judgements, play_and_score
+from operant.sandbox.levels import SUPERVISED
 from operant.sandbox.pool import Job, Pool
-from operant.sandbox.process import FORCED, LEVELS, Limits, SupervisedProcess
+from operant.sandbox.process import FORCED, Limits, SupervisedProcess
 from operant.tally import Tally
 from operant.training.learner import Learner
 
@@ -405,7 +406,7 @@ def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, ca
     printed = capsys.readouterr().out.splitlines()
     promised = re.findall(r"print\(.*?\) +# (.*)", snippet)
     assert [line.split(": it raises")[0].split(";")[0].split(": ended")[0] for line in promised][:2] == printed[:2]
-    assert printed[2].split(":")[0] in LEVELS and "no security boundary" in printed[2]
+    assert printed[2].split(":")[0] in SUPERVISED and "no security boundary" in printed[2]
 
 
 # --- the life of workers ----------------------------------------------------------------------------------------------
@@ -496,7 +497,7 @@ def grown(limits, mark):
     return process
 
 
-@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(list(LEVELS)[1:])})
+@pytest.mark.parametrize("level", {**dict.fromkeys([STRONG]), **dict.fromkeys(SUPERVISED[1:])})
 def test_a_program_ends_with_all_its_descendants(level, mark):
     """Even if children leave its process group; the weakest level promises only the group."""
     process = grown(Limits(level=level, processes=None), mark)  # and no cgroup that lists them

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast
 
-from operant.apps.code.repair import repair
+from operant.apps.code.forms import repair
 from operant.data import load_tasks
 from operant.runs import judged_replies
 from operant.sandbox.jail import Jail
@@ -212,7 +212,7 @@ def test_a_critic_of_ones_own_ranks_and_cuts(place, capsys, monkeypatch):
             assert row["kept"] == 1
 
 
-def test_tasks_with_examples_alone_are_chosen_for_without_hidden_tests(place, capsys):
+def test_tasks_with_examples_alone_need_no_hidden_tests(place, capsys):
     words = ["--tasks", place / "shown.jsonl", "--tests", "--samples", 40, *SAMPLING]
     assert run("generate", place / "model", *words) == 0
     told = capsys.readouterr()
@@ -317,7 +317,7 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
     assert all(reply["tokens"] >= len(reply["reply"].split()) for reply in replies)  # each word is a token here
 
 
-def test_rows_with_tests_need_no_form_and_examples_alone_are_named(place, tmp_path, capsys):
+def test_rows_with_tests_need_no_form(place, tmp_path, capsys):
     rows = [{"prompt": "Same:", "tests": ["assert f(2) == 2"], "examples": ["assert f(0) == 0"], "before": BEFORE}]
     write(tmp_path / "flat.jsonl", rows)
     for tasks, alone in ((tmp_path / "flat.jsonl", False), (place / "shown.jsonl", True)):
@@ -327,7 +327,7 @@ def test_rows_with_tests_need_no_form_and_examples_alone_are_named(place, tmp_pa
                 assert ("1 of 1 tasks have no hidden tests" in capsys.readouterr().err) is alone
 
 
-def test_a_search_has_the_limits_of_the_run_and_its_held_out_reward(place, tmp_path, capsys):
+def test_a_search_has_the_limits_and_reward_of_the_run(place, tmp_path, capsys):
     """What pays relative to the greedy program trains; held-out programs are judged by the reward of which it is."""
     words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]
     words += ["--evaluate", place / "problems.jsonl", "--reward.seconds", 3, "--score.centre", "false"]
@@ -445,7 +445,7 @@ def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatc
     assert all(0 < program["critic"] < 1 for row in printed for program in row["programs"])
 
 
-def test_humaneval_is_read_by_its_fields_and_its_docstrings_choose(place, capsys):
+def test_humaneval_is_read_by_its_fields(place, capsys):
     """One of the two problems has an example: the chosen program passes it; the other is told of."""
     out = place / "of-humaneval.jsonl"
     words = ["--tasks", place / "humaneval.jsonl", "--tests", "--samples", 40, *SAMPLING, "--out", out]

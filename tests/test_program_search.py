@@ -86,7 +86,7 @@ def test_names_of_metrics():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
-def test_a_reply_that_goes_on_with_its_own_numbers_is_the_same_reply(kind):
+def test_a_reply_goes_on_with_its_own_numbers(kind):
     """With the key of the whole reply, what follows its own beginning is its own rest, whatever the batch."""
     policy = Policy(lm(kind, len(letters())), letters())
     engine, sampling = NativeEngine(policy, batch=3), Sampling(max_tokens=12, stop_tokens=(2,), min_tokens=3)
@@ -169,7 +169,7 @@ def texts(candidates) -> list[str]:
     return [c.text.replace(" ", "") for c in candidates]
 
 
-def test_programs_that_pass_are_cut_where_the_critic_likes_them_best():
+def test_programs_that_pass_are_cut_at_the_critics_best():
     """Of 4 samples 2 pass: each has two of the 4 drafts of the round, from the token behind which it scores best."""
     first = ["a b a d </s>", "x </s>", "b d d d </s>", "a </s>"]
     found, script, _ = search([*first, *["c d </s>"] * 4], {"samples": 4, "refine": "critic"}, critic=Count())
@@ -244,7 +244,7 @@ def test_a_failure_that_is_too_long_to_be_read_is_passed_over():
     assert (found[2].parent, made.unread) == (1, 1)
 
 
-def test_a_repaired_program_is_refined_by_the_model_that_wrote_it():
+def test_a_repaired_program_is_refined_by_its_writer():
     """It goes on behind the prompt that it was written for, with the tokens of that model."""
     own, theirs = Script(["x </s>"] * 2), Script(["a d </s>", "a a d </s>", "d </s>", "d </s>"])
     sampling = Sampling(max_tokens=8, stop_tokens=(1,))

@@ -246,7 +246,7 @@ def solved(source, tests):
     return True
 
 
-def test_generated_problems_are_solved_by_their_references_and_by_nothing_simple():
+def test_only_references_solve_generated_problems():
     train, other = list(programs(count=600, seed=3)), list(held_out(count=200, seed=3))
     for row in [*train, *other]:
         assert solved(row["completion"], [*row["tests"], *row["examples"]]), row
@@ -359,7 +359,7 @@ UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(sel
         ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
     ],
 )
-def test_a_test_whose_meaning_a_process_of_its_own_does_not_keep_is_refused(setup, test, reason):
+def test_a_test_that_needs_the_programs_process_is_refused(setup, test, reason):
     task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
     if not reason:
         assert problem_of(task).setup == setup
@@ -379,7 +379,7 @@ def test_a_task_without_tests_is_refused_before_any_program_runs():
         prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])
 
 
-def test_verdicts_are_kept_so_that_chance_and_a_clock_do_not_break_a_replay(tmp_path, monkeypatch):
+def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):
     """Each of 24 programs passes with probability 1/2; the same reward in another process, as it were, agrees."""
     target = {"tests": ["assert f() == 1"]}
     thrown = [rollout(f"import os\ndef f(): return os.urandom(1)[0] % 2  # {i}", target) for i in range(24)]
@@ -400,7 +400,7 @@ def test_verdicts_are_kept_so_that_chance_and_a_clock_do_not_break_a_replay(tmp_
         other(thrown)
 
 
-def test_the_newest_verdicts_are_remembered_and_equal_programs_run_once(monkeypatch):
+def test_equal_programs_run_once_and_old_verdicts_go(monkeypatch):
     ran = []
 
     def run(self, programs):
@@ -438,7 +438,7 @@ def test_bad_references_are_named_dropped_or_refused():
 # --- the world --------------------------------------------------------------------------------------------------------
 
 
-def test_the_world_shows_what_the_examples_say_and_pays_by_the_hidden_tests():
+def test_the_world_shows_examples_and_pays_by_hidden_tests():
     world = ENVS.find("programs")(turns=2)
     world.reset({slot: Task(f"t/{slot}", "Return twice x.", DOUBLE) for slot in range(3)})
     steps = world.step({0: "def f(x): return x + 1", 1: "def f(x): return 3 * x", 2: "def f(x): return 2 * x"})

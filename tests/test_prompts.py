@@ -7,8 +7,8 @@ import torch
 from transformers import AutoTokenizer
 
 from operant import OperantError, train
-from operant.apps.prompts.classification import prompt
-from operant.apps.prompts.sets import set_named
+from operant.apps.prompts.examples import prompt
+from operant.apps.prompts.templates import set_named
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.models import output_mlp
@@ -30,7 +30,7 @@ def place(tmp_path):
     return folder
 
 
-def test_a_folder_is_one_task_with_all_its_texts_and_its_test_file_is_held_out(place):
+def test_a_folder_is_one_task_and_its_test_file_held_out(place):
     [task] = load_tasks(str(place), form=form("prompt", {}))
     assert task.prompt == "Prompt:" and task.target["examples"] == [list(row) for row in ROWS]
     assert set_named(task.target["name"]).words == ("terrible", "great")
@@ -70,7 +70,7 @@ def opinions(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_best_prompts_beside_baselines_and_changes_the_mlp_alone(opinions, tmp_path, capsys):
+def test_a_run_ends_with_its_best_prompts_beside_baselines(opinions, tmp_path, capsys):
     """The accuracy of the printed prompt is counted again with transformers, one text at a time."""
     out, (some, held_out) = tmp_path / "run", opinions
     words = ["train", "prompt", "--steps", "2", "--batch", "4", "--samples", "4", "--threads", "1", "--probes", "0"]

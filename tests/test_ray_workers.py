@@ -98,7 +98,7 @@ def test_rooms_are_those_of_worker_processes(ray):
 
 
 @pytest.mark.parametrize(("end", "fault"), [("crashed", "exits"), ("timeout", "hangs"), ("raised", "raises")])
-def test_a_world_that_fails_costs_what_it_costs_in_a_worker_process(ray, end, fault, kept):
+def test_a_failed_world_costs_what_it_does_in_a_worker(ray, end, fault, kept):
     right = play(SIX, env=Letters(), **kept)
     env = RayEnv(HOSTILE, {"fault": fault}, workers=2, isolation={"timeout": 1.5 if end == "timeout" else 20.0})
     for _ in range(1 + (end == "crashed")):  # the second time in a worker that was started again
@@ -111,7 +111,7 @@ def test_a_world_that_fails_costs_what_it_costs_in_a_worker_process(ray, end, fa
     env.close()
 
 
-def test_an_actor_that_is_killed_ends_its_episodes_and_is_started_again(ray):
+def test_a_killed_actor_ends_its_episodes_and_restarts(ray):
     env, before = RayEnv(f"{HERE}:Letters", workers=2), below()
     tasks = dict(enumerate(SIX[:4]))
     first = env.reset(tasks)
@@ -201,7 +201,7 @@ def test_verdicts_are_those_of_the_local_jail(ray, tmp_path):
     assert gone(before)
 
 
-def test_an_actor_that_is_killed_while_it_judges_is_started_again_and_no_verdict_is_lost(ray):
+def test_no_verdict_is_lost_when_a_judging_actor_is_killed(ray):
     jail = RayJail(RaySession(PROGRAMS, count=2), JailOptions(seconds=2.0))
     slow = "s = 0\nfor i in range(3_000_000): s += i\n"
     asked = [Program(f"{slow}def f(x): return 2 * x + {i} - {i}" + " " * i, DOUBLE) for i in range(4)]
@@ -217,7 +217,7 @@ def test_an_actor_that_is_killed_while_it_judges_is_started_again_and_no_verdict
 
 
 def test_the_level_is_that_of_the_weakest_actor(monkeypatch):
-    found = [(level, f"{level}: as it is") for level in ("landlock", "process", "namespaces")]
+    found = [f"{level}: as it is" for level in ("landlock", "process", "namespaces")]
     monkeypatch.setattr(on_ray, "answers", lambda asked, names: found)
     monkeypatch.setattr(RaySession, "begin", lambda self: None)
     monkeypatch.setattr(RaySession, "actor", lambda self, *given: MagicMock())

@@ -150,7 +150,7 @@ def test_options_of_the_score(models, options, score):
     assert found.score == pytest.approx(score, abs=1e-3)
 
 
-def test_an_embedding_counts_letters_twice_where_bertscore_does_not(models):
+def test_an_embedding_counts_letters_twice_unlike_bertscore(models):
     """aac and acf: (2, 1, 0) and (1, 1, 1), 3 / sqrt(15); BERTScore: precision 3/3, recall 2/3, so .8."""
     for content, kept in (("embedding", 300 / math.sqrt(15)), ("bertscore", 80.0)):
         (found,) = reward(models, Script("aac"), content=content)([rollout("Say it:")])
@@ -381,9 +381,9 @@ def test_models_of_another_kind_are_refused(models, tmp_path):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda texts: texts[1:], "for 4 texts; it must return a text for each"),
+        (lambda texts: texts[1:], "for 4 texts: it must return a list with one answer"),
         (lambda texts: [None for _ in texts], "it must return a text for each"),
-        (lambda texts: 1 / 0, "failed: ZeroDivisionError"),
+        (lambda texts: 1 / 0, "raised ZeroDivisionError"),
     ],
 )
 def test_a_function_that_fails_is_named(models, function, why):

@@ -19,9 +19,8 @@ from transformers import (
 )
 
 from operant.apps.prompts.examples import Examples, examples_of
-from operant.apps.prompts.sets import SETS, set_named
 from operant.apps.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
-from operant.apps.prompts.templates import PromptTemplate
+from operant.apps.prompts.templates import SETS, PromptTemplate, set_named
 from operant.types import OperantError, Task
 
 WORDS = ("bad", "good")

@@ -32,7 +32,7 @@ SOURCES = Table(
         "numbers": "operant.apps.text.concepts:numbers",
         "programs": "operant.apps.code.generated:programs",
         "programs/held-out": "operant.apps.code.generated:held_out",
-        "outcomes": "operant.apps.code.outcomes:outcomes",
+        "outcomes": "operant.apps.code.forms:outcomes",
     },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""

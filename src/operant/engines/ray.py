@@ -23,7 +23,7 @@ from operant.models.base import PolicyBase
 from operant.models.policy import Policy
 from operant.models.reference import shared
 from operant.sampling import Sampling
-from operant.sandbox.ray import ENGINE, RaySession, answers, ask_all
+from operant.sandbox.ray import ENGINE, RayActors, RaySession, answers, ask_all
 from operant.types import Completion, OperantError
 
 __all__ = ["RayEngine"]
@@ -31,7 +31,7 @@ __all__ = ["RayEngine"]
 Trained = Policy | PolicyBase
 
 
-class RayEngine:
+class RayEngine(RayActors):
     """Generates in actors of Ray, which have weights of their own: a step may train while they generate.
 
     actors: number of actors. inner: the engine in each of them; None: native for a transformers model, otherwise own.
@@ -71,7 +71,7 @@ class RayEngine:
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
         self.parts, self.restarts = actors * parts, restarts
         self.session = RaySession(ENGINE, address=address, count=actors, cpus=cpus, gpus=gpus)
-        self.actors: list[Any] = []
+        self.actors = []
         try:
             self.session.begin()
             self._ship(policy, policy.version)
@@ -132,15 +132,6 @@ class RayEngine:
         """Draw one option for each prompt. Raises: OperantError as `generate`."""
         sizes = [len(prompt) + sum(map(len, among)) for prompt, among in zip(prompts, options, strict=True)]
         return self._ask("choose", sizes, (prompts, options, keys), sampling)
-
-    def close(self) -> None:
-        """End the actors and, if it was begun here and nothing else uses it, Ray."""
-        import ray
-
-        for actor in self.actors if ray.is_initialized() else ():
-            ray.kill(actor)
-        self.actors = []
-        self.session.end()
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ ENVS = Table(
         "gymnasium": "operant.apps.games.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
         "jericho": "operant.apps.games.textworld:Jericho",
-        "programs": "operant.apps.code.programs_world:Programs",
+        "programs": "operant.apps.code.unit_tests:Programs",
         "rooms": "operant.apps.games.rooms:Rooms",
         "single_turn": "operant.envs:SingleTurn",
         "textworld": "operant.apps.games.textworld:TextWorld",

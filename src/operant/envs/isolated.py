@@ -226,7 +226,11 @@ class IsolatedEnv:
                 pool.start(max(self._limits["timeout"], START))
 
         memory = self._limits["memory_gb"]
-        limits = Limits(memory and int(memory * (1 << 30)), self._limits["processes"], self._limits["level"])
+        limits = Limits(
+            level=self._limits["level"],
+            memory=memory and int(memory * (1 << 30)),
+            processes=self._limits["processes"],
+        )
         argument = {"spec": self.spec, "options": self.options, "anew": self.anew}
         argument |= {"counting": self._counting, "evaluating": self._evaluating}
         job = Job("operant.envs.world_job:WorldHandler", argument)

@@ -48,7 +48,7 @@ class NoAnswer(OperantError):
 class NoRedirect(HTTPRedirectHandler):
     """A redirection is an answer like others: nothing is sent to another address."""
 
-    def redirect_request(self, *args: Any, **more: Any) -> None:
+    def redirect_request(self, *args: object, **more: object) -> None:
         return None
 
 
@@ -96,14 +96,14 @@ class Client:
         self.longest_wait, self.wait_option, self.passing = longest_wait, wait_option, passing
         self.most_bytes, self.key_variable, self.serves = most_bytes, key_variable, serves
 
-    def ask_all(self, address: str, contents: Mapping[Key, Any], keep: Callable[[Key, Any], None]) -> None:
+    def ask_all(self, address: str, contents: Mapping[Key, object], keep: Callable[[Key, Any], None]) -> None:
         """Send requests, `at_once` at a time, and call `keep(key, answer)` for each, in any order and from threads.
 
         Raises: OperantError of the first one that fails; none is sent after it.
         """
         failures, stop = list[BaseException](), threading.Event()
 
-        def one(key: Key, content: Any) -> None:
+        def one(key: Key, content: object) -> None:
             try:
                 if not stop.is_set():
                     keep(key, self.ask(address, content, stop))
@@ -121,7 +121,7 @@ class Client:
         if failures:
             raise failures[0]
 
-    def ask(self, address: str, content: Any, stop: threading.Event | None = None) -> Any:
+    def ask(self, address: str, content: object, stop: threading.Event | None = None) -> Any:
         """The answer to a request, sent up to `tries` times, as plain data.
 
         Raises: OperantError if the server refuses the request, or answers with no JSON; a `NoAnswer` if none comes.
@@ -140,7 +140,7 @@ class Client:
                 failure = error
         raise NoAnswer(f"{failure} ({self.tries} tries); {self.remedy}", late=failure.late) from failure
 
-    def once(self, address: str, content: Any) -> Any:
+    def once(self, address: str, content: object) -> Any:
         """The answer to a request that is sent once. Raises: as `ask`."""
         answer = self.send(address, json.dumps(content))
         try:
@@ -225,7 +225,7 @@ class Client:
         raise OperantError(f"{error}; {advice}".removesuffix("; ")) from error
 
 
-def host_of(url: Any, option: str) -> str:
+def host_of(url: object, option: str) -> str:
     """The host of an address. Raises: OperantError for an invalid one, or one that holds a password."""
     private, host = None, None
     with suppress(ValueError):

@@ -87,7 +87,7 @@ class IsolatedReward(RewardBase):
         self.spec, self.options, self.has_options = spec_of(reward), options or IsolationOptions(), options is not None
         self.__name__ = self.spec.rpartition(":")[2]
         memory = None if self.options.memory_gb is None else int(self.options.memory_gb * (1 << 30))
-        limits = Limits(memory, self.options.processes, self.options.level)
+        limits = Limits(level=self.options.level, memory=memory, processes=self.options.processes)
         self._pool = Pool(Job("operant.sandbox.reward_call:judge_plain", self.spec), limits, self.options.workers)
 
     def under(self, options: IsolationOptions) -> "IsolatedReward":

@@ -45,7 +45,6 @@ LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 KILL = b"k"
 """What the checker writes to have its program ended."""
 ONLY_AST = 0x400
-"""`ast.PyCF_ONLY_AST`."""
 MODULES = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
     "statistics string sys typing".split()
@@ -66,8 +65,6 @@ MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.
 
 
 class Scanner:
-    """How JSON is read."""
-
     strict = True
     object_hook = object_pairs_hook = None
     parse_float, parse_int = float, int
@@ -79,7 +76,6 @@ encoder = make_encoder(None, None, encode_basestring_ascii, None, ":", ",", Fals
 
 
 def frame(data: object) -> bytes:
-    """JSON behind its length."""
     text = "".join(encoder(data, 0)).encode()
     return len(text).to_bytes(4, "big") + text
 
@@ -536,24 +532,17 @@ class Peer:
         return []
 
 
+def of_class(special: str):
+    """What calls the special method of a value's class."""
+    return lambda value, *args: getattr(type(value), special)(value, *args)
+
+
 BY_NAME = {
+    **{name: of_class(f"__{name}__") for name in
+       "get set delete set_name missing enter exit aenter aexit aiter anext trunc floor ceil".split()},
     "bool": bool, "len": len, "str": str, "repr": repr, "int": int, "float": float, "complex": complex, "next": next,
     "iter": iter, "reversed": reversed, "hash": hash, "format": format, "round": round, "delattr": delattr, "dir": dir,
     "instancecheck": lambda kind, value: isinstance(value, kind),
-    "get": lambda value, *of: type(value).__get__(value, *of),
-    "set": lambda value, *to: type(value).__set__(value, *to),
-    "delete": lambda value, of: type(value).__delete__(value, of),
-    "set_name": lambda value, *of: type(value).__set_name__(value, *of),
-    "missing": lambda value, key: type(value).__missing__(value, key),
-    "enter": lambda value: type(value).__enter__(value),
-    "exit": lambda value, *why: type(value).__exit__(value, *why),
-    "aenter": lambda value: type(value).__aenter__(value),
-    "aexit": lambda value, *why: type(value).__aexit__(value, *why),
-    "aiter": lambda value: type(value).__aiter__(value),
-    "anext": lambda value: type(value).__anext__(value),
-    "trunc": lambda value: type(value).__trunc__(value),
-    "floor": lambda value: type(value).__floor__(value),
-    "ceil": lambda value: type(value).__ceil__(value),
     "copy": lambda value: __import__("copy").copy(value),
     "deepcopy": lambda value: __import__("copy").deepcopy(value),
 }  # fmt: skip
@@ -676,7 +665,6 @@ def called(one, name: str, args: tuple, named: dict):
 
 
 def look(one, name: str) -> "Any":
-    """An attribute at the other end."""
     number = number_of(one)
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
         raise AttributeError(name)
@@ -696,7 +684,6 @@ def look(one, name: str) -> "Any":
 
 
 def signed(parts: list, result: list):
-    """The signature that the other end has described."""
     inspect = __import__("inspect")
     kinds, empty = list(inspect._ParameterKind), inspect.Signature.empty
     one = [
@@ -868,7 +855,6 @@ def is_counter(kind: type) -> bool:
 
 
 def letter(value) -> str:
-    """What this container travels behind."""
     return TAGS.get(type(value)) or next(
         tag for tag, kind in SHARED.items() if isinstance(value, kind) and (tag != "C" or is_counter(type(value)))
     )
@@ -912,7 +898,7 @@ def line_of(error: BaseException, file: str) -> int | None:
     while at:
         line = at.tb_lineno if at.tb_frame.f_code.co_filename == file else line
         at = at.tb_next
-    return getattr(error, "lineno", None) if line is None and isinstance(error, SyntaxError) else line
+    return error.lineno if line is None and isinstance(error, SyntaxError) else line
 
 
 def message_of(name: str, text: str, line: int | None) -> str:
@@ -958,22 +944,6 @@ def call(name: str, *values: "int | bytes") -> int:
 
 def prctl(option: int, *values: int) -> None:
     call("prctl", option, *values, *[0] * (4 - len(values)))
-
-
-def confine(given: dict) -> None:
-    """What holds for all three processes: they die with the run, cannot be looked into, and have no more rights."""
-    if sys.platform != "linux":
-        return
-    if given["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(*[given["uid"]] * 3)
-        os.setresuid(*[given["uid"]] * 3)
-    elif given["drop"]:
-        call("capset", (0x20080522).to_bytes(8, sys.byteorder), bytes(24))
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    prctl(PR_SET_DUMPABLE, 0)
-    if given["landlock"]:
-        landlock(**given["landlock"])
 
 
 def landlock(abi: int, paths: list, files: int, net: int, scoped: int) -> None:
@@ -1290,7 +1260,6 @@ class Running:
         self.checker.spent += float(sent[20:])
 
     def kill(self, message: str) -> Ended:
-        """End it; returns what to raise."""
         if self.status is None:
             try:
                 self.checker.control.send(KILL) if self.checker.filtered else os.kill(self.pid, _signal.SIGKILL)
@@ -1301,7 +1270,6 @@ class Running:
         return self.end
 
     def fate(self) -> Ended:
-        """Why it has ended."""
         code = self.finish()
         if self.end:
             return self.end
@@ -1325,11 +1293,13 @@ class Running:
 
 
 class Checker:
-    """Judges one program."""
-
     def __init__(self, control: socket, given: dict, tests: dict):
         self.control, self.tests, self.setup = control, tests["tests"], tests["setup"]
-        self.results, self.nonce, self.process = hide_results(), bytes.fromhex(tests["nonce"]), os.getpid()
+        self.results, null = os.dup(1), os.open("/dev/null", os.O_RDWR)
+        for number in range(3):  # a test's code prints nowhere, and not to the descriptor of the results
+            os.dup2(null, number)
+        os.close(null)
+        self.nonce, self.process = bytes.fromhex(tests["nonce"]), os.getpid()
         self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
         self.each, self.until = given["judge"] == "apps", self.seconds
         self.filtered = bool(given["filter"])
@@ -1369,7 +1339,6 @@ class Checker:
                 rest = rest[os.write(self.results, rest) :]
 
     def used(self) -> float:
-        """The program's processor time so far."""
         return self.spent + (self.run.used() if self.run else 0.0)
 
     # --- tests that are code
@@ -1523,7 +1492,6 @@ def nodes(tree, but: tuple = ()):
 
 
 def parts(code):
-    """A piece of code, and those inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, type(code)):
@@ -1575,20 +1543,21 @@ def listed(value):
     return {name: listed(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
-def hide_results() -> int:
-    """The descriptor of the results, which a test's code does not print to: its 0, 1 and 2 lead nowhere."""
-    results, null = os.dup(1), os.open("/dev/null", os.O_RDWR)
-    for number in range(3):
-        os.dup2(null, number)
-    os.close(null)
-    return results
-
-
 def main() -> None:
     given = scan(take().decode(), 0)[0]
     if given["run"]:
         die_with_parent(given["run"])
-    confine(given)
+    if sys.platform == "linux":  # for all three processes: they cannot be looked into, and have no more rights
+        if given["uid"] is not None:
+            os.setgroups([])
+            os.setresgid(*[given["uid"]] * 3)
+            os.setresuid(*[given["uid"]] * 3)
+        elif given["drop"]:
+            call("capset", (0x20080522).to_bytes(8, sys.byteorder), bytes(24))
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        prctl(PR_SET_DUMPABLE, 0)
+        if given["landlock"]:
+            landlock(**given["landlock"])
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     control, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     checker = os.getpid()

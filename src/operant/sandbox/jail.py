@@ -24,18 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import BinaryIO
 
 from operant.sandbox import levels, linux
-from operant.types import OUTCOMES, OperantError, shown
+from operant.sandbox.levels import JailOptions
+from operant.types import OUTCOMES, OperantError
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
-COMPARISONS = ("auto", "strict", "apps")
-LEAST_MEMORY = 64 << 20
-"""Bytes of address space that an interpreter with a few modules needs."""
-THREADS = 64
-"""Processes and threads of a cell of root's, where a cgroup may be made."""
 THREADS_OF_USER = 4096
 """Processes and threads of the user, all together, at which no program starts another thread. It does not bind root."""
 
@@ -118,53 +114,6 @@ class Verdict:
         return self.results.count("passed") / len(self.results) if self.results else 0.0
 
 
-@dataclass(frozen=True)
-class JailOptions:
-    """Limits of a program, and the level of isolation. Raises: OperantError for a value out of range."""
-
-    level: str = "auto"
-    """auto: the strongest of namespaces, landlock and process that works; container has to be asked for."""
-    seconds: float = 4.0
-    """Processor time of a program over all its tests; of an APPS program, for each test."""
-    memory: int = 512 << 20
-    """Bytes of address space."""
-    at_once: int | None = None
-    """Programs at the same time; None: as many as there are cores."""
-    compare: str = "auto"
-    """How printed output is compared: strict (equal but for white space at the ends of lines and of the text), apps
-    (as APPS' judge does: also equal numbers, or lines of the same words); auto: apps of APPS, else strict."""
-    patience: float = 4.0
-    """Seconds that a program may sleep. To wait for a processor is not to sleep; where the system does not tell the two
-    apart, ten times as much wall clock may pass."""
-    image: str = "python:3.12-slim"
-    """Of the level container: an image with python3."""
-    engine: str = ""
-    """Of the level container: docker or podman, or a path; empty: the one that is installed."""
-    runtime: str = ""
-    """Of the level container: its runtime, such as runsc (gVisor); empty: the engine's own."""
-
-    def __post_init__(self) -> None:
-        if self.level not in ("auto", *levels.LEVELS):
-            raise OperantError(f"level {shown(self.level)} is unknown: use auto, {', '.join(levels.LEVELS)}")
-        if self.compare not in COMPARISONS:
-            raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
-        for name in ("seconds", "patience"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise OperantError(f"{name} is {getattr(self, name)}: no program ends in that; use 4.0, for instance")
-        if self.memory < LEAST_MEMORY:
-            raise OperantError(
-                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"
-            )
-        if self.at_once is not None and self.at_once < 1:
-            raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
-
-    def of(self, program: Program) -> "JailOptions":
-        """The limits of a program: its seconds over all its tests, and how what it prints is compared."""
-        compare = (program.judge or "strict") if self.compare == "auto" else self.compare
-        tests = len(program.tests) if program.judge else 1
-        return replace(self, compare=compare, seconds=self.seconds * max(1, tests))
-
-
 class Jail:
     """Runs programs. It chooses its level when it is made, and says so in `describe`.
 
@@ -173,7 +122,6 @@ class Jail:
     """
 
     def __init__(self, options: JailOptions | None = None):
-        """Try the level, or the levels. Raises: OperantError with the reason if none works."""
         self.options = options or JailOptions()
         if os.name != "posix":
             raise OperantError("programs run in processes that fork, which this system has not: use Linux or macOS")
@@ -181,7 +129,8 @@ class Jail:
         asked = self.options.level
         self.weaker: list[str] = []
         """Why no stronger level is in force."""
-        for self.level in [name for name in levels.LEVELS if asked == name or asked == "auto" != name != "container"]:
+        tried = [name for name in levels.UNTRUSTED if name != "container"] if asked == "auto" else [asked]
+        for self.level in tried:
             usual = replace(self.options, level=self.level, seconds=4.0, at_once=1, compare="strict")
             reason = _trial(usual)
             if not reason:
@@ -195,12 +144,11 @@ class Jail:
     def describe(self) -> str:
         """The level in force and the limits, for a log."""
         level, options = levels.LEVELS[self.level], self.options
-        security = "a security boundary" if level.boundary else "no security boundary"
         limits = f"{options.seconds:g} s of processor time, {options.memory >> 20} MB, {self.at_once} at once"
         if self.level != "container" and os.getuid() == 0 and not linux.cgroups_work():
             limits += ", no cgroup for its threads"
         why = f" (not stronger: {'; '.join(self.weaker)})" if self.weaker else ""
-        return f"{self.level}: {level.about}; {security}; {limits}{why}"
+        return f"{self.level}: {level.about}; {level.security}; {limits}{why}"
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program, whatever it does. Interrupted, it leaves no process behind."""
@@ -254,13 +202,16 @@ class Prisoner:
 
     def __init__(self, options: JailOptions, program: Program):
         """Start it. Raises: OperantError if the machine has no room for it."""
-        options = options.of(program)
+        options = options.of(len(program.tests), program.judge)
         self.options, self.tests = options, program.tests
-        self.cell = cell = levels.LEVELS[options.level].cell(options)
+        make = levels.LEVELS[options.level].cell
+        assert make is not None  # of a level of untrusted programs
+        self.cell = cell = make(options)
         self.scratch: str | None = None
         # To enter a cgroup takes 20 ms: only for root, whom RLIMIT_NPROC does not bind.
         limited = cell.same and os.getuid() == 0 and cell.settings.get("uid") is None and linux.cgroups_work()
-        self.cgroup = linux.new_cgroup(THREADS, f"operant-{os.getpid()}-{next(_numbers)}") if limited else None
+        name = f"operant-{os.getpid()}-{next(_numbers)}"
+        self.cgroup = linux.new_cgroup(options.processes, name) if limited else None
         try:
             if cell.scratch:
                 self.scratch = tempfile.mkdtemp(prefix="operant-")
@@ -390,8 +341,7 @@ def _results(written: bytes, nonce: bytes, wanted: int) -> list[list]:
     return found
 
 
-def _file(data: bytes) -> Any:
-    """A file without a name."""
+def _file(data: bytes) -> BinaryIO:
     linux = hasattr(os, "memfd_create")
     file = os.fdopen(os.memfd_create("operant"), "w+b") if linux else tempfile.TemporaryFile()  # noqa: SIM115
     file.write(data)

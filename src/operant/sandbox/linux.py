@@ -3,7 +3,6 @@
 import ctypes
 import glob
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -141,12 +140,6 @@ def children(pid: int, *, recursive: bool = False) -> set[int]:
     return found
 
 
-def threads_of_this_user() -> int:
-    """Number of processes and threads of this user, which is what RLIMIT_NPROC limits."""
-    every = psutil.process_iter(["uids", "num_threads"])
-    return sum(p.info["num_threads"] or 0 for p in every if p.info["uids"] and p.info["uids"].real == os.getuid())
-
-
 def kill(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -166,10 +159,3 @@ def exit_code(status: int) -> int:
     """The exit code as a shell reports it: 128 plus the signal's number if a signal killed the process."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
-
-
-def describe_exit(code: int) -> str:
-    with suppress(ValueError):
-        if code > 128:
-            return f"was killed by {signal.Signals(code - 128).name}"
-    return f"ended with exit status {code}"

@@ -51,12 +51,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Response:
-    """The response to a request."""
-
     outcome: Literal["ok", "error", "timeout"]
     content: Any = None
     reason: str = ""
-    """Of an error or timeout."""
     reusable: bool = False
     """Whether the worker can take another request: it has answered, or has raised an exception."""
 
@@ -98,7 +95,7 @@ class Worker:
         if self._unsent:
             selector.register(self.requests, selectors.EVENT_WRITE, self)
 
-    def send(self, index: int, request: Any) -> None:
+    def send(self, index: int, request: object) -> None:
         """Send a request; `response` returns the response to it."""
         self._token = os.urandom(8).hex()  # so that an answer cannot be written before its request is known
         line = json.dumps({"id": self._token, "request": request}).encode() + b"\n"
@@ -107,7 +104,6 @@ class Worker:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the request as the pipe takes now."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.requests, self._unsent) :]
@@ -117,7 +113,6 @@ class Worker:
             self._unsent = memoryview(b"")  # the worker has closed the pipe; `response` finds out why
 
     def receive(self) -> None:
-        """Read answers, output, and the supervisor's messages."""
         self.process.receive()
         self._receive_answers()
         with suppress(OSError):
@@ -217,7 +212,7 @@ class Pool:
 
     def run(
         self,
-        requests: Sequence[Any],
+        requests: Sequence[object],
         *,
         until: float,
         allowance: Callable[[], float | None] = lambda: None,
@@ -262,11 +257,9 @@ class Pool:
         return self._lock
 
     def _fill(self) -> None:
-        """Start workers until there are `size`."""
         self.workers += [Worker(self.job, self.limits) for _ in range(self.size - len(self.workers))]
 
     def _drop(self, workers: list[Worker]) -> None:
-        """End these workers together."""
         _end(workers)
         self.workers[:] = [worker for worker in self.workers if worker not in workers]
 
@@ -276,7 +269,7 @@ class Pool:
     def _free(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.index is None]
 
-    def _assign(self, waiting: deque[int], requests: Sequence[Any]) -> None:
+    def _assign(self, waiting: deque[int], requests: Sequence[object]) -> None:
         """Send waiting requests to free workers; those that are not usable any more are replaced."""
         for worker in self._free():
             worker.receive()
@@ -301,7 +294,6 @@ class Pool:
     def _collect(
         self, worker: Worker, responses: dict[int, Response], until: float, allowance: Callable[[], float | None]
     ) -> None:
-        """Take a busy worker's response, if there is one; end the worker if it failed or is too late."""
         assert worker.index is not None  # it is busy
         now = time.monotonic()
         if worker.ready and worker.deadline == float("inf"):
@@ -314,7 +306,6 @@ class Pool:
             self._drop([worker])
 
     def _kill_orphans(self) -> None:
-        """Kill the orphans that the requests have left behind in workers that stay."""
         running = [worker for worker in self.workers if worker.ready and worker.process.level]
         for worker in running:
             worker.process.kill_orphans()

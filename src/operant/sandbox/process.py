@@ -15,53 +15,20 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
+from operant.sandbox.levels import LEVELS, Limits
 from operant.types import OperantError
 
 BOOT = "import sys; sys.path += sys.argv[2:]; from operant.sandbox.supervisor import main; main(sys.argv[1])"
 
 PACKAGES = [str(Path(file).parents[depth]) for file, depth in ((__file__, 2), (psutil.__file__, 1))]
 """The folders of the packages that a supervisor imports, which has no `site`."""
-
-
-class Level(NamedTuple):
-    """How far a program is isolated from the run that started it."""
-
-    ends: str
-    """How it is ended, for a log."""
-    boundary: bool = False
-    """Whether it is a security boundary: without one, the program reads and writes what the run may."""
-
-
-LEVELS = {
-    "pid namespace": Level("ended by the kernel, with every process that it has started"),
-    "sub-reaper": Level("all its descendants are found and killed"),
-    "process group": Level("its process group is killed; processes that have left the group may survive"),
-}
-"""The levels of isolation by name, from strong to weak."""
 FORCED = "OPERANT_ISOLATION"
 """The environment variable that asks for a weaker level than the machine allows."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a supervised program."""
-
-    memory: int | None = None
-    """Bytes of address space of each of its processes."""
-    processes: int | None = 512
-    """Processes and threads, all together. If the system cannot limit them, `describe` says so."""
-    level: str = "auto"
-    """The strongest level to try, a key of LEVELS; auto: the strongest that works."""
-
-    def __post_init__(self) -> None:
-        if self.level not in ("auto", *LEVELS):
-            raise OperantError(f"isolation level {self.level!r} is unknown: use auto, {', '.join(LEVELS)}")
 
 
 class SupervisedProcess:
@@ -111,8 +78,7 @@ class SupervisedProcess:
         count = f"at most {self.limits.processes} processes" if self.limited_by else "no limit on its processes"
         memory = f", {self.limits.memory / (1 << 30):g} GB each" if self.limits.memory else ""
         level = LEVELS[self.level]
-        security = "a security boundary" if level.boundary else "no security boundary"
-        return f"{self.level}: {level.ends}; {count}{memory}; {security}"
+        return f"{self.level}: {level.about}; {count}{memory}; {level.security}"
 
     def receive(self) -> None:
         """Read the supervisor's messages; to be called when `control` can be read."""
@@ -147,7 +113,15 @@ class SupervisedProcess:
             self.request_end()
             with suppress(subprocess.TimeoutExpired):  # then the supervisor goes on killing by itself
                 self.supervisor.wait(patience)
-            self._empty_cgroup()
+            end = time.monotonic() + 0.5
+            while self._cgroup and os.path.isdir(self._cgroup) and time.monotonic() < end:
+                # Its processes are left if the supervisor itself was killed.
+                with suppress(OSError), open(f"{self._cgroup}/cgroup.procs", encoding="ascii") as file:
+                    for pid in file.read().split():
+                        os.kill(int(pid), signal.SIGKILL)
+                with suppress(OSError):
+                    os.rmdir(self._cgroup)
+                time.sleep(0.002)
         self.control.close()
         self.ended = self.ended or "was ended"
 
@@ -155,14 +129,3 @@ class SupervisedProcess:
         if os.getpid() == self._run:  # a forked copy of the run must not end its workers
             with suppress(OSError):
                 self.control.send(command)
-
-    def _empty_cgroup(self) -> None:
-        """Kill all processes in the cgroup, which is needed if the supervisor itself was killed."""
-        end = time.monotonic() + 0.5
-        while self._cgroup and os.path.isdir(self._cgroup) and time.monotonic() < end:
-            with suppress(OSError), open(f"{self._cgroup}/cgroup.procs", encoding="ascii") as file:
-                for pid in file.read().split():
-                    os.kill(int(pid), signal.SIGKILL)
-            with suppress(OSError):
-                os.rmdir(self._cgroup)
-            time.sleep(0.002)

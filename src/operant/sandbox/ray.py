@@ -1,12 +1,12 @@
-"""Ray: one connection of the process for engines, worlds and programs, and pools and jails in actors of it.
+"""Ray: one connection of the process for engines, worlds and programs, and pools and jails of other machines.
 
 session = RaySession(WORLDS, address=None, count=4)
 session.begin()       # connects to Ray, or starts one on this machine
 pool = RayPool(Job("operant.envs.world_job:WorldHandler", argument), Limits(), session)
 session.end()         # ends what was started, after the last session that uses it
 
-An actor holds a `Pool` or a `Jail` of its node, so the same limits apply there. `engines/ray.py` has the actors that
-generate.
+An actor is a transport: it `Holds` a `Pool` or a `Jail` of its node, where the same limits apply. `engines/ray.py` has
+the actors that generate.
 """
 
 import os
@@ -24,15 +24,15 @@ from functools import cached_property
 from importlib.util import find_spec
 from math import inf
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from operant.sandbox import levels
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict, cores
+from operant.sandbox.levels import UNTRUSTED
 from operant.sandbox.pool import LATE, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.types import OperantError, shown
 
-__all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
+__all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayActors", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
 START = 600.0
 """Seconds within which actors have to be ready."""
 PER_CORE = 4
@@ -44,7 +44,9 @@ GRACE = 10.0
 LOOK = 3.0
 """Seconds between two looks at whether Ray has a node left, while an answer is awaited."""
 DEATHS = 3
-"""Actors that may die while they judge the programs of one call."""
+
+Actor = TypeVar("Actor")
+Part = TypeVar("Part")
 
 
 class Names(NamedTuple):
@@ -144,11 +146,29 @@ class RaySession:
 
                 ray.shutdown()
 
-    def actor(self, kind: type, *arguments: Any) -> Any:
+    def actor(self, kind: type, *arguments: object) -> Any:
         """A new actor of a class. `answers` waits for it."""
         import ray
 
         return ray.remote(**self.placed)(kind).remote(*arguments)
+
+
+class RayActors:
+    """The base of what has some actors."""
+
+    session: RaySession
+    """Where they live, and their number."""
+    actors: list[Any]
+    """Empty after `close`."""
+
+    def close(self) -> None:
+        """End the actors and, if it was begun here and nothing else uses it, Ray."""
+        import ray
+
+        for actor in self.actors if ray.is_initialized() else ():
+            ray.kill(actor)
+        self.actors = []
+        self.session.end()
 
 
 def connect(address: str | None, names: Names) -> None:
@@ -214,10 +234,10 @@ def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[An
 
 
 def ask_all(
-    actors: list[Any],
-    parts: Sequence[Any],
-    ask: Callable[[Any, Any], Any],
-    start: Callable[[], Any],
+    actors: list[Actor],
+    parts: Sequence[Part],
+    ask: Callable[[Actor, Part], object],
+    start: Callable[[], Actor],
     names: Names,
     deaths: int,
     remedy: str,
@@ -274,14 +294,34 @@ def some_ready(asked: list[Any], names: Names) -> tuple[list[Any], list[Any]]:
 
 
 def explained(error: BaseException, names: Names) -> OperantError:
-    """The error of an actor for the user."""
     if isinstance(error, OperantError):
         return error
     why = " ".join(str(error).split())[:500]
     return OperantError(f"an actor of {names.part} failed: {type(error).__name__}: {why}")
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
+# --- pools and jails --------------------------------------------------------------------------------------------------
+
+
+class Holds:
+    """What runs in a process of Ray for a `RayPool` or a `RayJail`: one of its node, and who asks it."""
+
+    def __init__(self, path: Sequence[str], kind: type[Pool | Jail], *arguments: object):
+        sys.path += [folder for folder in path if folder not in sys.path]  # where the user's world is found
+        self.kind, self.arguments = kind, arguments
+
+    @cached_property
+    def held(self) -> Any:
+        """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
+        return self.kind(*self.arguments)
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        found = getattr(self.held, name)
+        return found(*arguments) if callable(found) else found
+
+    def run(self, requests: list[object], seconds: float, keep_orphans: bool) -> list[Response]:
+        """As `Pool.run`, within `seconds`: the clocks of two machines differ."""
+        return self.held.run(requests, until=time.monotonic() + seconds, keep_orphans=keep_orphans)
 
 
 class RayPool:
@@ -293,12 +333,11 @@ class RayPool:
         self._level = ""
 
     def start(self, seconds: float) -> None:
-        """As `Pool.start`, on the node of the actor."""
         self.session.begin()
         if self._actor is None:
-            self._actor = self.session.actor(PoolActor, sys.path, self.job, self.limits)
+            self._actor = self.session.actor(Holds, sys.path, Pool, self.job, self.limits)
         try:
-            answers([self._actor.start.remote(seconds)], self.session.names, seconds)
+            answers([self._actor.ask.remote("start", seconds)], self.session.names, seconds)
         except OperantError:
             self.close()
             raise
@@ -310,14 +349,14 @@ class RayPool:
 
         if self._actor is not None:
             try:
-                [self._level] = get([self._actor.level.remote()], timeout=GRACE)
+                [self._level] = get([self._actor.ask.remote("level")], timeout=GRACE)
             except exceptions.GetTimeoutError:
                 pass  # `run` waits no longer than its time, and then ends the actor
             except exceptions.RayError:
                 self.close()
         return self._level
 
-    def run(self, requests: Sequence[Any], *, until: float, keep_orphans: bool = False) -> list[Response]:
+    def run(self, requests: Sequence[object], *, until: float, keep_orphans: bool = False) -> list[Response]:
         """As `Pool.run`. If the actor has died, every response is an error; `start` makes it again."""
         from ray import exceptions, get
 
@@ -337,44 +376,16 @@ class RayPool:
         return [failed for _ in requests]
 
     def close(self) -> None:
-        """End the worker and its actor."""
         from ray import exceptions, get, is_initialized, kill
 
         if self._actor is not None and is_initialized():
             with suppress(exceptions.RayError):
-                get(self._actor.close.remote(), timeout=GRACE)
+                get(self._actor.ask.remote("close"), timeout=GRACE)
             kill(self._actor)
         self._actor, self._level = None, ""
 
 
-class PoolActor:
-    """What runs in a process of Ray for a `RayPool`."""
-
-    def __init__(self, path: Sequence[str], job: Job, limits: Limits):
-        sys.path += [folder for folder in path if folder not in sys.path]  # where the user's world is found
-        self.pool = Pool(job, limits)
-
-    def start(self, seconds: float) -> None:
-        """As `Pool.start`."""
-        self.pool.start(seconds)
-
-    def level(self) -> str:
-        """As `Pool.level`."""
-        return self.pool.level
-
-    def run(self, requests: list[Any], seconds: float, keep_orphans: bool) -> list[Response]:
-        """As `Pool.run`, within `seconds`."""
-        return self.pool.run(requests, until=time.monotonic() + seconds, keep_orphans=keep_orphans)
-
-    def close(self) -> None:
-        """As `Pool.close`."""
-        self.pool.close()
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
-
-
-class RayJail:
+class RayJail(RayActors):
     """A `Jail` in each of some actors of Ray. The verdicts are those of a jail on this machine.
 
     session: where they live, and their number. options: as of `Jail`, on each node; `at_once` counts the programs of an
@@ -385,16 +396,17 @@ class RayJail:
     def __init__(self, session: RaySession, options: JailOptions):
         self.session, self.at_once = session, options.at_once or 1
         self.options = replace(options, at_once=self.at_once)
-        self.actors: list[Any] = []
+        self.actors = []
         try:
             self.session.begin()
             self.actors = [self._start() for _ in range(session.count)]
-            found = answers([actor.described.remote() for actor in self.actors], PROGRAMS)
+            found = answers([actor.ask.remote("describe") for actor in self.actors], PROGRAMS)
         except BaseException:
             self.close()
             raise
-        self.level, self._about = max(found, key=lambda pair: list(levels.LEVELS).index(pair[0]))
-        """The level of the weakest actor, and how it describes itself."""
+        self._about = max(found, key=lambda about: UNTRUSTED.index(about.partition(":")[0]))
+        """How the actor with the weakest level describes itself."""
+        self.level = self._about.partition(":")[0]
 
     def describe(self) -> str:
         """The level of the weakest actor and the limits, for a log."""
@@ -406,7 +418,7 @@ class RayJail:
         found = ask_all(
             self.actors,
             parts,
-            lambda actor, part: actor.run.remote(part),
+            lambda actor, part: actor.ask.remote("run", part),
             self._start,
             PROGRAMS,
             DEATHS,
@@ -414,34 +426,5 @@ class RayJail:
         )
         return [verdict for verdicts in found for verdict in verdicts]
 
-    def close(self) -> None:
-        """End the actors, with the programs that they judge."""
-        import ray
-
-        for actor in self.actors if ray.is_initialized() else ():
-            ray.kill(actor)
-        self.actors = []
-        self.session.end()
-
     def _start(self) -> Any:
-        return self.session.actor(JailActor, self.options)
-
-
-class JailActor:
-    """What runs in a process of Ray for a `RayJail`."""
-
-    def __init__(self, options: JailOptions):
-        self.options = options
-
-    @cached_property
-    def jail(self) -> Jail:
-        """Made by the first call, whose errors reach the caller; Ray reports an error of `__init__` as a dead actor."""
-        return Jail(self.options)
-
-    def described(self) -> tuple[str, str]:
-        """The level, and the description of the jail."""
-        return self.jail.level, self.jail.describe()
-
-    def run(self, programs: list[Program]) -> list[Verdict]:
-        """As `Jail.run`."""
-        return self.jail.run(programs)
+        return self.session.actor(Holds, sys.path, Jail, self.options)

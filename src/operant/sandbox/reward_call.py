@@ -25,7 +25,7 @@ OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
 _ONE_LOOP = threading.Lock()
 
 
-def as_in_trl(reward: Any) -> bool:
+def as_in_trl(reward: object) -> bool:
     """Whether a function has an argument `completions`, as TRL's reward functions have."""
     if not inspect.isroutine(reward):
         return False
@@ -54,7 +54,7 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     return asyncio.run_coroutine_threadsafe(returned, loop).result()
 
 
-def waits(reward: Any) -> bool:
+def waits(reward: object) -> bool:
     """Whether a reward is an async function, or an object with an async `__call__`."""
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
 
@@ -72,7 +72,7 @@ def event_loop(process: int) -> Any:
     return loop
 
 
-def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
     """The arguments of a function of TRL's form. Raises: OperantError for one that has no value."""
     known: dict[str, list[Any]] = {name: [] for name in GIVEN}
     for rollout in rollouts:
@@ -106,12 +106,12 @@ def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[st
     return known
 
 
-def judge_plain(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+def judge_plain(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, object]]:
     """The reward `module:function` or `file.py:function` as a function from plain rollouts to plain answers."""
     place, _, name = spec.rpartition(":")
     function = find_function("reward", place, name)
 
-    def judge(rollouts: list[dict[str, Any]]) -> dict[str, Any]:
+    def judge(rollouts: list[dict[str, Any]]) -> dict[str, object]:
         returned = call(function, [rollout_from_plain(rollout) for rollout in rollouts])
         answers = as_list(returned)
         if answers is None:

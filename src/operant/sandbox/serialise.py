@@ -47,7 +47,7 @@ def step_to_plain(step: Step) -> dict[str, Any]:
     return _plain(_numbers(_fields(step)), "the step")
 
 
-def state_to_plain(state: Any) -> Any:
+def state_to_plain(state: object) -> object:
     """A world's state, from which `state_from_plain` makes it again: tuples stay tuples, and keys may be numbers.
 
     Raises: OperantError if it holds anything else than plain data.
@@ -60,7 +60,7 @@ def state_to_plain(state: Any) -> Any:
     return _plain(state, "the state, or a part of it,")
 
 
-def state_from_plain(plain: Any) -> Any:
+def state_from_plain(plain: object) -> Any:
     """The state that `state_to_plain` was called with."""
     if isinstance(plain, list):
         return [state_from_plain(part) for part in plain]
@@ -72,13 +72,13 @@ def state_from_plain(plain: Any) -> Any:
     return {key: state_from_plain(part) for key, part in parts}
 
 
-def as_list(returned: Any) -> list[Any] | None:
+def as_list(returned: object) -> list[Any] | None:
     """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
     single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
     return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
-def answer_to_plain(answer: Any) -> dict[str, Any]:
+def answer_to_plain(answer: object) -> dict[str, object]:
     """One entry as {"value": ...}, a `Judgement` as {"judgement": its fields}, else {"odd": description}."""
     try:
         if is_judgement(answer):
@@ -88,7 +88,7 @@ def answer_to_plain(answer: Any) -> dict[str, Any]:
         return {"odd": f"{repr(answer)[:80]}, of type {type(answer).__name__}"}
 
 
-def answer_from_plain(plain: Any) -> Any:
+def answer_from_plain(plain: object) -> Any:
     """The answer that `answer_to_plain` was called with. Raises: OperantError with a description of anything else."""
     plain = plain if isinstance(plain, dict) else {}
     judgement = plain.get("judgement")
@@ -99,12 +99,12 @@ def answer_from_plain(plain: Any) -> Any:
     raise OperantError(str(plain.get("odd", "nonsense")))
 
 
-def is_judgement(answer: Any) -> bool:
+def is_judgement(answer: object) -> bool:
     """Whether an answer is a `Judgement`, without fields of a subclass."""
     return isinstance(answer, Judgement) and [f.name for f in fields(answer)] == FIELDS
 
 
-def _numbers(answer: Any) -> Any:
+def _numbers(answer: Any) -> object:
     """Arrays and tensors as numbers and lists of numbers."""
     if isinstance(answer, Mapping):
         return {str(key): _numbers(value) for key, value in answer.items()}
@@ -115,7 +115,7 @@ def _fields(instance: Any) -> dict[str, Any]:
     return {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in LEFT_OUT}
 
 
-def _plain(value: Any, where: str) -> Any:
+def _plain(value: object, where: str) -> Any:
     """`value` with tuples as lists. Raises: OperantError with the place of the first part that is not plain data."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -19,6 +19,8 @@ import sys
 import time
 from contextlib import suppress
 
+import psutil
+
 from operant.sandbox import linux
 
 NAMESPACE, REAPER, GROUP = "pid namespace", "sub-reaper", "process group"
@@ -37,7 +39,6 @@ class Supervisor:
         """Pid of the program, as seen from here."""
         self.cgroup: str | None = None
         self.ended: str | None = None
-        """Why the program has ended; None while it runs."""
         self.gate, self.open_gate = os.pipe()  # the program starts when it can read a byte from the gate
         self.woken, wake = os.pipe()
         os.set_blocking(wake, False)
@@ -55,8 +56,13 @@ class Supervisor:
                 ready, _, _ = select.select([self.control, self.woken], [], [], 1.0)
                 if self.woken in ready:
                     os.read(self.woken, 4096)
-                if self.control in ready and not self._obey():
-                    return
+                if self.control in ready:
+                    command = b""
+                    with suppress(OSError):  # the other end of the socket was killed
+                        command = self.control.recv(1)
+                    if command != b"o":
+                        return
+                    self._send(orphans_killed=self._kill_orphans())
                 if os.getppid() != self.setup["run"]:
                     return
                 self._reap()
@@ -69,7 +75,11 @@ class Supervisor:
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        level = self._isolate()
+        wanted, level = self.setup["level"], GROUP  # the strongest that is wanted and allowed
+        if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_pid_namespace():
+            level = NAMESPACE
+        elif linux.LINUX and wanted != GROUP and linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1):
+            level = REAPER
         limited_by = None
         if self.setup["processes"] is not None and linux.LINUX:
             self.cgroup = linux.new_cgroup(self.setup["processes"])
@@ -78,7 +88,12 @@ class Supervisor:
             self.init = os.fork()
             if self.init == 0:
                 self._run_init()
-            self.program = self._program_of_init()
+            end, first = time.monotonic() + PATIENCE, set[int]()
+            while not (first := linux.children(self.init)) and time.monotonic() < end:
+                time.sleep(0.002)
+            if not first:
+                raise SystemExit("the first process of the namespace has started no program")
+            self.program = first.pop()
         else:
             self.program = self._fork_program()
         if self.cgroup and not linux.write_value(f"{self.cgroup}/cgroup.procs", self.program):
@@ -87,15 +102,6 @@ class Supervisor:
         self._close_fds_of_program()
         self._send(started=self.program, level=level, limited_by=limited_by, cgroup=self.cgroup)
         os.write(self.open_gate, b"!")
-
-    def _isolate(self) -> str:
-        """Enter the strongest level of isolation that is wanted and allowed, and return it."""
-        wanted = self.setup["level"]
-        if linux.LINUX and wanted in ("auto", NAMESPACE) and linux.new_pid_namespace():
-            return NAMESPACE
-        if linux.LINUX and wanted in ("auto", NAMESPACE, REAPER) and linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1):
-            return REAPER
-        return GROUP
 
     def _run_init(self) -> None:
         """Be process 1 of the namespace: reap its dead, and exit with the program, which ends all other processes."""
@@ -137,21 +143,15 @@ class Supervisor:
         for fd in self.setup["fds"]:
             os.close(fd)
 
-    def _program_of_init(self) -> int:
-        """The program's pid as seen from here: it is the first child of the namespace's first process."""
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            for pid in linux.children(self.init):
-                return pid
-            time.sleep(0.002)
-        raise SystemExit("the first process of the namespace has started no program")
-
     def _set_limits(self) -> None:
         import resource
 
         limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: self.setup["memory"]}
         if self.setup["processes"] is not None and self.cgroup is None and linux.LINUX:
-            limits[resource.RLIMIT_NPROC] = linux.threads_of_this_user() + self.setup["processes"]
+            every = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
+            own = [info for info in every if info["uids"] and info["uids"].real == os.getuid()]
+            # The limit counts all processes and threads of this user.
+            limits[resource.RLIMIT_NPROC] = sum(info["num_threads"] or 0 for info in own) + self.setup["processes"]
         for limit, value in limits.items():
             if value is not None:
                 with suppress(ValueError, OSError):
@@ -160,15 +160,6 @@ class Supervisor:
                     resource.setrlimit(limit, (value, value))
 
     # --- while it runs ------------------------------------------------------------------------------------------------
-
-    def _obey(self) -> bool:
-        """Carry out one command; returns whether the program is to run on."""
-        command = b""
-        with suppress(OSError):  # the other end of the socket was killed
-            command = self.control.recv(1)
-        if command == b"o":
-            self._send(orphans_killed=self._kill_orphans())
-        return command == b"o"
 
     def _send(self, **message: object) -> None:
         with suppress(OSError):
@@ -179,7 +170,10 @@ class Supervisor:
         while (dead := linux.reap()) is not None:
             pid, code = dead
             if pid in (self.init, self.program):
-                self.ended = linux.describe_exit(code)
+                self.ended = f"ended with exit status {code}"
+                with suppress(ValueError):
+                    if code > 128:
+                        self.ended = f"was killed by {signal.Signals(code - 128).name}"
                 self.init = self.program = None
 
     def _kill_orphans(self) -> int:
@@ -203,7 +197,6 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
-        """Kill the program and all its descendants, until none is left."""
         if self.init:
             linux.kill([self.init], signal.SIGKILL)
             with suppress(ChildProcessError):

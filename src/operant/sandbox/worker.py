@@ -15,7 +15,6 @@ from typing import Any
 from operant.types import OperantError, describe_error
 
 INSIDE = False
-"""Whether this process is a worker."""
 
 
 def main(setup_json: str) -> None:
@@ -30,7 +29,7 @@ def main(setup_json: str) -> None:
         os.set_inheritable(fd, False)  # programs that the handler starts do not get the pipes
     handler: Callable[[Any], Any] | None = None
 
-    def make(argument: Any) -> dict[str, Any]:
+    def make(argument: object) -> dict[str, object]:
         nonlocal handler
         module, name = setup["make"].split(":")
         handler = getattr(importlib.import_module(module), name)(argument)
@@ -45,7 +44,7 @@ def main(setup_json: str) -> None:
             _answer(setup["answers"], {"id": message["id"]}, handler, message["request"])
 
 
-def _answer(fd: int, head: dict[str, Any], function: Callable[[Any], Any], argument: Any) -> None:
+def _answer(fd: int, head: dict[str, object], function: Callable[[Any], object], argument: object) -> None:
     """Send `head` with the return value of a function as "answer", or with the exception that it raised as "error"."""
     try:
         line = json.dumps(head | {"answer": function(argument)})
@@ -59,7 +58,7 @@ def _answer(fd: int, head: dict[str, Any], function: Callable[[Any], Any], argum
         unsent = unsent[os.write(fd, unsent) :]
 
 
-def spec_of(thing: str | Callable[..., Any]) -> str:
+def spec_of(thing: str | Callable[..., object]) -> str:
     """`module:function` or `/whole/path/file.py:function`, by which another process finds the thing."""
     if INSIDE:
         raise OperantError(
@@ -78,7 +77,7 @@ def spec_of(thing: str | Callable[..., Any]) -> str:
     return f"{place}:{name}"
 
 
-def _spec_of_object(thing: Any) -> str:
+def _spec_of_object(thing: object) -> str:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     remedy = "put it at the top level of a file, and give isolated('file.py:function')"
     if not callable(thing) or module is None or name is None or "<" in name:

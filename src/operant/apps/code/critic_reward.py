@@ -28,7 +28,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from operant import distributed
-from operant.apps.code.critic_score import PASSED, CriticScore, Reading
+from operant.apps.code.critic_score import CriticScore, Reading
+from operant.apps.code.outcome_critic import PASSED
 from operant.rewards import resolve
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
@@ -80,14 +81,14 @@ class CriticReward(Wrapper):
         self.tokenizer: Any = None
         """The policy's, which a run sets before training (`read_with`)."""
         self.greedy: list[Rollout] = []
-        self._optimizer: Any = None
+        self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def wants_greedy(self) -> bool:
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
         return self.returns in RELATIVE
 
-    def held_out(self) -> Any:
+    def held_out(self) -> RewardFn:
         return held_out(self.reward)
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
@@ -204,7 +205,7 @@ class CriticReward(Wrapper):
             self.optimizer.zero_grad()
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> torch.optim.Optimizer:
         """AdamW over the critic's weights, made when it is first used."""
         if self._optimizer is None:
             self._optimizer = torch.optim.AdamW(self.scorer.critic.trainable(), lr=self.refresh, weight_decay=0.0)

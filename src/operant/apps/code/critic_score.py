@@ -14,13 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.apps.code.outcome_critic import OutcomeCritic, ends_of, is_critic
+from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
 from operant.rollouts.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, OperantError, Task, shown
-
-PASSED = OUTCOMES.index("passed")
-"""The column of passed programs."""
+from operant.types import OperantError, Task, shown
 
 
 @dataclass(frozen=True)
@@ -81,17 +78,15 @@ class CriticScore:
         """Of each problem (a text or messages) and program: the ids of both, the program's with an end token."""
         critic = self.critic
         known = Demonstrations(critic.tokenizer, critic.stop_tokens[0], encoder_decoder=critic.encoder_decoder)
-        given = known.rollouts([Task("", problem, replies=(program,)) for problem, program in attempts])
-        return [self._fitting(one.turns[-1].prompt, one.turns[-1].action) for one in given]
-
-    def _fitting(self, prompt: list[int], program: list[int]) -> tuple[list[int], list[int]]:
-        """The ids, cut to what the critic reads; a cut program keeps no end token."""
-        context, most = self.critic.room()
-        if most is not None:
-            program = program[: most if self.critic.encoder_decoder else most - 1]
-        if context is not None:
-            prompt = prompt[-(context if self.critic.encoder_decoder else context - len(program)) :]
-        return prompt, program
+        (context, most), rows = critic.room(), []
+        for rollout in known.rollouts([Task("", problem, replies=(program,)) for problem, program in attempts]):
+            prompt, program = rollout.turns[-1].prompt, rollout.turns[-1].action
+            if most is not None:  # a program that is cut keeps no end token
+                program = program[: most if critic.encoder_decoder else most - 1]
+            if context is not None:
+                prompt = prompt[-(context if critic.encoder_decoder else context - len(program)) :]
+            rows.append((prompt, program))
+        return rows
 
     def read(self, attempts: Sequence[tuple[Any, str]]) -> list[Reading]:
         """What the critic says of each problem (a text or messages) and program."""

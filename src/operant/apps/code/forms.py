@@ -1,20 +1,24 @@
-"""Programming problems as data sets publish them: MBPP, HumanEval, APPS, and rows of one's own. See `data/forms.py`.
+"""Rows about programs: problems as data sets publish them (MBPP, HumanEval, APPS) or of one's own, programs to repair,
+and the outcomes of a run's replies. The target of a problem is what `problems` reads.
 
-The target of each task is what `problems` reads: {"tests", "examples", "setup", "before"}.
+operant generate runs/code --tasks problems.jsonl --tests --all --samples 16 --out candidates.jsonl
+operant train sft --policy runs/code --tasks candidates.jsonl --form repair
+operant train outcome-critic --tasks outcomes --tasks.run runs/code
 """
 
 import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal
 
+from operant.apps.code.problems import program_in
 from operant.data.forms import Row, found_in, text_of, texts_in
-from operant.types import OperantError, shown
+from operant.types import OUTCOMES, OperantError, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
-"""Fields that name the language of a row."""
 EXAMPLE = re.compile(r"==>|=>|==|\u279e|->|# returns|should return|\breturns?\b|(?<![=<>!])=(?!=)")
 """What stands between a call and its value in a docstring."""
 APPS_IMPORTS = (
@@ -23,9 +27,12 @@ APPS_IMPORTS = (
     "from itertools import *; from math import *; from typing import *\n"
 )
 """What the judge of APPS puts in front of every program, as one line; without numpy."""
+TEMPLATE = "{prompt}\n{program}\n\n# {outcome}: {message}\n# The program, repaired:\n"
+LONGEST = 300
+READS = ("prompt", "program", "outcome", "message")
 
 
-def code(row: Row) -> Any:
+def code(row: Row) -> Mapping[str, object]:
     """Any row of this file by its fields: `mbpp`, `humaneval`, `apps`, or one's own: prompt, tests (and completion).
 
     Own rows have `tests` and maybe `examples`, lists of code or of {"stdin", "stdout"}, and `setup` and `before`, in
@@ -53,7 +60,7 @@ def mbpp(
     prefix: str = "",
     between: str = "\n",
     cue: str = "\n",
-) -> Any:
+) -> Mapping[str, object]:
     """MBPP (Austin et al. 2021), the full set and the sanitised one: a sentence, and tests that show the name.
 
     shown: which tests the prompt has; they are the examples. decide: the tests that pay, the `others` (with shown=all
@@ -84,7 +91,7 @@ def mbpp(
     }
 
 
-def humaneval(row: Row) -> Any:
+def humaneval(row: Row) -> Mapping[str, object]:
     """HumanEval (Chen et al. 2021): the prompt is the head of a function, which the reply continues.
 
     The assertions of its `check` are tests of their own where it has nothing else, or one test if it has. The examples
@@ -150,7 +157,7 @@ def apps(
     cue: str = "\nANSWER:\n",
     examples: int = 0,
     imports: bool = True,
-) -> Any:
+) -> Mapping[str, object]:
     """APPS (Hendrycks et al. 2021): a question, programs that solve it, and pairs of inputs and outputs.
 
     A row with `fn_name` in its input_output calls that function (of `Solution`, where the starter code has that class);
@@ -199,7 +206,7 @@ def apps(
     }
 
 
-def test_of_call(called: str, arguments: Any, output: Any) -> str:
+def test_of_call(called: str, arguments: object, output: object) -> str:
     """A test of a call. The harness's `same` takes tuples for lists, and a result that the set has put into a list."""
     values = arguments if isinstance(arguments, Sequence) and not isinstance(arguments, str) else [arguments]
     call = f"{called}({', '.join(repr(numbered(value)) for value in values)})"
@@ -210,7 +217,7 @@ def test_of_call(called: str, arguments: Any, output: Any) -> str:
     return f"assert same({call}, {output!r})"
 
 
-def numbered(value: Any) -> Any:
+def numbered(value: object) -> object:
     """A value with the whole numbers that JSON made texts as the keys of a mapping, as APPS' judge undoes it."""
     try:
         return {int(key): one for key, one in value.items()} if isinstance(value, dict) else value
@@ -218,7 +225,7 @@ def numbered(value: Any) -> Any:
         return value
 
 
-def whole_text(text: Any) -> str:
+def whole_text(text: object) -> str:
     """An input or output, which some rows publish as a list of lines."""
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
@@ -248,18 +255,17 @@ def _named(row: Row) -> dict[str, str]:
     return {} if name is None else {"id": str(name)}
 
 
-def _some(given: Any, what: str, least: int = 1) -> list[Any]:
+def _some(given: object, what: str, least: int = 1) -> list[Any]:
     if not isinstance(given, (list, tuple)) or len(given) < least:
         raise OperantError(f"{what} is {shown(given)}: the row has no tests, so no program can be judged; leave it out")
     return [_clean(test) if isinstance(test, str) else test for test in given]
 
 
 def _clean(text: str) -> str:
-    """Code with the line ends that Python writes."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _parsed(value: Any, what: str) -> Any:
+def _parsed(value: object, what: str) -> Any:
     """A value that some copies of a data set hold as JSON in a text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -274,3 +280,63 @@ def _check_language(row: Row) -> None:
             raise OperantError(
                 f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages"
             )
+
+
+def check_template(template: str) -> str:
+    """Return the template. Raises: OperantError for one that shows the model no problem or no program."""
+    if missing := next((name for name in READS[:2] if f"{{{name}}}" not in template), None):
+        known = ", ".join(f"{{{name}}}" for name in READS)
+        raise OperantError(f"the repair template {shown(template)} has no {{{missing}}}: it may hold {known}")
+    return template
+
+
+def repair_prompt(prompt: Any, reply: str, outcome: str, message: str, template: str = TEMPLATE) -> Any:
+    """What a repair model reads of a problem, a text or messages, and a reply that fails. Of messages, the last one
+    becomes what the template makes of it.
+    """
+    chat = isinstance(prompt, list)
+    known = {
+        "prompt": prompt[-1]["content"] if chat else prompt,
+        "program": program_in(reply),
+        "outcome": outcome,
+        "message": " ".join(message.split())[:LONGEST],
+    }
+    text = re.sub(rf"\{{({'|'.join(READS)})\}}", lambda found: known[found[1]], template)
+    return [*prompt[:-1], {**prompt[-1], "content": text}] if chat else text
+
+
+def repair(row: Row, *, template: str = TEMPLATE) -> dict[str, object] | list[object]:
+    """Candidates of `operant generate --tests --all`: a program that fails its examples, and a right one as reference.
+
+    Rows that pass their examples, or whose problem has no right program, are left out. template: with {prompt},
+    {program}, {outcome} and {message}; the same as the option --repair-template of `operant generate`.
+    """
+    if missing := [name for name in ("prompt", "completion", "examples") if name not in row]:
+        raise OperantError(f"it reads rows of `operant generate --tests --all`, and this one has no {missing[0]}")
+    outcome = row["examples"]
+    if outcome not in OUTCOMES:
+        raise OperantError(f"examples is {shown(outcome)}; it is one of {', '.join(OUTCOMES)}")
+    if outcome == "passed" or row.get("right") is None:
+        return []
+    check_template(template)
+    given = (row["prompt"], row["completion"], outcome, row.get("examples_message") or "")
+    return {"prompt": repair_prompt(*given, template), "references": row["right"]}
+
+
+def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[dict[str, object]]:
+    """Rows {"prompt", "completion", "outcome"} of all replies that a run has stored, steps `first` to `last`, whose
+    reward named the outcome of a program. Raises: OperantError for a folder without such replies."""
+    from operant.data.sources import read
+
+    files = sorted((Path(run).expanduser() / "rollouts").glob("step-*.parquet"))
+    chosen = [file for file in files if first <= int(file.stem.partition("-")[2]) <= (last or 1 << 60)]
+    if not chosen:
+        raise OperantError(f"tasks.run={run!r}: {run}/rollouts has no replies of steps {first} to {last or 'the end'}")
+    found = False
+    for file in chosen:
+        for _, row in read(file)[1]:
+            if row.get("outcome"):
+                found = True
+                yield {"prompt": row["query"], "completion": row["reply"], "outcome": row["outcome"]}
+    if not found:
+        raise OperantError(f"tasks.run={run!r}: its replies have no outcomes; their reward names them, as `tests` does")

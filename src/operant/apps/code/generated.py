@@ -12,7 +12,7 @@ Without any of its operations, with another number in one, or as a program of `T
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from operant.types import OperantError
 
 Part = Literal["train", "held-out"]
+Function = Callable[[Any], Any]
 HELD_OUT = 5
 """One in this many compositions of two or more operations is held out."""
 EXAMPLES, TESTS = 2, 4
@@ -35,13 +36,11 @@ class Operation(NamedTuple):
     of: str
     to: str
     code: str
-    """An expression of the variable of its kind."""
     phrases: tuple[str, ...]
     """Of which one says it in the statement: what comes after "then"."""
 
 
 VARIABLES = {"list": "xs", "text": "s", "words": "ws", "number": "n"}
-"""The name of a value of each kind in references."""
 
 
 def _operations(table: str) -> list[Operation]:
@@ -72,7 +71,7 @@ TRIVIAL = (
 
 def programs(
     *, count: int = 2000, levels: str = "1-3", seed: int = 0, part: Part = "train", classes: float = CLASSES
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Problems as rows: `prompt`, `completion` (the reference), `tests`, `examples` (those in the prompt), `level`.
 
     count: how many; the first ones of a seed do not depend on it. levels: operations of a problem, "2", or "1-3" in
@@ -97,12 +96,12 @@ def programs(
 
 def held_out(
     *, count: int = 256, levels: str = "2-3", seed: int = 0, classes: float = CLASSES
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """As `programs`, of compositions that no problem of training has."""
     return programs(count=count, levels=levels, seed=seed, part="held-out", classes=classes)
 
 
-def _problem(seed: str, low: int, high: int, part: Part, classes: float) -> dict[str, Any]:
+def _problem(seed: str, low: int, high: int, part: Part, classes: float) -> dict[str, object]:
     chance = random.Random(seed)
     level, make = chance.randint(low, high), _of_class if chance.random() < classes else _of_function
     while (made := make(chance, level, part)) is None:
@@ -115,7 +114,7 @@ def is_held_out(composition: str, level: int) -> bool:
     return level > 1 and zlib.crc32(composition.encode()) % HELD_OUT == 0
 
 
-def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, Any] | None:
+def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, object] | None:
     kind = start = chance.choice(("list", "list", "text", "text", "number", "words"))
     steps: list[Operation] = []
     for _ in range(level):
@@ -137,7 +136,7 @@ def _of_function(chance: random.Random, level: int, part: Part) -> dict[str, Any
     return _row(f"Write f({argument}): {phrases}.", tests, f"def f({argument}):\n{body}")
 
 
-def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] | None:
+def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, object] | None:
     """A class with a number, a method that changes it and one that reads it, after `level` - 1 operations."""
     update = chance.choice(UPDATES)
     steps = [chance.choice([one for one in OPERATIONS if one.of == one.to == "number"]) for _ in range(level - 1)]
@@ -150,10 +149,10 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
     )
     inputs = [[chance.randint(-9, 20) for _ in range(chance.randint(1, 3))] for _ in range(EXAMPLES + TESTS)]
 
-    def runs(first: int, changed: str, codes: list[str], kinds: list[Operation]) -> Callable[[Any], Any]:
+    def runs(first: int, changed: str, codes: list[str], kinds: list[Operation]) -> Function:
         read, put = _chain(codes, kinds), _function("n, y", changed.replace("self.n", "n"))
 
-        def run(values: list[int]) -> Any:
+        def run(values: list[int]) -> object:
             n = first
             for y in values:
                 n = put(n, y)
@@ -183,7 +182,7 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, Any] |
     return _row(statement, tests, reference)
 
 
-def _row(statement: str, tests: list[str], reference: str) -> dict[str, Any]:
+def _row(statement: str, tests: list[str], reference: str) -> dict[str, object]:
     shown = tests[:EXAMPLES]
     prompt = "\n".join([statement, *shown, ""])
     return {"prompt": prompt, "completion": reference, "tests": tests[EXAMPLES:], "examples": shown}
@@ -199,7 +198,7 @@ def _drawn(chance: random.Random, operation: Operation) -> tuple[str, str]:
     return operation.code.format(**values), chance.choice(operation.phrases).format(**values)
 
 
-def _value(chance: random.Random, kind: str) -> Any:
+def _value(chance: random.Random, kind: str) -> object:
     if kind == "list":
         return [chance.randint(-9, 12) for _ in range(chance.randint(4, 7))]
     if kind == "number":
@@ -210,14 +209,13 @@ def _value(chance: random.Random, kind: str) -> Any:
 
 @cache
 def _function(arguments: str, code: str) -> Callable[..., Any]:
-    """A function of an expression of this file."""
     return eval(f"lambda {arguments}: {code}")
 
 
-def _chain(codes: list[str], steps: list[Operation]) -> Callable[[Any], Any]:
+def _chain(codes: list[str], steps: list[Operation]) -> Function:
     functions = [_function(VARIABLES.get(step.of, "n"), code) for code, step in zip(codes, steps, strict=True)]
 
-    def run(value: Any) -> Any:
+    def run(value: Any) -> object:
         for function in functions:
             value = function(value)
             if (abs(value) if isinstance(value, int) else len(value)) > LARGEST:
@@ -227,7 +225,7 @@ def _chain(codes: list[str], steps: list[Operation]) -> Callable[[Any], Any]:
     return run
 
 
-def _outputs(function: Callable[[Any], Any], inputs: list[Any]) -> list[Any] | None:
+def _outputs(function: Function, inputs: Sequence[object]) -> list[object] | None:
     """What a function returns for each input; None if it raises, or a result is too long for a prompt."""
     try:
         found = [function(value) for value in inputs]
@@ -236,13 +234,13 @@ def _outputs(function: Callable[[Any], Any], inputs: list[Any]) -> list[Any] | N
     return None if any(len(repr(value)) > 60 for value in found) else found
 
 
-def _too_easy(found: list[Any], others: list[Callable[[Any], Any]], inputs: list[Any]) -> bool:
+def _too_easy(found: list[object], others: list[Function], inputs: Sequence[object]) -> bool:
     """Whether a constant or one of other programs passes the tests that decide."""
     decide, given = found[EXAMPLES:], inputs[EXAMPLES:]
     return all(value == decide[0] for value in decide) or any(_outputs(other, given) == decide for other in others)
 
 
-def _wrong(drawn: list[tuple[str, str]], steps: list[Operation]) -> list[Callable[[Any], Any]]:
+def _wrong(drawn: list[tuple[str, str]], steps: list[Operation]) -> list[Function]:
     """The reference without one of its operations where the kinds allow it, and with another number in one."""
     codes, made = [code for code, _ in drawn], []
     for i, step in enumerate(steps):

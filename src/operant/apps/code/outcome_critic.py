@@ -9,6 +9,8 @@ arXiv:2207.01780), and for its first t tokens that of the maximum until position
 """
 
 import json
+import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.apps.code import judged_outcomes
 from operant.models.base import PolicyBase, ReadingPolicy
 from operant.models.loading import load_policy
 from operant.models.safe_loading import load_tensors
@@ -27,6 +28,10 @@ from operant.storage.hub import find_model
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout
 
 HEAD, ABOUT = "outcome_head.safetensors", "outcome_critic.json"
+PASSED = OUTCOMES.index("passed")
+"""The column of passed programs."""
+BINS = 10
+QUARTERS = (25, 50, 75, 100)
 
 
 class OutcomeCritic(ReadingPolicy):
@@ -86,10 +91,9 @@ class OutcomeCritic(ReadingPolicy):
 
     @property
     def model(self) -> Any:
-        """The trunk, as a transformers model."""
         return self.inner.model
 
-    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: Any) -> Outputs:
+    def forward(self, batch: Batch, sampling: Sampling = Sampling(), **kwargs: object) -> Outputs:
         """`Outputs.outcomes` [B, T, C] at each action; at the last one of a row for the whole program."""
         pooled = self.logits(batch)[1]
         off = pooled.new_zeros(pooled.shape[:2])
@@ -140,11 +144,9 @@ class OutcomeCritic(ReadingPolicy):
         return self.inner.context, self.inner.positions["decoder"] if self.encoder_decoder else self.inner.context
 
     def misfit(self, prompt: int, reply: int) -> str | None:
-        """As that of the trunk."""
         return self.inner.misfit(prompt, reply)
 
     def packs(self, batch: Batch) -> bool:
-        """As the trunk does."""
         return not self.pool_padding and self.inner.packs(batch)
 
     def export(self, folder: Path) -> None:
@@ -158,11 +160,51 @@ class OutcomeCritic(ReadingPolicy):
 
     def measure(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         read = self.read([(rollout.turns[-1].prompt, rollout.turns[-1].action) for rollout in rollouts])
-        return judged_outcomes.metrics([pooled for _, pooled in read], [rollout.paid for rollout in rollouts])
+        return metrics([pooled for _, pooled in read], [rollout.paid for rollout in rollouts])
+
+
+def metrics(pooled: Sequence[Tensor], outcomes: Sequence[float]) -> dict[str, float]:
+    """The metrics of N programs and the numbers of their true outcomes.
+
+    pooled: of each program of T tokens the logits [T + 1, C] for its first 0 to T tokens (`OutcomeCritic.logits`).
+    The areas under the curve are absent if all have passed, or none has.
+    """
+    true = torch.tensor([round(outcome) for outcome in outcomes])
+    chances = [logits.double().softmax(-1) for logits in pooled]
+    found = {
+        "critic/majority": max(Counter(true.tolist()).values()) / len(true),
+        "critic/calibration_error": calibration_error(torch.stack([own[-1] for own in chances]), true),
+    }
+    for share in QUARTERS:
+        scores = torch.stack([own[math.ceil(share / 100 * (len(own) - 1)), PASSED] for own in chances])
+        area = area_under_curve(scores, true == PASSED)
+        if area is not None:
+            found[f"critic/auc_{share}"] = area
+    return found
+
+
+def calibration_error(probabilities: Tensor, true: Tensor) -> float:
+    """The expected calibration error of predictions [N, C] for classes [N]: over ten intervals of the probability of
+    the predicted class, the distance of its mean from the share that is right, weighted by their number
+    (arXiv:1706.04599)."""
+    sure, guess = probabilities.max(-1)
+    where = (sure * BINS).ceil().clamp(1, BINS).long() - 1
+    gap = sure - (guess == true).to(sure)
+    return float(torch.zeros(BINS, dtype=gap.dtype).index_add(0, where, gap).abs().sum() / len(true))
+
+
+def area_under_curve(scores: Tensor, positive: Tensor) -> float | None:
+    """The share of pairs of a positive and a negative whose order the scores [N] tell; equal ones count half. None
+    without such a pair."""
+    above, below = scores[positive], scores[~positive]
+    if not len(above) or not len(below):
+        return None
+    ordered = below.sort().values
+    beaten = torch.searchsorted(ordered, above) + torch.searchsorted(ordered, above, right=True)
+    return float(beaten.double().sum()) / (2 * len(above) * len(below))
 
 
 def is_critic(folder: Path) -> bool:
-    """Whether a model's folder has the head of an outcome critic."""
     return (folder / ABOUT).is_file()
 
 
@@ -175,7 +217,7 @@ def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
     return [min(max(end - lead, 0), len(text)) for end in accumulate(map(len, pieces))]
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _about(folder: Path) -> dict[str, int]:
     """What an exported critic says of its head; empty if the folder is none. Raises: OperantError if it is damaged."""
     if not is_critic(folder):
         return {}

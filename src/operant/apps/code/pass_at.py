@@ -32,7 +32,7 @@ class PassAt:
         at_once: int | None = LIMITS.at_once,
         compare: Literal["auto", "strict", "apps"] = "auto",
     ):
-        self.options = JailOptions(level, seconds, memory, at_once, compare)
+        self.options = JailOptions(level=level, seconds=seconds, memory=memory, at_once=at_once, compare=compare)
 
     def check(self) -> None:
         """Make the jail. Raises: OperantError for limits that it cannot keep on this machine."""

@@ -31,18 +31,14 @@ THREAD = re.compile(r"(\w+\.)?(Thread|Timer|start_new_thread)\(")
 
 @dataclass(frozen=True)
 class Problem:
-    """The tests of a problem."""
-
     tests: tuple[Test, ...]
     """Those that decide. The policy never reads them."""
     examples: tuple[Test, ...] = ()
     """Those that the statement gives away: candidates are filtered by them, and repaired after their message."""
     setup: str = ""
-    """Code that runs before the tests, beside them."""
     before: str = ""
     """What stands in front of the reply in the program, such as the head of a function that the prompt ends with."""
     judge: str = ""
-    """apps: judged as by the published judge of APPS."""
 
     def program(self, reply: str, *, examples: bool = False) -> Program:
         """The program of a reply, with all tests or the examples alone."""
@@ -138,7 +134,7 @@ def unkept(*codes: str) -> str | None:
     return None
 
 
-def test(given: Any) -> Test:
+def test(given: object) -> Test:
     """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for others, or code with an error."""
     if isinstance(given, str):
         if (fault := syntax_error(given)) is not None:

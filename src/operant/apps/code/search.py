@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from operant.apps.code.forms import TEMPLATE, repair_prompt
 from operant.apps.code.problems import problem_of, program_in
-from operant.apps.code.repair import TEMPLATE, repair_prompt
 from operant.bounds import bounded, check_bounds
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
@@ -61,8 +61,6 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Writer:
-    """A model that writes programs."""
-
     tokenizer: Any
     engine: Engine
     sampling: Sampling
@@ -75,29 +73,23 @@ class Candidate:
     """A program for a task: `Candidate("return 2 * x", (5, 7, 2), Verdict("passed", ("passed",)), "refined", 1)`."""
 
     text: str
-    """The reply."""
     ids: tuple[int, ...]
-    """Its tokens, with the stop token."""
     verdict: Verdict
-    """On the example tests."""
     how: str = "sampled"
     """sampled, refined or repaired."""
     round: int = 0
     sample: int = 0
-    """Its number in the round."""
     scores: tuple[float, ...] = ()
     """The critic's score of its beginning until each token; empty without a critic."""
     parent: int | None = None
     """The place of the candidate that it was made from, in the list of the task."""
     kept: int = 0
-    """Tokens of that one that it begins with."""
     prompt: tuple[int, ...] = field(default=(), repr=False)
     writer: int = 0
     """0: the policy; 1: the repair model."""
 
     @property
     def passed(self) -> bool:
-        """Whether it passes the examples."""
         return self.verdict.outcome == "passed"
 
     @property
@@ -121,8 +113,6 @@ class _Draft:
 
 
 class Search:
-    """Writes candidates for tasks."""
-
     def __init__(
         self,
         options: SearchOptions,
@@ -198,7 +188,6 @@ class Search:
         ]
 
     def _problem(self, task: Task) -> Any:
-        """The prompt of a task as text or messages."""
         ids = [token for token in task.prompt if isinstance(token, int)]
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
@@ -240,7 +229,6 @@ class Search:
     def _write(
         self, tasks: Sequence[Task], found: Sequence[list[Candidate]], drafts: Sequence[_Draft], number: int
     ) -> None:
-        """Write the drafts, run them on the examples, and append them to the candidates of their tasks."""
         written: dict[int, tuple[int, ...]] = {}
         for w, writer in enumerate(self.writers):
             own = [i for i, draft in enumerate(drafts) if draft.writer == w]

@@ -1,6 +1,8 @@
-"""The reward of a program: what becomes of it on the tests of its task, in a jail (`sandbox.jail`).
+"""What becomes of a program on the tests of its task, in a jail (`sandbox.jail`): the reward `tests` and the world
+`programs`, in which the policy reads that and writes again.
 
 operant train code --reward.kind fraction --reward.seconds 2
+operant train code --env programs --env.turns 3
 
 CodeRL (Le et al. 2022, equation 6) pays by four outcomes: -1 for a program that does not compile, -0.6 for one that
 raises, -0.3 for one that fails a test and 1 for one that passes all.
@@ -14,13 +16,14 @@ from functools import partial
 from typing import Any, Literal
 
 from operant.apps.code.problems import problem_of
-from operant.apps.code.verdicts import Verdicts
+from operant.apps.code.verdicts import Journal, Verdicts
+from operant.rewards.feedback import Feedback
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
 from operant.text_scores import references
 from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
 
-__all__ = ["UnitTests"]
+__all__ = ["Programs", "UnitTests"]
 
 CODERL: dict[str, float] = dict(zip(OUTCOMES, (-1.0, -0.6, -0.3, 1.0), strict=True))
 """The score of each outcome in CodeRL."""
@@ -85,7 +88,7 @@ class UnitTests:
                 f"reward.ray={ray} with reward.ray_address={shown(ray_address)}: ray is a number of actors, and 0 "
                 "judges programs in this process, without an address"
             )
-        limits = JailOptions(level, seconds, memory, at_once, compare)
+        limits = JailOptions(level=level, seconds=seconds, memory=memory, at_once=at_once, compare=compare)
         if ray:
             session = RaySession(PROGRAMS, address=ray_address, count=ray, cpus=float(at_once or 1))
             self.verdicts = Verdicts(limits, make=partial(RayJail, session))
@@ -175,12 +178,37 @@ class UnitTests:
         """End the actors of Ray; programs that are judged later start others."""
         self.verdicts.close()
 
-    def keep_in(self, journal: Any) -> None:
+    def keep_in(self, journal: Journal) -> None:
         """Write verdicts to a journal from now on, and read those of an earlier part of the run there."""
         self.verdicts.keep_in(journal)
 
 
-def ladder(outcomes: Any) -> dict[str, float]:
+class Programs(Feedback):
+    """`Feedback` of the reward `tests`: the policy reads the message of the first example that its program fails.
+
+    An episode ends with a program that passes its examples, or after `turns` programs; that one is paid by the tests
+    that decide. A task without examples shows the policy messages of these. text: what is put after each program, with
+    the message in place of {message}. The other options are those of the reward.
+    """
+
+    def __init__(
+        self,
+        turns: int = 3,
+        text: str = "\n# {message}\n",
+        *,
+        kind: Kind = "ladder",
+        outcomes: Any = None,
+        level: str = LIMITS.level,
+        seconds: float = LIMITS.seconds,
+        memory: int = LIMITS.memory,
+        at_once: int | None = LIMITS.at_once,
+        compare: str = LIMITS.compare,
+    ):
+        limits: Any = {"level": level, "seconds": seconds, "memory": memory, "at_once": at_once, "compare": compare}
+        super().__init__(UnitTests(kind=kind, outcomes=outcomes, message="examples", **limits), turns, text)
+
+
+def ladder(outcomes: object) -> dict[str, float]:
     """The score of each outcome from a mapping, four numbers, or None: CodeRL's. Raises: OperantError for others."""
     if outcomes is None:
         return CODERL

@@ -6,10 +6,20 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from functools import cache, cached_property
-from typing import Any
+from pathlib import Path
+from typing import Protocol
 
 from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
+from operant.sandbox.ray import RayJail
 from operant.types import OperantError
+
+
+class Journal(Protocol):
+    """A file of the run to which lines are added, such as a `runs.journal.Journal`."""
+
+    path: Path
+
+    def add(self, line: str) -> None: ...
 
 
 class Verdicts:
@@ -26,22 +36,22 @@ class Verdicts:
         self,
         options: JailOptions | None = None,
         most: int = 20_000,
-        make: Callable[[JailOptions], Any] = Jail,
+        make: Callable[[JailOptions], Jail | RayJail] = Jail,
     ):
         """most: programs that are remembered, the newest ones. make: what makes the jail, such as one on Ray."""
         self.options, self.most, self.make = options or JailOptions(), most, make
         self._known: dict[str, Verdict] = {}
-        self._journal: Any = None
+        self._journal: Journal | None = None
 
     @cached_property
-    def jail(self) -> Any:
+    def jail(self) -> Jail | RayJail:
         """Made when it is first used. Raises: OperantError for limits that it cannot keep on this machine."""
         return self.make(self.options)
 
     def close(self) -> None:
         """End the processes of a jail that keeps some; the next program makes another one."""
-        if "jail" in vars(self) and callable(end := getattr(self.jail, "close", None)):
-            end()
+        if isinstance(jail := vars(self).get("jail"), RayJail):
+            jail.close()
             del self.jail
 
     def __call__(self, programs: Sequence[Program]) -> list[Verdict]:
@@ -56,8 +66,8 @@ class Verdicts:
         self._forget()
         return found
 
-    def keep_in(self, journal: Any) -> None:
-        """Write verdicts to a `runs.folder.Journal` from now on, and read those of the run so far there."""
+    def keep_in(self, journal: Journal) -> None:
+        """Write verdicts to a file of the run from now on, and read those of the run so far there."""
         self._journal = journal
         text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
         if text and not text.endswith("\n"):
@@ -88,7 +98,7 @@ def shared(options: JailOptions) -> Verdicts:
 def key_of(program: Program, options: JailOptions) -> str:
     """What the verdict of a program depends on, but for `at_once`, as 32 hexadecimal digits."""
     tests = [(type(test).__name__, *astuple(test)) for test in program.tests]
-    limits = (options.level, options.seconds, options.memory, options.of(program).compare)
+    limits = (options.level, options.seconds, options.memory, options.of(len(program.tests), program.judge).compare)
     judge = [program.judge] if program.judge else []
     text = json.dumps([program.source, program.setup, tests, limits, *judge])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

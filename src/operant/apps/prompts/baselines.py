@@ -10,7 +10,6 @@ on the others is measured once a prompt is chosen, and costs no calls.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,8 +30,6 @@ FEWEST = 8
 """Texts of the first round of successive halving."""
 AT_ONCE = 64
 """Prompts that a search scores in one call of the task model."""
-
-
 DECAYS = (1.0, 10.0, 100.0, 1000.0, 10_000.0)
 """Strengths of the decay that a trained head chooses from."""
 
@@ -54,6 +51,10 @@ class Vocabulary:
         """The prompt of some tokens."""
         return " ".join(self.words[i] for i in ids) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
+    def prompts(self, count: int, length: int, seed: int) -> list[str]:
+        """Different random prompts, at most `count`."""
+        return list(dict.fromkeys(map(self.write, self.draw(count, length, seed, "random search"))))
+
     def draw(self, count: int, length: int, *key: int | str) -> list[list[int]]:
         """`count` random prompts of `length` tokens, from counters with this key."""
         places = torch.stack([uniforms([counter(*key, i) for i in range(count)], place) for place in range(length)], 1)
@@ -70,7 +71,6 @@ class Classification:
     model: TaskModel
     """What answers."""
     template: PromptTemplate
-    """What sentence and prompt are filled into."""
     words: tuple[str, ...]
     """The word of each label."""
     train: Examples
@@ -150,11 +150,11 @@ class Baseline:
     """Of its random numbers."""
     score: float | None = None
     """Its measure on training texts."""
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, object] = field(default_factory=dict)
     """More about it, such as the number of prompts that were tried."""
 
 
-def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: int = 0, **detail: Any) -> Baseline:
+def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: int = 0, **detail: object) -> Baseline:
     """The row of a prompt that cost so many calls: its accuracies, with the calibration of the training texts."""
     found = setting.logprobs([prompt], setting.train)
     offset = setting.bias([prompt], found)
@@ -198,7 +198,7 @@ def random_search(
     count = calls // setting.calls_for(1)
     if count < 1:
         raise OperantError(f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
-    prompts = list(dict.fromkeys(map(vocabulary.write, vocabulary.draw(count, length, seed, "random search"))))
+    prompts = vocabulary.prompts(count, length, seed)
     before = setting.model.calls
     scores = setting.scores(prompts)
     used = setting.model.calls - before
@@ -224,7 +224,7 @@ def halving_search(
     count = int(calls / price)
     if count < 2:
         raise OperantError(f"calls={calls}: two prompts cost {2 * price:.0f}; give more calls or fewer texts")
-    prompts = list(dict.fromkeys(map(vocabulary.write, vocabulary.draw(count, length, seed, "random search"))))
+    prompts = vocabulary.prompts(count, length, seed)
     tried, before, scores = len(prompts), setting.model.calls, torch.zeros(len(prompts))
     known = torch.zeros(len(prompts), 0, len(setting.words), dtype=torch.float64)
     contextual = setting.bias(prompts, known) if setting.calibrate == "contextual" else known
@@ -414,16 +414,13 @@ def compare(
         base, _, calibrate = name.partition("+")
         own = replace(setting, calibrate=calibrate) if calibrate else setting
         if base in SEARCHES:
-            assert vocabulary is not None  # made above
-            run = partial(SEARCHES[base], own, vocabulary, calls=calls, length=length)
+            rows += [SEARCHES[base](own, vocabulary, calls=calls, length=length, seed=seed) for seed in seeds]
+        elif base == "in-context":
+            rows += [in_context(own, seed=seed) for seed in seeds]
+        elif base == "manual":
+            rows.append(manual(own, prompts))
         else:
-            run = {
-                "none": partial(no_prompt, own),
-                "manual": partial(manual, own, prompts),
-                "head": partial(head, own),
-            }.get(base, partial(in_context, own))
-        seeded = base in SEARCHES or base == "in-context"
-        rows += [run(seed=seed) for seed in seeds] if seeded else [run()]
+            rows.append(head(own) if base == "head" else no_prompt(own))
     return rows
 
 

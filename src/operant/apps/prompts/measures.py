@@ -11,32 +11,25 @@ import torch
 from torch import Tensor
 
 RIGHT, WRONG = 200.0, 180.0
-"""What a gap is multiplied with: a positive one, and another."""
 CALIBRATIONS = ("none", "mean", "contextual")
 """Names of `bias`."""
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """The texts without content of Zhao et al. (2021)."""
 
 
-def mean_bias(logprobs: Tensor) -> Tensor:
-    """The mean [P, 1, C] over the texts of `logprobs` [P, E, C], to subtract: no class is then preferred as such."""
-    return logprobs.mean(1, keepdim=True)
-
-
-def contextual_bias(logprobs: Tensor) -> Tensor:
-    """The log [P, 1, C] of each class's mean probability on texts without content, from their `logprobs` [P, F, C].
-
-    Subtracted, it divides the probabilities, as W = diag(p)^-1 of Zhao et al. (arXiv:2102.09690, section 5) does.
-    """
-    return logprobs.log_softmax(-1).logsumexp(1, keepdim=True) - torch.tensor(logprobs.shape[1]).log()
-
-
 def bias(calibrate: str, scored: Tensor, free: Tensor) -> Tensor:
-    """What a calibration subtracts [P, 1, C]: from log-probs of the scored texts [P, E, C], or of those without content
-    [P, F, C]; 0 for `none`."""
+    """What a calibration subtracts [P, 1, C], from log-probs of the scored texts [P, E, C] and, for `contextual`, of
+    texts without content [P, F, C].
+
+    none: 0. mean: the mean over the scored texts, so that no class is preferred as such. contextual: the log of each
+    class's mean probability without content, which divides the probabilities by it, as W = diag(p)^-1 of Zhao et al.
+    (arXiv:2102.09690, section 5) does.
+    """
     if calibrate == "mean":
-        return mean_bias(scored)
-    return contextual_bias(free) if calibrate == "contextual" else torch.zeros_like(scored[:, :1])
+        return scored.mean(1, keepdim=True)
+    if calibrate == "contextual":
+        return free.log_softmax(-1).logsumexp(1, keepdim=True) - torch.tensor(free.shape[1]).log()
+    return torch.zeros_like(scored[:, :1])
 
 
 def _label_and_other(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

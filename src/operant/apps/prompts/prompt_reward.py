@@ -8,9 +8,8 @@ import torch
 from operant.apps.prompts.baselines import check_names
 from operant.apps.prompts.examples import Examples, examples_of
 from operant.apps.prompts.measures import CONTENT_FREE, MEASURES, bias
-from operant.apps.prompts.sets import set_named
 from operant.apps.prompts.task_models import Kind, TaskModel, task_model
-from operant.apps.prompts.templates import PromptTemplate
+from operant.apps.prompts.templates import PromptTemplate, set_named
 from operant.sampling import counter
 from operant.types import Judgement, OperantError, Rollout, Task
 
@@ -150,7 +149,6 @@ class PromptReward:
         template: PromptTemplate,
         words: tuple[str, ...],
     ) -> dict[int, dict[str, float]]:
-        """All measures of each rollout, by its place."""
         free = CONTENT_FREE if self.calibrate == "contextual" else ()
         grids = [
             (list(dict.fromkeys(rollouts[i].reply for i in places)), (*examples.texts, *free))
@@ -262,7 +260,7 @@ class PromptReward:
             times=times,
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The best prompts, and the calls so far."""
         return {"best": [list(prompt) for prompt in self._best.values()], "calls": self.calls}
 

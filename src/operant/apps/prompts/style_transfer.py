@@ -275,7 +275,7 @@ class TransferQuality:
         return found
 
 
-def shares(classifier: Classifier, texts: Sequence[str], labels: Sequence[Any]) -> list[float]:
+def shares(classifier: Classifier, texts: Sequence[str], labels: Sequence[str | int]) -> list[float]:
     """100 for each text whose most probable label is the given one, 0 for others and for empty texts."""
     likeliest = [max(range(len(of_text)), key=of_text.__getitem__) for of_text in classifier.of_labels(texts)]
     return [

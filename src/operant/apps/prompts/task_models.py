@@ -23,8 +23,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from operant import machine
-from operant.apps.prompts.sets import CAUSAL, MASKED, set_named
-from operant.apps.prompts.templates import PromptTemplate
+from operant.apps.prompts.templates import CAUSAL, MASKED, PromptTemplate, set_named
 from operant.import_by_name import find_function
 from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
@@ -58,7 +57,6 @@ class TaskModel:
     template: str
     """The template that it has unless another one is given."""
     notes: list[str]
-    """Sentences for the log of a run."""
 
     def __init__(self, name: str, kind: Kind, template: str):
         self.name, self.kind, self.template = name, kind, template
@@ -128,7 +126,7 @@ class BlackBox(TaskModel):
     class. Raises: OperantError, when called, as `answer`.
     """
 
-    def __init__(self, function: Callable[[list[str]], Sequence[Any]], name: str):
+    def __init__(self, function: Callable[[list[str]], Sequence[object]], name: str):
         super().__init__(name, "callable", CAUSAL)
         self.function = function
         self._without, self._named = 0, False
@@ -148,20 +146,7 @@ class BlackBox(TaskModel):
         first `SILENT` answers names a class.
         """
         filled = [template.render(prompt, text) for prompt, text in pairs]
-        try:
-            answers = self.function(filled)
-        except OperantError:
-            raise
-        except Exception as error:
-            raise OperantError(
-                f"task model {self.name!r} raised {describe_error(error)} for {len(filled)} texts, the first of them "
-                f"{shown(filled[0])}: mend the function"
-            ) from error
-        if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(pairs):
-            raise OperantError(
-                f"task model {self.name!r} returned {shown(answers)} for {len(pairs)} texts: it must return a list "
-                "with one answer for each, in their order"
-            )
+        answers = ask(self.function, filled, f"task model {self.name!r}")
         found = torch.tensor([read_answer(answer, words, self.name) for answer in answers], dtype=torch.float64)
         self._named = self._named or bool((found > FLOOR).any())
         self._without += len(filled)
@@ -174,7 +159,26 @@ class BlackBox(TaskModel):
         return found
 
 
-def read_answer(answer: Any, words: Sequence[str], name: str) -> list[float]:
+def ask(function: Callable[[list[str]], Sequence[object]], texts: list[str], named: str) -> Sequence[object]:
+    """What a function answers to texts. Raises: OperantError if it raises, or has not one answer for each."""
+    try:
+        answers = function(texts)
+    except OperantError:
+        raise
+    except Exception as error:
+        raise OperantError(
+            f"{named} raised {describe_error(error)} for {len(texts)} texts, the first of them {shown(texts[0])}: mend "
+            "the function"
+        ) from error
+    if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(texts):
+        raise OperantError(
+            f"{named} returned {shown(answers)} for {len(texts)} texts: it must return a list with one answer for "
+            "each, in their order"
+        )
+    return answers
+
+
+def read_answer(answer: object, words: Sequence[str], name: str) -> list[float]:
     """The log-prob of each word in the answer of a black-box model. Raises: OperantError for what is no answer."""
     if isinstance(answer, str):
         low = answer.lower()
@@ -255,21 +259,18 @@ class TransformerTaskModel(TaskModel):
     def check(self, template: PromptTemplate, words: Sequence[str]) -> None:
         """Raises: OperantError as any, for a template with a mask too many or too few, and words of several tokens."""
         super().check(template, words)
+        name, why = repr(self.name), ""
         if self.kind == "causal" and template.has_mask:
-            raise OperantError(
-                f"template {shown(template.text)}: {self.name!r} is a causal model, which answers behind the text: "
-                "leave {mask} out"
+            why = f"{name} is a causal model, which answers behind the text: leave {{mask}} out"
+        elif self.kind == "masked" and not template.has_mask:
+            why = f"{name} is a masked model, which answers at its mask: put {{mask}} into it, as in {MASKED!r}"
+        elif self.kind == "encoder-decoder" and template.has_mask and not self.mask:
+            why = (
+                f"the tokenizer of {name} has neither a mask token nor {SENTINEL}: leave {{mask}} out, and the decoder "
+                "answers with its first token"
             )
-        if self.kind == "masked" and not template.has_mask:
-            raise OperantError(
-                f"template {shown(template.text)}: {self.name!r} is a masked model, which answers at its mask: put "
-                f"{{mask}} into it, as in {MASKED!r}"
-            )
-        if self.kind == "encoder-decoder" and template.has_mask and not self.mask:
-            raise OperantError(
-                f"template {shown(template.text)}: the tokenizer of {self.name!r} has neither a mask token nor "
-                f"{SENTINEL}: leave {{mask}} out, and the decoder answers with its first token"
-            )
+        if why:
+            raise OperantError(f"template {shown(template.text)}: {why}")
         self.word_ids(words)
 
     def word_ids(self, words: Sequence[str]) -> list[int]:
@@ -283,9 +284,9 @@ class TransformerTaskModel(TaskModel):
                 [encode_plain(self.tokenizer, space + word.strip(), False) for word in words] for space in (" ", "")
             ]
             good = next((way for way in ways if all(map(self._is_token, way))), None)
-            if good is None:
-                worst = next(i for i in range(len(words)) if not self._is_token(ways[0][i])) if ways else 0
-                worst = next((i for i in range(len(words)) if not any(self._is_token(w[i]) for w in ways)), worst)
+            if good is None:  # the first word that is one token neither way, or else not with a space
+                either = [i for i in range(len(words)) if not any(self._is_token(way[i]) for way in ways)]
+                worst = [*either, *(i for i in range(len(words)) if not self._is_token(ways[0][i]))][0]
                 pieces = [self.tokenizer.convert_ids_to_tokens(way[worst]) for way in ways]
                 raise OperantError(
                     f"the word {words[worst]!r} is not one token of {self.name!r}: with a space before it {pieces[0]}, "
@@ -373,11 +374,14 @@ class TransformerTaskModel(TaskModel):
 
     def _logits(self, inputs: dict[str, Any], rows: list[int], columns: list[int]) -> Tensor:
         """Logits [N, V] at some places of a batch. The head reads only their states, where the model has a trunk."""
-        trunk = self.model.base_model
-        if trunk is self.model:
-            handle = None
-        else:
-            handle = trunk.register_forward_hook(lambda module, args, out: keep_places(out, rows, columns))
+        trunk, handle = self.model.base_model, None
+
+        def keep(module: object, args: object, out: Any) -> Any:
+            out.last_hidden_state = out.last_hidden_state[rows, columns][:, None]
+            return out
+
+        if trunk is not self.model:
+            handle = trunk.register_forward_hook(keep)
         try:
             with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(self.model))):
                 logits = self.model(**inputs, use_cache="past_key_values" in inputs).logits
@@ -390,8 +394,8 @@ class TransformerTaskModel(TaskModel):
 
     def _shares(self, template: PromptTemplate) -> bool:
         """Whether sentences are shared. The first time, two are read both ways; a model that differs does not share."""
-        if not self.share or not template.sentence_first:
-            return False
+        if not self.share or template.text.index("{sentence}") > template.text.index("{prompt}"):
+            return False  # only behind equal sentences do the prompts find equal states
         if not self._tried:
             self._tried = True
             pairs = [(prompt, text) for text in ("a b", "the film") for prompt in (" it is", " so", " all in all,")]
@@ -423,7 +427,8 @@ class TransformerTaskModel(TaskModel):
         for place, (_, text) in enumerate(pairs):
             head = heads[text]
             ids = rows[place].ids
-            shared = min(equal_beginning(head, ids), len(ids) - 1)
+            differ = (i for i, (one, other) in enumerate(zip(head, ids)) if one != other)
+            shared = min(next(differ, len(head)), len(ids) - 1)
             of_text = branches.setdefault(head, [[]])
             if sum(len(rows[other].ids) - n for other, n in of_text[-1]) + len(ids) - shared > BRANCHES and of_text[-1]:
                 of_text.append([])
@@ -553,7 +558,7 @@ class TransformerTaskModel(TaskModel):
         for chosen in by_tokens([max(len(rows[i].ids), len(rows[i].decoder)) for i in good], self.batch_tokens):
             places, caught = [good[i] for i in chosen], list[Tensor]()
 
-            def hook(module: Any, args: Any, out: Tensor, caught: list[Tensor] = caught) -> Tensor:
+            def hook(module: object, args: object, out: Tensor, caught: list[Tensor] = caught) -> Tensor:
                 caught.append(out.detach().requires_grad_())
                 return caught[-1]
 
@@ -572,23 +577,9 @@ class TransformerTaskModel(TaskModel):
         return (-(total @ table.weight.T)).topk(min(top, table.weight.shape[0])).indices.tolist()
 
 
-def keep_places(out: Any, rows: list[int], columns: list[int]) -> Any:
-    """The output of a trunk with the states [N, 1, D] at these places only."""
-    out.last_hidden_state = out.last_hidden_state[rows, columns][:, None]
-    return out
-
-
 def encode_plain(tokenizer: Any, text: str, special: bool) -> list[int]:
     """The ids of a text, with the tokens that the tokenizer puts around texts or without."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
-
-
-def equal_beginning(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two rows have in common from their start."""
-    for i, (a, b) in enumerate(zip(first, second)):
-        if a != b:
-            return i
-    return min(len(first), len(second))
 
 
 def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -607,7 +598,7 @@ def by_tokens(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def task_model(
-    given: Any,
+    given: object,
     kind: str | None = None,
     device: str | None = None,
     *,

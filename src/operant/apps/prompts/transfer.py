@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from operant.apps.prompts.task_models import names_function
+from operant.apps.prompts.task_models import ask, names_function
 from operant.apps.prompts.templates import PromptTemplate
 from operant.engines.native.engine import NativeEngine
 from operant.import_by_name import find_function
@@ -134,7 +134,6 @@ class Rewriter:
                 )
 
     def most_tokens(self, sentence: str) -> int:
-        """Most tokens of a rewrite of the sentence."""
         count = len(encode_prompt(self._engine.policy.tokenizer, sentence))
         return self.max_tokens or max(math.ceil(1.5 * count), count + 10)
 
@@ -171,15 +170,10 @@ class Rewriter:
         function: Any = self.function
         texts = [self.template.render(*pair) for pair in pairs for _ in range(samples)]
         name = f"style transfer: the task model {getattr(function, '__name__', type(function).__name__)}"
-        try:
-            found = list(function(texts))
-        except OperantError:
-            raise
-        except Exception as error:
-            raise OperantError(f"{name} failed: {type(error).__name__}: {error}") from error
-        if len(found) != len(texts) or not all(isinstance(text, str) for text in found):
-            raise OperantError(f"{name} returned {shown(found)} for {len(texts)} texts; it must return a text for each")
-        return found
+        answers = ask(lambda texts: list(function(texts)), texts, name) if texts else []
+        if not all(isinstance(text, str) for text in answers):
+            raise OperantError(f"{name} returned {shown(answers)}; it must return a text for each")
+        return [str(text) for text in answers]
 
     def cut(self, text: str) -> str:
         """The rewrite in a text that the model wrote: until the closing quote, or with the first sign that ends it."""

@@ -17,8 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from operant.apps.code.critic_score import CriticScore
+from operant.apps.code.forms import TEMPLATE, check_template
 from operant.apps.code.problems import problem_of
-from operant.apps.code.repair import TEMPLATE, check_template
 from operant.apps.code.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen
 from operant.apps.code.verdicts import Verdicts
 from operant.import_by_name import Table, names_object

@@ -8,9 +8,8 @@ from typing import Any
 
 from operant.apps.prompts.baselines import MANUAL, Classification, Vocabulary, chosen, compare
 from operant.apps.prompts.examples import Examples, examples_of
-from operant.apps.prompts.sets import set_named
 from operant.apps.prompts.task_models import TransformerTaskModel, task_model
-from operant.apps.prompts.templates import PromptTemplate
+from operant.apps.prompts.templates import PromptTemplate, set_named
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
 from operant.options import convert
