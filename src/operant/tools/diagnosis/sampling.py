@@ -9,7 +9,7 @@ replies; otherwise it is listed as a candidate.
 from dataclasses import dataclass
 
 from operant.rollouts.generation_kwargs import UNSCORED
-from operant.tools.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, capitalised, finding, number, percent
 
 ERRORS = 3.0
 """A KL counts as negative if it is this many standard errors below 0. With two, a healthy start would raise one false
@@ -82,15 +82,9 @@ def other_sampler(history: History) -> Finding | None:
     joined = evidence[0] if len(evidence) == 1 else f"{', '.join(evidence[:-1])}, and {evidence[-1]}"
     gap = odd[1] if odd else 0.0
     cause, remedy = _external_cause(history, gap, padded) if history.external else _own_cause(history)
-    return Finding(
-        "negative_kl" if below else "other_sampler" if odd else "padding",
-        "problem",
-        f"{joined[0].upper()}{joined[1:]}.",
-        cause,
-        remedy,
-        ("kl/per_reply", "rollout/likelihood_gap", "rollout/likelihood_z"),
-        below[1] if below else odd[2] if odd else history.step,
-    )
+    name = "negative_kl" if below else "other_sampler" if odd else "padding"
+    since = below[1] if below else odd[2] if odd else history.step
+    return finding(name, since, evidence=capitalised(joined), cause=cause, remedy=remedy)
 
 
 def _negative_kl(history: History) -> tuple[str, int] | None:
@@ -198,15 +192,7 @@ def declared_otherwise(history: History) -> Finding | None:
         return None
     named = ", ".join(f"{name}={history.declared[name]} (here {value})" for name, value in different.items())
     same = " ".join(f"--{own[name]} {history.declared[name]}" for name in different)
-    return Finding(
-        "declared_otherwise",
-        "note",
-        f"The replies were declared as sampled with {named}.",
-        "they are scored as declared, so ratios and KL are right; `generate` would sample differently",
-        f"`{same}`, so that both use the same setting",
-        ("kl/per_reply",),
-        history.step,
-    )
+    return finding("declared_otherwise", history.step, settings=named, options=same)
 
 
 def evaluated_otherwise(history: History) -> Finding | None:
@@ -222,13 +208,4 @@ def evaluated_otherwise(history: History) -> Finding | None:
     if not parts or (not history.option("evaluate") and not history.evaluation):
         return None
     undo = ["--evaluation.sampling none"] * bool(other) + ["--evaluation.beams 1"] * (beams > 1)
-    return Finding(
-        "evaluated_otherwise",
-        "note",
-        f"Held-out replies are made with {', '.join(parts)}.",
-        "evaluate/reward and reward/mean are of different distributions, and the method improves the replies that "
-        "training draws; the gain may be smaller, or missing, in the other ones",
-        f"Compare evaluate/reward with itself alone, or use the same settings: `{' '.join(undo)}`",
-        ("evaluate/reward", "reward/mean"),
-        history.step,
-    )
+    return finding("evaluated_otherwise", history.step, settings=", ".join(parts), options=" ".join(undo))
