@@ -62,6 +62,7 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     kl=("reward", "loss"),
     needs=Needs(token_scores=True),
+    title="CodeRL",
     defaults=DEFAULTS,
     update="one-pass",
 )

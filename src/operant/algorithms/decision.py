@@ -32,6 +32,6 @@ from operant.objectives import losses
 
 DEFAULTS: dict[str, object] = {"update.epochs": 1, "kl.coef": 0.0}
 
-ALGORITHM = Algorithm(losses.sft, condition=True, defaults=DEFAULTS)
+ALGORITHM = Algorithm(losses.sft, title="Decision", condition=True, defaults=DEFAULTS)
 
 PRESETS: dict[str, dict[str, object]] = {}

@@ -62,6 +62,7 @@ ALGORITHM = Algorithm(
     teacher=True,
     needs=Needs(reward=False),
     defaults=DEFAULTS,
+    title="Distill",
 )
 
 PRESETS: dict[str, dict[str, object]] = {}

@@ -33,6 +33,7 @@ ALGORITHM = Algorithm(
     needs=Needs(samples=2, keys=True),
     kl=("loss",),
     defaults=grpo.DEFAULTS,
+    title="GiGPO",
 )
 
 PRESETS: dict[str, dict[str, object]] = {}

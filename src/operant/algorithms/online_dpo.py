@@ -32,6 +32,7 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     needs=Needs(samples=2),
     defaults=DEFAULTS,
+    title="Online DPO",
 )
 
 PRESETS: dict[str, dict[str, object]] = {}

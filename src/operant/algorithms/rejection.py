@@ -51,6 +51,7 @@ ALGORITHM = Algorithm(
     needs=Needs(selection=True),
     kl=("reward", "loss"),
     defaults=DEFAULTS,
+    title="Rejection sampling",
 )
 
 PRESETS: dict[str, dict[str, object]] = {

@@ -84,6 +84,7 @@ ALGORITHM = Algorithm(
     mask="mask",
     kl=("loss",),
     defaults=DEFAULTS,
+    title="Soft Q-learning",
 )
 
 RLPROMPT: dict[str, object] = {
