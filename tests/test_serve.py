@@ -13,7 +13,7 @@ import pytest
 
 from operant.runs.folder import RunFolder
 from operant.tools.cli import main
-from operant.tools.report.search import Index
+from operant.tools.report.replies import Index
 from operant.tools.report.server import Server, Serving, serve
 from operant.types import OperantError
 

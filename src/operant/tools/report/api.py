@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl
 
 from operant.storage import atomic_io
 from operant.tools.report import games, parquet, replies, run_report
-from operant.tools.report.search import Index
 from operant.types import OperantError
 
 _NOT_SHOWN = ("report.html", "log.txt")
@@ -32,7 +31,7 @@ class Site:
     """Answers requests about one run folder. It may be used from several threads."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.index = folder, Index(folder)
+        self.folder, self.index = folder, replies.Index(folder)
         self._results: dict[str, tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 

@@ -291,12 +291,16 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
     paths = [path for run in runs if (path := run.folder / "probes" / "reference.parquet").is_file()]
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
     reference = next(filter(None, references), None)
+
+    def answers(side: Mapping[str, Any]) -> list[list[object] | None]:
+        """[reply, reward] of each task; None where there is no answer."""
+        rows = [side.get(task) for task in tasks]
+        return [row and [html.cut(str(row["reply"]), LONGEST), short(row["reward"])] for row in rows]
+
     return {
         "queries": [known[0][task]["query"] for task in tasks],
-        "columns": [
-            {"run": run.name, "answers": [_cell(side.get(task)) for task in tasks]} for run, side in zip(runs, sides)
-        ],
-        "reference": [_cell(reference.get(task)) for task in tasks] if reference else None,
+        "columns": [{"run": run.name, "answers": answers(side)} for run, side in zip(runs, sides)],
+        "reference": answers(reference) if reference else None,
         "reference_label": "the reference" if paths else "before training",
         "queries_differ": bool(known) and not tasks,
     }
@@ -315,11 +319,3 @@ def _rows(path: Path) -> dict[str, Any]:
         for row in parquet.lines(path).to_pylist():
             rows.setdefault(row["task"], row)
     return rows
-
-
-def _cell(row: Mapping[str, Any] | None) -> list[Any] | None:
-    """Return [reply, reward]; None where there is no answer."""
-    if row is None:
-        return None
-    text = str(row["reply"])
-    return [text if len(text) <= LONGEST else text[:LONGEST] + " …", short(row["reward"])]

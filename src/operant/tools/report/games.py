@@ -15,7 +15,8 @@ from typing import Any
 
 from operant.storage import atomic_io
 from operant.tools.report import parquet
-from operant.tools.report.replies import Reader, fitting, spread
+from operant.tools.report.html import fitting, spread
+from operant.tools.report.replies import Reader
 
 GROUPS, EACH, MOST = 12, 8, 64
 BUDGET = 2_000_000

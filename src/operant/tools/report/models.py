@@ -162,10 +162,13 @@ class Compared:
     def cell(self, n: int) -> dict[str, Any]:
         """What the page shows of a task: the prompt, and of each model [text, scores] of each reply."""
         sides = [
-            [[cut(reply.text), [short(reply.scores[name]) for name in self.rewards]] for reply in of_model[n]]
+            [
+                [html.cut(reply.text, LONGEST), [short(reply.scores[name]) for name in self.rewards]]
+                for reply in of_model[n]
+            ]
             for of_model in self.replies
         ]
-        return {"prompt": cut(as_text(self.tasks[n]["prompt"])), "sides": sides}
+        return {"prompt": html.cut(as_text(self.tasks[n]["prompt"]), LONGEST), "sides": sides}
 
 
 def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -186,8 +189,3 @@ def as_text(prompt: Any) -> str:
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
     return str(prompt)
-
-
-def cut(text: str) -> str:
-    """A text that is not too long for the page."""
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"

@@ -17,7 +17,8 @@ from operant.apps.prompts.prompt_reward import PARTS
 from operant.apps.prompts.templates import PromptTemplate
 from operant.tools.report import parquet, prompts
 from operant.tools.report.downsample import short
-from operant.tools.report.replies import Reader, spread
+from operant.tools.report.html import spread
+from operant.tools.report.replies import Reader
 
 STEPS, TEXT, TOKENS = 500, 400, 16
 """Most steps that are read, characters of a prompt in the chart, and tokens in the table."""
