@@ -68,7 +68,6 @@ class ExternalTracker:
     # --- called by the run --------------------------------------------------------------------------------------------
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Begin or continue the run."""
         self.total_steps, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
         with atomic_io.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,6 @@ class ExternalTracker:
         self._write(step, StepData(finite(norms), histograms))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Log a table of replies, every `samples_every` steps and at the last step."""
         if self.samples_every and (step % self.samples_every == 0 or step == self.total_steps):
             self._write(step, StepData(replies=replies(step, rows)))
 
@@ -122,13 +120,11 @@ class ExternalTracker:
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers, without the step."""
     numbers = {name: x for name, x in metrics.items() if name != "step" and isinstance(x, (int, float))}
     return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 
 
 def edges(histogram: Histogram) -> list[float]:
-    """Return the edges of the bins, one more than there are bins."""
     return [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
 
 

@@ -53,12 +53,10 @@ class Chart(Console):
         self._cell: Any = None
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Draw the empty chart."""
         self.total = self.total or int(config.get("steps", 0))
         self.draw()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """Add a step to the curves; the cell is drawn again if enough time has passed."""
         metrics = without_given_kl(metrics)
         numbers, clock = self.line(step, metrics)
         self._step, self.status = step, " · ".join([f"step {step}/{self.total}", *numbers, clock])
@@ -71,16 +69,13 @@ class Chart(Console):
             self.draw()
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Keep the first replies for the next drawing."""
         self._rows = rows[: self.samples]
 
     def note(self, text: str) -> None:
-        """Show a sentence about the run below the curves."""
         self._notes.append(plain(text))
         self.draw()
 
     def close(self) -> None:
-        """Draw the last step."""
         self.draw()
 
     def draw(self) -> None:
@@ -95,7 +90,6 @@ class Chart(Console):
         self._drawn = time.monotonic()
 
     def html(self) -> str:
-        """The whole chart."""
         charts = "".join(curve(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
         share = min(self._step / self.total, 1.0) if self.total else 0.0
         bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'

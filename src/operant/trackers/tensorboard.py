@@ -35,7 +35,6 @@ class TensorBoard(ExternalTracker):
         self.log_message(f"tensorboard: look with: tensorboard --logdir {self.folder}")
 
     def write(self, step: int, data: StepData) -> None:
-        """Add events."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -58,7 +57,6 @@ class TensorBoard(ExternalTracker):
         self._writer.flush()
 
     def end(self, failed: bool) -> None:
-        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 

@@ -100,21 +100,17 @@ class Trackers:
         """The parts of the record that could not be written the last time."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Start the trackers with the options of the run."""
         self._track(lambda tracker: tracker.start(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
         self._write("metrics", lambda record: record.log(step, metrics))
         self._track(lambda tracker: tracker.log(step, metrics))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the replies of a step."""
         self._write("replies", lambda record: record.rollouts(step, rows))
         self._track(lambda tracker: tracker.rollouts(step, rows))
 
     def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
-        """Log the histograms and norms of a step."""
         self._write("distributions", lambda record: record.distributions(step, parts))
         self._track(lambda tracker: tracker.distributions(step, parts))
 
@@ -123,7 +119,6 @@ class Trackers:
         self._track(lambda tracker: getattr(tracker, "note", str)(text))
 
     def close(self) -> None:
-        """Close the trackers."""
         self._track(lambda tracker: tracker.close())
 
     def warn(self, text: str) -> None:

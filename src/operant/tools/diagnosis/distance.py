@@ -56,7 +56,6 @@ def high_kl(history: History) -> Finding | None:
 
 
 def slow_price(history: History) -> Finding | None:
-    """KL has been off its target on one side, and the price that shall correct it has hardly moved."""
     target, kl = _target(history), history.values("kl/per_reply")[-PATIENCE:]
     prices = history.values("kl/coef")[-PATIENCE:]
     if target is None or len(kl) < PATIENCE or len(prices) < PATIENCE or not prices[0]:
@@ -87,7 +86,6 @@ def leap(history: History) -> Finding | None:
 
 
 def unpaid_kl(history: History) -> Finding | None:
-    """KL is high and costs nothing."""
     kl = _excessive_kl(history)
     if kl is None or not unpaid(history):
         return None
@@ -96,7 +94,6 @@ def unpaid_kl(history: History) -> Finding | None:
 
 
 def unmeasured(history: History) -> Finding | None:
-    """There is no reference model, and the policy has lost much of its entropy."""
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
     if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
         return None
@@ -108,7 +105,6 @@ def unmeasured(history: History) -> Finding | None:
 
 
 def unlikely_text(history: History) -> Finding | None:
-    """The reward rises while the replies become very unlikely under the reference."""
     first, now = history.first("rollout/ref_logprob_mean"), history.recent("rollout/ref_logprob_mean")
     score = progress(history)
     if first is None or now is None or score is None or not score.learned or now > first - UNLIKELY:
@@ -119,7 +115,6 @@ def unlikely_text(history: History) -> Finding | None:
 
 
 def drowned(history: History) -> Finding | None:
-    """The KL penalty varies more between replies than the scores do."""
     penalty, scores = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
     if penalty is None or not scores or history.trained_steps < RECENT:
         return None
@@ -149,7 +144,6 @@ def price(history: History) -> tuple[str, float]:
 
 
 def higher_kl_option(history: History) -> str:
-    """Return the command-line option that doubles the price of KL, or sets one."""
     name, coef = price(history)
     return f"`--{name} {number(2 * coef) if coef else 0.1}`"
 

@@ -19,7 +19,6 @@ WARM_START = (
 
 
 def outgrown(history: History) -> Finding | None:
-    """Most episodes end because what the world shows no longer fits into the model's context."""
     last = history.metrics[-1] if history.metrics else {}
     ended, played = last.get("rollout/outgrown", 0), last.get("rollout/count", 0)
     if not ended or ended < OUTGROWN * played:
@@ -29,7 +28,6 @@ def outgrown(history: History) -> Finding | None:
 
 
 def invalid(history: History) -> Finding | None:
-    """The game does not understand most commands."""
     share = history.recent("actions/valid")
     if share is None or share > 1 - INVALID:
         return None
@@ -38,7 +36,6 @@ def invalid(history: History) -> Finding | None:
 
 
 def copied(history: History) -> Finding | None:
-    """The policy repeats what stands in the prompt, and it is no command."""
     share, valid = history.recent("actions/copied_from_prompt"), history.recent("actions/valid")
     if share is None or share < COPIED or (valid is not None and valid > 1 - INVALID):
         return None  # a command that the game understands may well stand in the prompt: listed, or given before
@@ -47,7 +44,6 @@ def copied(history: History) -> Finding | None:
 
 
 def empty(history: History) -> Finding | None:
-    """Many commands are empty."""
     share = history.recent("actions/empty")
     if share is None or share < EMPTY:
         return None
@@ -55,7 +51,6 @@ def empty(history: History) -> Finding | None:
 
 
 def never_won(history: History) -> Finding | None:
-    """No game has ever been won."""
     rates = [*history.values("game/won"), *history.values("evaluate/game/won")]
     steps = len(history.values("game/won"))
     if steps < PATIENCE or any(rates):

@@ -165,7 +165,6 @@ def number(x: float) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return the text with a capital at its start, and the rest as it is."""
     return text[0].upper() + text[1:]
 
 

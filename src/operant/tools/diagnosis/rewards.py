@@ -18,7 +18,6 @@ MOVED = 1.0
 
 
 def constant(history: History) -> Finding | None:
-    """Every reply gets the same score."""
     spreads, mean = history.values("reward/std")[-3:], history.recent("reward/mean", 1)
     if not spreads or mean is None or max(spreads) > EQUAL * max(abs(mean), 1e-3):
         return None
@@ -47,7 +46,6 @@ def no_advantage(history: History) -> Finding | None:
 
 
 def saturated(history: History) -> Finding | None:
-    """Nearly all replies have the highest score."""
     first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")
     score, highest = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
     if not first or now is None or mean is None or highest is None or score is None or not score.learned:
@@ -67,7 +65,6 @@ def _nothing_left(history: History, evidence: str) -> Finding:
 
 
 def query_decides(history: History) -> Finding | None:
-    """The score depends mostly on the prompt."""
     name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
     share = history.recent(name)
     if share is None or share < QUERY:
@@ -79,7 +76,6 @@ def query_decides(history: History) -> Finding | None:
 
 
 def abstains(history: History) -> Finding | None:
-    """The reward abstains on many replies."""
     share = history.recent("reward/abstained")
     if share is None or share < ABSTAINED:
         return None
@@ -87,7 +83,6 @@ def abstains(history: History) -> Finding | None:
 
 
 def flat(history: History) -> Finding | None:
-    """The policy moves, but the reward does not rise."""
     kl, score = history.recent("kl/per_reply"), progress(history)
     if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
         return None

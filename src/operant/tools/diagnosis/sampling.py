@@ -175,7 +175,6 @@ def _own_cause(history: History) -> tuple[str, str]:
 
 
 def declared_otherwise(history: History) -> Finding | None:
-    """The declared temperature or minimum length differs from the learner's own. It is scored correctly."""
     if not history.external:
         return None
     own = {
@@ -196,7 +195,6 @@ def declared_otherwise(history: History) -> Finding | None:
 
 
 def evaluated_otherwise(history: History) -> Finding | None:
-    """Held-out tasks are answered with other settings than those that the method trains."""
     beams, given = history.option("evaluation.beams", 1), history.option("evaluation.sampling") or {}
     names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
     own = {name: history.option(f"sampling.{names.get(name, name)}") for name in given} | {"do_sample": True}

@@ -45,7 +45,6 @@ SHORTENED = 0.85
 
 
 def empty(history: History) -> Finding | None:
-    """Many replies have no text."""
     if (spreads := history.values("reward/std")) and not any(spreads):
         return None  # equal scores for all replies are the cause, and the rule `constant` reports them
     now, usual = history.recent("text/empty", STEPS), history.usual("text/empty")
@@ -83,7 +82,6 @@ def _scores_of_empty_replies(history: History) -> str | None:
 
 
 def one_word(history: History) -> Finding | None:
-    """One word, or one token, is repeated over and over."""
     share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
     if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):
         word, newest = collect.top_word(history.texts)
@@ -127,7 +125,6 @@ def _spammed_token(history: History) -> tuple[str, float] | None:
 
 
 def signs(history: History) -> Finding | None:
-    """The replies have many exclamation marks, emojis or other signs, which reward models often like."""
     if (history.recent("text/empty", STEPS) or 0.0) > MOSTLY:  # the few characters of the others prove nothing
         return None
     names = {"exclamations": "exclamation marks", "emojis": "emojis", "non_letters": "unusual symbols"}
@@ -148,7 +145,6 @@ def signs(history: History) -> Finding | None:
 
 
 def repetition(history: History) -> Finding | None:
-    """The replies repeat their own phrases."""
     now, usual = history.recent("text/repeated", STEPS), max(history.usual("text/repeated"), default=0.0)
     if now is None or now < usual + REPEATED:
         return None
@@ -157,7 +153,6 @@ def repetition(history: History) -> Finding | None:
 
 
 def diversity(history: History) -> Finding | None:
-    """The replies have become much more alike."""
     now, usual = history.recent("text/distinct_2", STEPS), min(history.usual("text/distinct_2"), default=0.0)
     if now is None or now > DISTINCT * usual:
         return None
@@ -166,7 +161,6 @@ def diversity(history: History) -> Finding | None:
 
 
 def length(history: History) -> Finding | None:
-    """Replies have become much longer or shorter."""
     first, now = history.first("rollout/reply_tokens"), history.recent("rollout/reply_tokens")
     if not first or now is None or SHORTER * first < now < LONGER * first:
         return None

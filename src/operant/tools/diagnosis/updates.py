@@ -26,7 +26,6 @@ RISEN = 1.02
 
 
 def entropy(history: History) -> Finding | None:
-    """The entropy has collapsed."""
     first, now = history.first("policy/entropy"), history.recent("policy/entropy", STEPS)
     if not first or now is None or now > COLLAPSED * first:
         return None
@@ -35,7 +34,6 @@ def entropy(history: History) -> Finding | None:
 
 
 def ratio(history: History) -> Finding | None:
-    """New and old policy differ too much within one step."""
     said = {
         "policy/ratio_max": ("reached", max),
         "policy/ratio_min": ("fell to", min),
@@ -54,7 +52,6 @@ def ratio(history: History) -> Finding | None:
 
 
 def clipping(history: History) -> Finding | None:
-    """Clipping removes a large part of the update."""
     share = history.recent("policy/clip_fraction", STEPS)
     if share is None or share < CLIPPED:
         return None
@@ -63,7 +60,6 @@ def clipping(history: History) -> Finding | None:
 
 
 def no_step(history: History) -> Finding | None:
-    """The line search of the trust region accepted no length, so the weights stayed as they were."""
     accepted = history.values("trust/accepted")
     if not accepted or accepted[-1] > 0:
         return None
@@ -72,7 +68,6 @@ def no_step(history: History) -> Finding | None:
 
 
 def critic(history: History) -> Finding | None:
-    """The critic predicts worse than the mean return."""
     values = history.values("value/explained_variance")
     last = values[-JUDGED:]
     if len(values) < WARM_UP + JUDGED:
@@ -85,7 +80,6 @@ def critic(history: History) -> Finding | None:
 
 
 def scoring(history: History) -> Finding | None:
-    """Sampling and training disagree about the log-prob of a token."""
     gap = max(history.values("rollout/logprob_gap")[-3:], default=0.0)
     if gap < GAP:
         return None
@@ -119,7 +113,6 @@ def not_finite(history: History) -> Finding | None:
 
 
 def refused(history: History) -> Finding | None:
-    """Optimizer steps were refused because their ratios were too large."""
     share = history.recent("policy/skipped_steps") or 0.0
     if share < 1e-9:
         return None
@@ -129,7 +122,6 @@ def refused(history: History) -> Finding | None:
 
 
 def overfits(history: History) -> Finding | None:
-    """The held-out loss rises while the training loss keeps falling."""
     name = "evaluate/preference/loss" if history.loss == "preference/loss" else "evaluate/loss"
     losses = [(int(m.get("step", 0)), m[name]) for m in history.metrics if m.get(name) is not None]
     if len(losses) < 3:
@@ -142,7 +134,6 @@ def overfits(history: History) -> Finding | None:
 
 
 def guesses(history: History) -> Finding | None:
-    """Held-out labels are not predicted better than by chance, or than by the length of the replies."""
     measured = (history.evaluation.get("after") or {}).get("metrics") or {}
     right, longer = (
         measured.get(name, history.recent(f"evaluate/{name}", 1))

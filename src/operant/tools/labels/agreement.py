@@ -115,7 +115,6 @@ def circles(labels: Sequence[Label], store: Store) -> tuple[int, int]:
 
 
 def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
-    """Whether the majorities of pairs go in a circle: no order of the replies agrees with all of them."""
     above = {pair for pair, number in votes.items() if number > votes.get((pair[1], pair[0]), 0)}
     left = {reply for pair in above for reply in pair}
     while best := {reply for reply in left if not any((other, reply) in above for other in left)}:
@@ -124,7 +123,6 @@ def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
 
 
 def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
-    """Sentences about the labels of a database, and a table with a row for each labeller."""
     kind, labels, gold, skips = store.kind, store.labels(), store.gold(), store.skips()
     counts = {item: len(store.item(item).replies) for item in {label.item for label in labels}}
     real = [label for label in labels if label.item not in gold]
@@ -156,7 +154,6 @@ def alpha_text(value: float | None, several: int) -> str:
 def about(
     name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """The numbers of a labeller, as text by name. gold: the known answers, by item."""
     others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for label in labels:
         if label.labeller != name and label.item not in gold:

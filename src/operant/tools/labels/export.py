@@ -49,7 +49,6 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
 
 
 def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a form, in the order in which the labels were given."""
     gold, items = store.gold(), dict[str, Item]()
     labels = store.labels() + (store.skipped() if skips else [])
     for label in sorted(labels, key=lambda label: label.number):

@@ -118,7 +118,6 @@ def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
 
 
 def item_of_row(row: Mapping[str, Any], where: str) -> Item:
-    """The item of a row that holds all replies of a prompt."""
     answer = {field: row[field] for field in KINDS.values() if field in row}
     if "chosen" in row and "rejected" in row:
         prompt, replies = pair_of(row, where)
@@ -144,7 +143,6 @@ def item_of_row(row: Mapping[str, Any], where: str) -> Item:
 
 
 def sources_of(row: Mapping[str, Any], where: str) -> tuple[str | None, ...]:
-    """The sources of a row. Raises: OperantError if they are no list."""
     sources = row.get("sources", ())
     if not isinstance(sources, (list, tuple)):
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
@@ -152,7 +150,6 @@ def sources_of(row: Mapping[str, Any], where: str) -> tuple[str | None, ...]:
 
 
 def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
-    """The item of rows that hold one reply each."""
     (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
     if len(prompts) > 1:
         raise OperantError(f"{where}: rows of the id {shown(first.get('id'))} have different prompts; correct the ids")
@@ -188,7 +185,6 @@ def checked_text(value: Any, where: str) -> None:
 
 
 def as_text(value: Any) -> str:
-    """A prompt or reply as one text, for comparisons."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
@@ -258,5 +254,4 @@ def ranks(answer: Mapping[str, Any], count: int) -> list[int | None]:
 
 
 def now() -> float:
-    """Unix time in seconds, to the millisecond."""
     return round(time.time(), 3)

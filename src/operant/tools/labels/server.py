@@ -93,7 +93,6 @@ class LabelServer:
         return f"{url_of(self.host, self.port)}#{self.token}"
 
     def run(self) -> None:
-        """Answer requests until Ctrl-C, which raises KeyboardInterrupt, or until another thread calls `stop`."""
         self.server.run(sockets=[self.socket])
 
     def start(self) -> None:
@@ -104,7 +103,6 @@ class LabelServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop answering, and free the port."""
         self.server.should_exit = True
         if self.thread is not None:
             self.thread.join()
@@ -154,11 +152,9 @@ class LabelServer:
             raise RefusedError(400, str(error)) from error
 
     def next(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The item that a labeller should see now, and how far they are."""
         return self.state(name, self.store.next_item(name))
 
     def label(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Store an answer, or a skip if it is null; then the next item."""
         item = self.store.item_of(asked.get("item"))
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
@@ -185,7 +181,6 @@ class LabelServer:
         return checked
 
     def undo(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Withdraw a label or skip, and show its item again, with the answer it had."""
         number, last = asked.get("label"), self.store.last(name)
         withdrawn = self.store.undo(name, number) if type(number) is int else None
         if withdrawn is None or last is None:
@@ -274,7 +269,6 @@ def listening(options: LabelServing, last: int) -> socket.socket:
 
 
 def uvicorn_server(server: LabelServer) -> Any:
-    """The `uvicorn.Server` of a starlette app. Raises: OperantError if one of the two is not installed."""
     try:
         import uvicorn
         from starlette.applications import Starlette

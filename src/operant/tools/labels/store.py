@@ -162,15 +162,12 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """What labellers are asked for: pick, rank, rate or good."""
         return self.setting("kind")
 
     def setting(self, name: str) -> str:
-        """A setting that the file holds: kind, overlap, token or port."""
         return self._value("SELECT value FROM settings WHERE name = ?", name)
 
     def set(self, name: str, value: str) -> None:
-        """Change a setting."""
         with self._writing():
             self._connection.execute("UPDATE settings SET value = ? WHERE name = ?", (value, name))
 
@@ -217,7 +214,6 @@ class Store:
         self.add_label(item.id, label.labeller, label.answer, key=key, at=label.time)
 
     def item(self, item_id: str) -> Item:
-        """An item by its id. Raises: OperantError for an unknown one."""
         row = self._row("SELECT * FROM items WHERE id = ?", item_id)
         if row is None:
             raise OperantError(f"{self.path} has no item {shown(item_id)}; add it with add_items")
@@ -225,18 +221,15 @@ class Store:
         return Item(item_id, prompt, tuple(replies), tuple(json.loads(row["sources"])))
 
     def number_of(self, item_id: str) -> int:
-        """The number of an item in this file, which says nothing about it."""
         return self._value("SELECT number FROM items WHERE id = ?", item_id)
 
     def item_of(self, number: Any) -> Item:
-        """An item by its number. Raises: OperantError for an unknown one."""
         found = self._value("SELECT id FROM items WHERE number = ?", number if type(number) is int else -1)
         if found is None:
             raise OperantError(f"{self.path} has no item number {shown(number)}; load the page again")
         return self.item(found)
 
     def counts(self) -> dict[str, int]:
-        """The number of items, gold items among them, labels, and people who labelled."""
         query = f"""SELECT (SELECT count(*) FROM items) AS items,
           (SELECT count(*) FROM items WHERE gold IS NOT NULL) AS gold,
           (SELECT count(*) FROM current WHERE action = 'label') AS labels,
@@ -250,7 +243,6 @@ class Store:
             self._connection.executemany("UPDATE items SET closed = ? WHERE id = ? AND closed IS NULL", rows)
 
     def gold(self) -> dict[str, Mapping[str, Any]]:
-        """The known answers of gold items, by the id of the item."""
         rows = self._rows("SELECT id, gold FROM items WHERE gold IS NOT NULL")
         return {row["id"]: json.loads(row["gold"]) for row in rows}
 
@@ -296,7 +288,6 @@ class Store:
         return found[0].item if found else None
 
     def last(self, labeller: str) -> Label | None:
-        """The newest label or skip of a labeller that still counts."""
         found = self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC LIMIT 1", labeller)
         return found[0] if found else None
 
@@ -311,7 +302,6 @@ class Store:
         return self._labels("SELECT * FROM labels", f"number IN {newest} AND action = 'label' ORDER BY number", item_id)
 
     def skipped(self) -> list[Label]:
-        """Every skip that counts; its answer is empty."""
         return self._labels("SELECT * FROM current", "action = 'skip' ORDER BY number")
 
     def history(self) -> list[Label]:
@@ -319,7 +309,6 @@ class Store:
         return self._labels("SELECT * FROM labels", "1 ORDER BY number")
 
     def skips(self) -> dict[str, int]:
-        """The number of skips by labeller."""
         rows = self._rows("SELECT labeller, count(*) AS n FROM current WHERE action = 'skip' GROUP BY labeller")
         return {row["labeller"]: row["n"] for row in rows}
 
@@ -418,7 +407,6 @@ class Store:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of SQLite into sentences."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -462,7 +450,6 @@ class Store:
         return None if row is None else row[0]
 
     def _labels(self, select: str, where: str, *values: Any) -> list[Label]:
-        """The labels that a query finds."""
         query = f"SELECT l.*, i.id FROM ({select} WHERE {where}) l JOIN items i ON l.item = i.number ORDER BY l.number"
         names: Sequence[str] = ("number", "labeller", "time", "seconds", "action")
         return [
@@ -482,7 +469,6 @@ def create_private(path: Path) -> None:
 
 
 def known_answer(item: Item) -> Mapping[str, Any]:
-    """The answer that came with a gold item. Raises: OperantError if there is none."""
     if not item.given:
         fields = ", ".join(KINDS.values())
         raise OperantError(f"gold item {shown(item.id)} has no answer: give it one of {fields}, or chosen and rejected")

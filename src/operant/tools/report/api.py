@@ -46,27 +46,22 @@ class Site:
         return method(self, **_parameters(query, types))
 
     def page(self) -> str:
-        """Return the page itself, with its data but without replies."""
         return run_report.page(self.data(), live=True)
 
     def data(self) -> Any:
-        """Return the page's data without replies."""
         return self._cached("data", run_report.page_data)
 
     def probes(self) -> Any:
-        """Return the probe prompts with their answers, and notes about files that could not be read."""
         read = replies.Reader()
         return self._cached("probes", lambda folder: {"probes": replies.probes(folder, read), "notes": read.notes})
 
     def replies(self, **parameters: Any) -> Any:
-        """Return the rows that `Index.find` finds."""
         try:
             return self.index.find(**parameters)
         except OperantError as error:
             raise RequestError(400, str(error)) from error
 
     def games(self, step: int | None = None, when: str | None = None) -> Any:
-        """Return the groups of games, or the games of one group."""
         if when not in (None, *games.HELD_OUT):
             raise RequestError(400, f"when={when!r}: it must be before or after")
         if step is None and when is None:
@@ -77,7 +72,6 @@ class Site:
             raise RequestError(404, f"there are no games of step {step} any more") from None
 
     def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
-        """Return the tokens of the reply in one row of a file, with their numbers."""
         if of not in ("rollouts", "probes", "reference") or row < 0:
             raise RequestError(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
         folder = self.folder / ("rollouts" if of == "rollouts" else "probes")
@@ -116,7 +110,6 @@ _FORMATS = {
 
 
 def _parameters(query: str, types: dict[str, type]) -> dict[str, Any]:
-    """Parse the parameters of a request. An empty one counts as absent."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError:

@@ -307,7 +307,6 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _evaluated(run: RunRecord, when: str) -> dict[str, Any]:
-    """Return by task the replies to the held-out tasks `before` or `after` training."""
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
     return {reply["task"]: reply | {"reward": reply["score"]} for reply in replies}
 

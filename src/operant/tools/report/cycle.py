@@ -48,7 +48,6 @@ class Cycle(TypedDict):
 
 
 def cycle(history: History) -> Cycle:
-    """Return the sentence and the parts."""
     name = history.option("algorithm")
     method = ALGORITHMS.get(name)  # built-in ones alone: a name of another package would be imported
     if method is not None and method.source == "data" and not method.needs.labels:

@@ -22,7 +22,6 @@ built-in models, of a few million weights; those for larger ones say 1e-5, and 5
 
 
 def display() -> "ConsoleDisplay | ChartDisplay":
-    """The display that fits where this Python runs."""
     return ChartDisplay() if in_notebook() else ConsoleDisplay()
 
 
@@ -30,7 +29,6 @@ class ConsoleDisplay(Console):
     """Prints what a run does, its steps, and its result."""
 
     def begin(self, run: Any) -> None:
-        """Print what the run does."""
         print(f"{run.path}: {summary(run)}", flush=True)
 
     def end(self, run: Any) -> None:
@@ -61,7 +59,6 @@ class ChartDisplay(Chart):
     """Draws what a run does, its steps, and its result in a notebook's cell."""
 
     def begin(self, run: Any) -> None:
-        """Draw what the run does."""
         self.title = f"{run.path}: {summary(run)}"
         self.draw()
 
@@ -153,7 +150,6 @@ def best_prompts(run: Any) -> list[str]:
 
 
 def diagnosis(path: Path) -> tuple[str, list[Finding]]:
-    """The verdict on the run in a folder, and its findings."""
     history = read_history(path)
     findings = diagnose(history)
     return verdict(history, findings), findings

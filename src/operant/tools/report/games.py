@@ -93,7 +93,6 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
 
 
 def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
-    """Return the games of evaluation.json."""
     path = folder / "evaluation.json"
     if not path.is_file():
         return []

@@ -54,7 +54,6 @@ def _read(name: str) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """A text of at most `longest` characters."""
     return text if len(text) <= longest else text[:longest] + " …"
 
 
@@ -77,6 +76,5 @@ def fitting(make: Callable[[int], T], most: int, budget: float) -> T:
 
 
 def size(data: object) -> int:
-    """Return the number of bytes that `data` takes on a page."""
     text = as_json(data)
     return len(text.encode("utf-8", errors="replace")) + 5 * text.count("<")

@@ -71,12 +71,10 @@ class Compared:
     """[M][N] by name: numbers of all replies of a model to a task, such as pass@8. They stand beside the rewards."""
 
     def rows(self) -> list[ModelScore]:
-        """The scores by reward, then model."""
         names = [*self.rewards, *self.measured]
         return [self.score(name, place) for name in names for place in range(len(self.models))]
 
     def score(self, reward: str, place: int) -> ModelScore:
-        """The scores of one model by one reward."""
         own, first = self.known(reward, place), self.known(reward, 0)
         means = [statistics.fmean(scores) for scores in own if scores]
         mean = statistics.fmean(means) if means else None
@@ -104,7 +102,6 @@ class Compared:
         return statistics.fmean(reply.tokens for replies in self.replies[place] for reply in replies)
 
     def table(self) -> list[dict[str, str]]:
-        """The rows as texts, for a terminal."""
         rows = []
         for row in self.rows():
             error = "" if row.error is None else f" ± {row.error:.2g}"
@@ -133,7 +130,6 @@ class Compared:
         return rows
 
     def as_plain(self) -> dict[str, Any]:
-        """The scores and all replies as plain data."""
         replies = []
         for n, task in enumerate(self.tasks):
             listed = [
@@ -177,7 +173,6 @@ def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def between(share: Share | None, form: str) -> str:
-    """A number and its interval as text; empty if there is none."""
     if share is None:
         return ""
     ends = "" if share.low is None or share.high is None else f" [{share.low:{form}}, {share.high:{form}}]"
@@ -185,7 +180,6 @@ def between(share: Share | None, form: str) -> str:
 
 
 def as_text(prompt: Any) -> str:
-    """A prompt for people: text, or a line for each message."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
     return str(prompt)

@@ -86,13 +86,11 @@ def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of a file's columns. Raises as `lines`."""
     with _opened(path) as file:
         return file.schema_arrow.names
 
 
 def has_games(path: Path) -> bool:
-    """Whether a file has transcripts of games. Raises as `lines`."""
     return "game" in names(path)
 
 
@@ -114,7 +112,6 @@ def games(path: Path) -> list[dict[str, Any]]:
 
 
 def count(path: Path) -> int:
-    """Return the number of rows in a file. Raises as `lines`."""
     with _opened(path) as file:
         return file.metadata.num_rows
 

@@ -87,12 +87,10 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
 
 
 def greedily(run: Run) -> Any:
-    """The run's sampling, with the likeliest token at each place."""
     return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 
 def measured(setting: Classification, text: str, ids: Sequence[int], source: str, step: int) -> dict[str, Any]:
-    """A prompt on all training texts and all held-out ones."""
     on_train = setting.logprobs([text], setting.train)
     offset = setting.bias([text], on_train)
     answers = setting.logprobs([text], setting.test) - offset
@@ -123,7 +121,6 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The table of prompts and baselines, for a terminal."""
     texts = found["texts"]
     held_out = f"held-out ({texts['test']})"
     rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
@@ -153,10 +150,8 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def row_of(row: Baseline) -> tuple[str, str, str, str, str]:
-    """The cells of a baseline."""
     return repr(row.prompt), name_of(row), f"{row.calls:,}", f"{row.train:.3f}", f"{row.test:.3f}"
 
 
 def name_of(row: Baseline) -> str:
-    """The name of a baseline with its calibration."""
     return row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"

@@ -123,7 +123,6 @@ def _side(answers: dict[str, dict[str, Any]], tasks: Sequence[str]) -> Columns:
 
 
 def _sample(tables: dict[int, Any], most: int) -> Columns:
-    """Select at most `most` replies, evenly over the steps and over the replies of a step."""
     steps = spread(list(tables), max(min(most, 2), most // FEWEST_PER_STEP))
     per_step = min(MOST_PER_STEP, most // len(steps)) if steps else 0
     parts = sorted({name for step in steps for name in tables[step].column_names if name.startswith("reward/")})

@@ -240,7 +240,6 @@ def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Collect held-out tasks with their replies before and after training, in a run without probes."""
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
     rows = [

@@ -42,12 +42,10 @@ class RunRecord:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Options by full name."""
         return self.history.config
 
     @property
     def finished(self) -> bool:
-        """Whether every step has been made."""
         return self.history.step >= (self.config.get("steps") or 0)
 
     @property
@@ -100,7 +98,6 @@ class Group:
 
 
 def is_sweep(place: str | Path) -> bool:
-    """Whether a folder holds the runs of a sweep."""
     return (Path(place) / FILE).is_file()
 
 
@@ -130,7 +127,6 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
 
 
 def _judged(judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of one evaluation of the held-out tasks, by name."""
     texts = [str(reply.get("reply") or "") for reply in judged.get("replies", [])]
     statistics = collect.of_texts(texts).result() if texts else {}
     found = {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
@@ -233,7 +229,6 @@ def _shared(runs: Sequence[RunRecord]) -> str:
 
 
 def _common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Return the items that all lists begin with."""
     return [same[0] for same in itertools.takewhile(lambda items: len(set(items)) == 1, zip(*lists))]
 
 

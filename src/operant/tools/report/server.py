@@ -79,16 +79,13 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the page in a browser."""
         return url_of(self.host, self.server_address[1])
 
     def knows(self, host: str | None) -> bool:
-        """Whether a request's Host header names this server."""
         return is_known_host(host, self.host)
 
 
 def listening_error(error: OSError, host: str, port: int) -> OperantError:
-    """Why nothing can listen at that address, with the remedy."""
     reason = {
         errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
         errno.EACCES: "permission denied; choose a --port above 1023",
@@ -98,7 +95,6 @@ def listening_error(error: OSError, host: str, port: int) -> OperantError:
 
 
 def url_of(host: str, port: int) -> str:
-    """The address for a browser on this machine of a server that listens on `host`."""
     host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}/"
 
@@ -122,7 +118,6 @@ def _address(name: str) -> Any:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or address means this machine alone."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -136,7 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer from the site of the run."""
         status = 200
         try:
             if not self.server.knows(self.headers.get("Host")):

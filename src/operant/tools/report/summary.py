@@ -48,7 +48,6 @@ class Result:
 
 
 def interval(values: Sequence[float | None]) -> Interval | None:
-    """Compute the interval of the finite values; None where there are none."""
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not known:
         return None
@@ -119,7 +118,6 @@ def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
 
 
 def group_row(group: Group) -> dict[str, Any]:
-    """Return one group as a row of a table."""
     return {
         "name": group.name,
         "values": {name: as_text(value) for name, value in group.values.items()},
@@ -184,7 +182,6 @@ def _problems(group: Group) -> list[str]:
 
 
 def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
-    """Compare the best group with its value before training, and with the other groups."""
     group, own, reward = best
     change, alone, what = reward.change, len(known) == 1, group.runs[0].measure
     after = _plus_minus(reward.after)
@@ -261,7 +258,6 @@ def table(data: Mapping[str, Any]) -> str:
 
 
 def brief(folder: str | Path) -> str:
-    """Summarise the result of a run in a few words."""
     run = read_run(Path(folder))
     held_out = "after" in run.held_out
     own = results([run], held_out)
