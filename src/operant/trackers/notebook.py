@@ -29,6 +29,7 @@ POINTS = 300
 """Most points of a curve; of more steps, every second, third, ... is drawn, and the last."""
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 360, 150, 46, 20, 18
 """Pixels of a chart and of its margins."""
+CURVE, CHART = ((Path(__file__).parent / name).read_text("utf-8").rstrip() for name in ("curve.svg", "chart.html"))
 _Point = tuple[int, float, float]
 """Step, value and half of its 95 % interval (0: unknown)."""
 
@@ -91,18 +92,17 @@ class Chart(Console):
 
     def html(self) -> str:
         charts = "".join(curve(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
-        share = min(self._step / self.total, 1.0) if self.total else 0.0
-        bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'
-        notes = self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes)
         replies = ""
         for row in self._rows:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             replies += f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>"
-        replies = f"<details><summary>newest replies</summary>{replies}</details>" if replies else ""
-        return (
-            '<div style="font:13px/1.5 system-ui,sans-serif;max-width:760px">'
-            f"<div><b>{escape(self.title)}</b></div><div>{escape(self.status)}</div>{bar}"
-            f'<div style="display:flex;flex-wrap:wrap;gap:12px">{charts}</div>{notes}{replies}</div>'
+        return CHART.format(
+            title=escape(self.title),
+            status=escape(self.status),
+            share=100 * min(self._step / self.total, 1.0) if self.total else 0.0,
+            charts=charts,
+            notes=self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes),
+            replies=replies and f"<details><summary>newest replies</summary>{replies}</details>",
         )
 
 
@@ -128,15 +128,8 @@ def curve(label: str, points: list[_Point]) -> str:
     line = " ".join(at(step, y) for step, y, _ in points)
     band = " ".join([at(s, y + h) for s, y, h in points] + [at(s, y - h) for s, y, h in reversed(points)])
     end_x, end_y = at(*points[-1][:2]).split(",")
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" fill="currentColor" '
-        f'style="max-width:100%" font-size="11"><title>{escape(label)}</title><text x="{LEFT}" y="12">{escape(label)}'
-        f'</text><path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" opacity=".35"/>'
-        f'<text x="{LEFT - 5}" y="{TOP + 4}" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{LEFT - 5}" y="{bottom}" text-anchor="end">{low:.3g}</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 5}">step {first}</text>'
-        f'<text x="{right}" y="{HEIGHT - 5}" text-anchor="end">{points[-1][0]}</text>'
-        f'<polygon points="{band}" fill="#3f8bc4" opacity=".2"/>'
-        f'<polyline points="{line}" fill="none" stroke="#3f8bc4" stroke-width="1.6"/>'
-        f'<circle cx="{end_x}" cy="{end_y}" r="2.5" fill="#3f8bc4"/></svg>'
-    )
+    return CURVE.format(
+        label=escape(label), width=WIDTH, height=HEIGHT, left=LEFT, right=right, top=TOP, bottom=bottom,
+        number_at=LEFT - 5, high_at=TOP + 4, step_at=HEIGHT - 5, high=high, low=low, first=first, last=points[-1][0],
+        band=band, line=line, end_x=end_x, end_y=end_y,
+    )  # fmt: skip

@@ -139,14 +139,11 @@ def item_of_row(row: Mapping[str, Any], where: str) -> Item:
         answer = checked_answer(answer, len(replies), where)
         given = [GivenLabel(name_of_labeller(row.get("labeller", IMPORT)), answer, when)]
     prompt, replies = plain(prompt, where), tuple(plain(reply, where) for reply in replies)
-    return Item(_id(row, prompt, replies), prompt, replies, sources_of(row, where), tuple(given))
-
-
-def sources_of(row: Mapping[str, Any], where: str) -> tuple[str | None, ...]:
     sources = row.get("sources", ())
     if not isinstance(sources, (list, tuple)):
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
-    return tuple(None if source is None else str(source) for source in sources)
+    sources = tuple(None if source is None else str(source) for source in sources)
+    return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 
 def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:

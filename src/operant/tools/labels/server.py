@@ -161,7 +161,8 @@ class LabelServer:
             raise OperantError("a label needs a key of 8 to 100 letters, another one for each label")
         seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
         if answer is not None:
-            answer = reordered(self.answer_of_the_page(answer, count), order(name, item.id, count))
+            places = order(name, item.id, count)
+            answer = moved(self.answer_of_the_page(answer, count), [places.index(i) for i in range(count)])
         before = [label.number for label in self.store.labels_of(item.id) if label.labeller == name]
         seconds = None if seconds is None else min(max(seconds, 0.0), LONGEST_LOOK)
         label = self.store.add_label(item.id, name, answer, seconds=seconds, key=f"page {name} {key}")
@@ -205,12 +206,11 @@ class LabelServer:
             return known
         item = self.store.item(item_id)
         places = order(name, item_id, len(item.replies))
-        answer = None if before is None or not before.answer else shown_answer(before.answer, places)
-        replies = [messages(item.replies[place]) for place in places]
+        answer = None if before is None or not before.answer else moved(before.answer, places)
         known["item"] = {
             "number": self.store.number_of(item_id),
             "prompt": messages(item.prompt),
-            "replies": replies,
+            "replies": [messages(item.replies[place]) for place in places],
             "answer": answer,
         }
         return known
@@ -227,25 +227,11 @@ def order(name: str, item_id: str, count: int) -> list[int]:
     return places
 
 
-def reordered(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """An answer to the replies as shown, as one to the replies in the order of the file."""
-    return _moved(answer, places, [places.index(i) for i in range(len(places))])
-
-
-def shown_answer(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """An answer to the replies in the order of the file, as one to the replies as shown."""
-    return _moved(answer, [places.index(i) for i in range(len(places))], places)
-
-
-def _moved(answer: Mapping[str, Any], best: Sequence[int], sources: Sequence[int]) -> dict[str, Any]:
-    """The answer with `best` looked up in `best`, and entry i of lists taken from place `sources[i]`."""
-    moved = dict(answer)
-    for field in KINDS.values():
-        if field == "best" and field in answer:
-            moved[field] = best[answer[field]]
-        elif field in answer:
-            moved[field] = [answer[field][place] for place in sources]
-    return moved
+def moved(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """An answer to the same replies in another order: what is said of number i is what was said of `places[i]`."""
+    best = {"best": places.index(answer["best"])} if "best" in answer else {}
+    lists = {field: [answer[field][i] for i in places] for field in ("ranks", "ratings", "good") if field in answer}
+    return {**answer, **best, **lists}
 
 
 def messages(value: Any) -> list[dict[str, str]]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from operant.tools.labels.items import IMPORT, KINDS, GivenLabel, Item, checked_answer, name_of_labeller, now
+from operant.tools.labels.items import IMPORT, KINDS, Item, checked_answer, name_of_labeller, now
 from operant.types import OperantError, shown
 
 VERSION = 1
@@ -186,7 +186,11 @@ class Store:
                 if len(item.replies) < 2 and self.kind in ("pick", "rank"):
                     raise OperantError(f"item {shown(item.id)} has one reply, and --kind {self.kind} needs two; "
                                        "use --kind good or rate")  # fmt: skip
-                answer = known_answer(item) if gold else None
+                if gold and not item.given:
+                    raise OperantError(
+                        f"gold item {shown(item.id)} has no answer: give it one of {', '.join(KINDS.values())}, or "
+                        "chosen and rejected"
+                    )
                 row = self._row("SELECT number, content FROM items WHERE id = ?", item.id)
                 if row is not None and row["content"] != item.content():
                     raise OperantError(
@@ -195,23 +199,20 @@ class Store:
                     )
                 if row is not None:  # it is added again because labels are wanted
                     self._connection.execute("UPDATE items SET closed = NULL WHERE id = ?", (item.id,))
-                if row is None:
+                else:
                     new += 1
                     values = (item.id, item.content(), json.dumps(item.sources), now())
                     self._connection.execute(
                         "INSERT INTO items (id, content, sources, added) VALUES (?, ?, ?, ?)", values
                     )
                 if gold:
-                    self._connection.execute("UPDATE items SET gold = ? WHERE id = ?", (json.dumps(answer), item.id))
-                for label in () if gold else item.given:
-                    self.add_given(item, label)
+                    known = json.dumps(item.given[-1].answer)
+                    self._connection.execute("UPDATE items SET gold = ? WHERE id = ?", (known, item.id))
+                for label in () if gold else item.given:  # once, however often a file is read
+                    content = json.dumps([item.id, asdict(label)], sort_keys=True)
+                    key = "import " + hashlib.sha256(content.encode()).hexdigest()
+                    self.add_label(item.id, label.labeller, label.answer, key=key, at=label.time)
         return new
-
-    def add_given(self, item: Item, label: GivenLabel) -> None:
-        """Add a label that came with an item, once however often the file is read."""
-        content = json.dumps([item.id, asdict(label)], sort_keys=True)
-        key = "import " + hashlib.sha256(content.encode()).hexdigest()
-        self.add_label(item.id, label.labeller, label.answer, key=key, at=label.time)
 
     def item(self, item_id: str) -> Item:
         row = self._row("SELECT * FROM items WHERE id = ?", item_id)
@@ -307,10 +308,6 @@ class Store:
     def history(self) -> list[Label]:
         """Everything that labellers did, in order: also labels that were replaced or withdrawn, skips and undos."""
         return self._labels("SELECT * FROM labels", "1 ORDER BY number")
-
-    def skips(self) -> dict[str, int]:
-        rows = self._rows("SELECT labeller, count(*) AS n FROM current WHERE action = 'skip' GROUP BY labeller")
-        return {row["labeller"]: row["n"] for row in rows}
 
     def wait(
         self, ids: Collection[str], *, count: int = 1, timeout: float | None = None, poll: float = 0.3
@@ -466,10 +463,3 @@ def create_private(path: Path) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise OperantError(f"cannot write {path}: {reason}; choose another place with --database") from error
-
-
-def known_answer(item: Item) -> Mapping[str, Any]:
-    if not item.given:
-        fields = ", ".join(KINDS.values())
-        raise OperantError(f"gold item {shown(item.id)} has no answer: give it one of {fields}, or chosen and rejected")
-    return item.given[-1].answer

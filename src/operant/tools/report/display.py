@@ -4,11 +4,11 @@ import math
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from operant.metrics.games import game_of
 from operant.runs.config import describe
 from operant.runs.games import playable
+from operant.runs.run import Run
 from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.tools.diagnosis.history import Finding, counted, percent
 from operant.tools.report import parquet, prompts
@@ -28,10 +28,10 @@ def display() -> "ConsoleDisplay | ChartDisplay":
 class ConsoleDisplay(Console):
     """Prints what a run does, its steps, and its result."""
 
-    def begin(self, run: Any) -> None:
+    def begin(self, run: Run) -> None:
         print(f"{run.path}: {summary(run)}", flush=True)
 
-    def end(self, run: Any) -> None:
+    def end(self, run: Run) -> None:
         """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
         if run.interrupted:
             print(_stopped(run))
@@ -58,11 +58,11 @@ class ConsoleDisplay(Console):
 class ChartDisplay(Chart):
     """Draws what a run does, its steps, and its result in a notebook's cell."""
 
-    def begin(self, run: Any) -> None:
+    def begin(self, run: Run) -> None:
         self.title = f"{run.path}: {summary(run)}"
         self.draw()
 
-    def end(self, run: Any) -> None:
+    def end(self, run: Run) -> None:
         """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
         sentence, findings = diagnosis(run.path)
         lines = [_stopped(run)] if run.interrupted else held_out(run)
@@ -84,10 +84,8 @@ def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]
     """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe prompts."""
     found = list(parquet.steps(path / "probes").values())
     with suppress(OperantError, FileNotFoundError):
-        before, after = (
-            (parquet.lines(file).to_pylist()[:most] for file in (found[0], found[-1])) if found else ([], [])
-        )
-        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(before, after)]
+        sides = [parquet.lines(file).to_pylist()[:most] for file in (*found[:1], *found[-1:])]
+        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(*sides)] if sides else []
     return []
 
 
@@ -99,7 +97,7 @@ def shown_as(rollout: Rollout) -> tuple[str, str]:
     return game["objective"] or rollout.query, " " + "; ".join(turn["command"] for turn in game["turns"])
 
 
-def summary(run: Any) -> str:
+def summary(run: Run) -> str:
     """One sentence on what the run does: algorithm, model, tasks, steps."""
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
@@ -117,7 +115,7 @@ def summary(run: Any) -> str:
     )
 
 
-def held_out(run: Any) -> list[str]:
+def held_out(run: Run) -> list[str]:
     """Sentences on the held-out tasks before and after training; none without such tasks."""
     before, after, lines = run.before, run.after, list[str]()
     if before is None or after is None:
@@ -143,7 +141,7 @@ def held_out(run: Any) -> list[str]:
     return lines
 
 
-def best_prompts(run: Any) -> list[str]:
+def best_prompts(run: Run) -> list[str]:
     """The table of the prompts that a run found, beside baselines; empty for a run that has not ended with one."""
     found = None if run.interrupted else prompts.read(run.path)
     return [] if found is None else prompts.lines(found)
@@ -165,6 +163,6 @@ def print_diagnosis(path: Path) -> None:
         print(plain(f"    remedy: {finding.remedy}"))
 
 
-def _stopped(run: Any) -> str:
+def _stopped(run: Run) -> str:
     step = run.learner.progress.step
     return f"stopped after step {step} and saved; resume with: operant train --resume {run.path}"

@@ -46,7 +46,7 @@ def groups(folder: Path) -> list[dict[str, Any]]:
     Empty where the run has no games.
     """
     paths = parquet.steps(folder / "rollouts")
-    has = bool(paths) and Reader()(parquet.has_games, paths[max(paths)])
+    has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
     steps = [{"label": f"step {step}", "step": step} for step in paths] if has else []
     held = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
     return [*held[:1], *steps, *held[1:]]

@@ -90,10 +90,6 @@ def names(path: Path) -> list[str]:
         return file.schema_arrow.names
 
 
-def has_games(path: Path) -> bool:
-    return "game" in names(path)
-
-
 def games(path: Path) -> list[dict[str, Any]]:
     """Read the transcripts of the games in a file, with the critic's value before each turn where the file has it.
 

@@ -22,6 +22,7 @@ from operant.apps.prompts.prompt_reward import PromptReward
 from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
 from operant.storage import atomic_io
+from operant.tools.report.summary import aligned
 from operant.types import OperantError
 
 FILE = "prompts.json"
@@ -127,26 +128,13 @@ def lines(found: dict[str, Any]) -> list[str]:
     best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
-        rows.append(
-            (
-                repr(one["text"]),
-                SOURCES.get(one["source"], one["source"]),
-                calls,
-                f"{one['train']:.3f}",
-                f"{one['test']:.3f}",
-            )
-        )
+        origin = SOURCES.get(one["source"], one["source"])
+        rows.append((repr(one["text"]), origin, calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
     about = (
         f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
     )
     return [f"{about}; held-out: {texts['of']}", *aligned(rows)]
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def row_of(row: Baseline) -> tuple[str, str, str, str, str]:

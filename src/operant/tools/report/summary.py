@@ -17,7 +17,7 @@ from typing import Any
 
 from operant.metrics.games import numbers
 from operant.tools.diagnosis.history import RECENT
-from operant.tools.diagnosis.intervals import t_quantile
+from operant.tools.diagnosis.intervals import t_quantile, wilson
 from operant.tools.diagnosis.progress import EARLY
 from operant.tools.report.downsample import short
 from operant.tools.report.runs import SEED, Group, RunRecord, as_text, read_run
@@ -86,15 +86,13 @@ def game_row(name: str, games: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     games: records as in `metrics.games`. The interval of the share that was won is Wilson's.
     """
     each, n, won = [numbers(game) for game in games], len(games), sum(bool(game["won"]) for game in games)
-    z = statistics.NormalDist().inv_cdf(0.975)
-    half = z * math.sqrt(won * (n - won) / n + z * z / 4)
-    low, high = ((won + z * z / 2 + sign * half) / (n + z * z) for sign in (-1, 1))
+    low, high = wilson(won / n, n)
     means = {key: interval([found[key] for found in each]) for key in ("score", "turns", "turns_to_win")}
     return {
         "player": name,
         "games": str(n),
         "won": f"{won} ({100 * won / n:.0f} %)",
-        "95 %": f"{abs(100 * low):.0f} to {100 * high:.0f} %",
+        "95 %": f"{100 * low:.0f} to {100 * high:.0f} %",
     } | {key.replace("_", " "): _plus_minus(mean) for key, mean in means.items()}
 
 
@@ -249,12 +247,17 @@ def table(data: Mapping[str, Any]) -> str:
         numbers += [_plus_minus(Interval(**found) if found else None) for found in own]
         ended = [f"{group['collapsed']} of {group['n']}", f"{group['seconds']:.3g}"]
         lines.append([group["name"], str(group["n"]), *numbers, *ended, findings or "none"])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    text = "\n".join(aligned(lines))
     differ, more = ", ".join(data["options"][:_LISTED]), len(data["options"]) - _LISTED
     lines = [f"They differ in: {differ}{f' and {more} more options' if more > 0 else ''}."] if differ else []
     lines += [""] + [(f"{r['name']}: " if r["name"] else "") + " ".join(r["verdict"]) for r in data["rewards"]]
     return "\n".join([text, *lines, *data["notes"]])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def brief(folder: str | Path) -> str:
