@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from operant.storage import atomic_io
@@ -32,10 +31,10 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.index = folder, replies.Index(folder)
-        self._results: dict[str, tuple[Any, Any]] = {}
+        self._results: dict[str, tuple[object, object]] = {}
         self._lock = threading.Lock()
 
-    def answer(self, path: str, query: str) -> Any:
+    def answer(self, path: str, query: str) -> object:
         """Return the HTML of the page, or an object to send as JSON.
 
         Raises: RequestError for an unknown path or parameter; OperantError where the folder cannot be read.
@@ -48,20 +47,20 @@ class Site:
     def page(self) -> str:
         return run_report.page(self.data(), live=True)
 
-    def data(self) -> Any:
+    def data(self) -> object:
         return self._cached("data", run_report.page_data)
 
-    def probes(self) -> Any:
+    def probes(self) -> object:
         read = replies.Reader()
         return self._cached("probes", lambda folder: {"probes": replies.probes(folder, read), "notes": read.notes})
 
-    def replies(self, **parameters: Any) -> Any:
+    def replies(self, **parameters: str | int | None) -> object:
         try:
             return self.index.find(**parameters)
         except OperantError as error:
             raise RequestError(400, str(error)) from error
 
-    def games(self, step: int | None = None, when: str | None = None) -> Any:
+    def games(self, step: int | None = None, when: str | None = None) -> object:
         if when not in (None, *games.HELD_OUT):
             raise RequestError(400, f"when={when!r}: it must be before or after")
         if step is None and when is None:
@@ -71,7 +70,7 @@ class Site:
         except FileNotFoundError:
             raise RequestError(404, f"there are no games of step {step} any more") from None
 
-    def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> Any:
+    def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> object:
         if of not in ("rollouts", "probes", "reference") or row < 0:
             raise RequestError(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
         folder = self.folder / ("rollouts" if of == "rollouts" else "probes")
@@ -81,7 +80,7 @@ class Site:
         except (FileNotFoundError, IndexError):
             raise RequestError(404, f"there is no reply {row} at step {step} any more") from None
 
-    def _cached(self, name: str, make: Callable[[Path], Any]) -> Any:
+    def _cached(self, name: str, make: Callable[[Path], object]) -> object:
         """Return `make(folder)`, computed again only after a file of the run has changed, so that polling is cheap."""
         with self._lock:
             paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
@@ -109,12 +108,12 @@ _FORMATS = {
 }
 
 
-def _parameters(query: str, types: dict[str, type]) -> dict[str, Any]:
+def _parameters(query: str, types: dict[str, type]) -> dict[str, str | int]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError:
         raise RequestError(400, "the parameters are not well-formed") from None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, str | int] = {}
     for name, text in pairs:
         if name not in types:
             raise RequestError(400, f"parameter {name!r} is unknown; there are: {', '.join(types) or 'none'}")

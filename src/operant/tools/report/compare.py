@@ -121,7 +121,7 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def _held_out(run: RunRecord) -> Any:
+def _held_out(run: RunRecord) -> object:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
     named = run.config.get("evaluate")
@@ -130,7 +130,7 @@ def _held_out(run: RunRecord) -> Any:
     return named or (own if run.config.get("tasks") is None else None)
 
 
-def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
+def _scale(run: RunRecord, metric: str) -> dict[str, object]:
     """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
     options = {}
     if metric in _SCORES:
@@ -141,7 +141,7 @@ def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
     return options
 
 
-def _chosen(run: RunRecord) -> dict[str, Any]:
+def _chosen(run: RunRecord) -> dict[str, object]:
     """Return the run's own metrics of the held-out tasks, each number of them by its name, with its options."""
     given = run.config.get("evaluation.metrics")
     options, measured = evaluation.chosen(given), dict.fromkeys(n for judged in run.held_out.values() for n in judged)
@@ -167,7 +167,7 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
     return dict(zip(titles, parts.values()))
 
 
-def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, Any]:
+def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, object]:
     """Collect the verdict on the groups with one reward, and their points of reward against KL and perplexity.
 
     name: empty if there is no other reward. members: the places of the groups on the page.
@@ -227,7 +227,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
 # --- curves -----------------------------------------------------------------------------------------------------------
 
 
-def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
     """Collect the charts: a metric over the steps, with a line for each group that has it and the same scale."""
     chosen = {f"evaluate/{name}": name for group in groups for run in group.runs for name in _chosen(run)}
     charts, points = [], max(60, min(POINTS, _MOST_POINTS // sum(len(group.runs) for group in groups)))
@@ -241,7 +241,7 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return sorted(charts, key=lambda chart: not chart["name"].startswith(("reward/", "kl/", "probe/", "evaluate/")))
 
 
-def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:
+def _line(name: str, group: Group, points: int) -> dict[str, object] | None:
     """Average a metric over the runs that reached each step, with the lowest and the highest, at up to `points` steps.
 
     Runs of several seeds are also listed one by one.
@@ -252,7 +252,7 @@ def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:
     if not steps:
         return None
     known = [[values[step] for values in found if step in values] for step in steps]
-    line: dict[str, Any] = {"steps": steps, "mean": [short(statistics.fmean(values)) for values in known]}
+    line: dict[str, object] = {"steps": steps, "mean": [short(statistics.fmean(values)) for values in known]}
     if len(group.runs) > 1:
         line["low"], line["high"] = ([short(end(values)) for values in known] for end in (min, max))
         line["n"] = [min(map(len, known)), max(map(len, known))]
@@ -276,7 +276,7 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
-def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     """Collect the replies of each run and of the reference to the queries that all runs have answered.
 
     They are the newest replies to the probe prompts; a run without probes has those to the held-out tasks.
@@ -292,7 +292,7 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
     reference = next(filter(None, references), None)
 
-    def answers(side: Mapping[str, Any]) -> list[list[object] | None]:
+    def answers(side: Mapping[str, Mapping[str, Any]]) -> list[list[object] | None]:
         """[reply, reward] of each task; None where there is no answer."""
         rows = [side.get(task) for task in tasks]
         return [row and [html.cut(str(row["reply"]), LONGEST), short(row["reward"])] for row in rows]

@@ -40,7 +40,7 @@ _TURN = (
 HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
 
 
-def groups(folder: Path) -> list[dict[str, Any]]:
+def groups(folder: Path) -> list[dict[str, object]]:
     """List the groups of games of a run in order of time, without their games: `label`, and `step` or `when`.
 
     Empty where the run has no games.
@@ -52,7 +52,7 @@ def groups(folder: Path) -> list[dict[str, Any]]:
     return [*held[:1], *steps, *held[1:]]
 
 
-def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, Any]]:
+def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, object]]:
     """Return at most `most` games of a step, or of the held-out games `when` ("before", "after"), won and lost in turn.
 
     Raises: OperantError and FileNotFoundError where the file of the step cannot be read.
@@ -101,7 +101,7 @@ def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
     return [reply["game"] for reply in judged.get("replies", ()) if reply.get("game")]
 
 
-def shortened(game: Mapping[str, Any]) -> dict[str, Any]:
+def shortened(game: Mapping[str, Any]) -> dict[str, object]:
     """Return a game as a page holds it, with the number of `further` turns that are left out."""
     turns = game.get("turns") or []
     return {
@@ -115,7 +115,7 @@ def shortened(game: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: object) -> object:
     if isinstance(value, str) and len(value) > TEXT:
         return f"{value[:TEXT]} … ({len(value) - TEXT:,} more characters)"
     if isinstance(value, Sequence) and not isinstance(value, str):

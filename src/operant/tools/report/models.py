@@ -118,7 +118,7 @@ class Compared:
             )
         return rows
 
-    def label_rows(self) -> list[dict[str, Any]]:
+    def label_rows(self) -> list[dict[str, object]]:
         """One row for each task, with the different replies of all models and where each is from."""
         rows = []
         for n, task in enumerate(self.tasks):
@@ -129,7 +129,7 @@ class Compared:
             rows.append({**task, "replies": [*found], "sources": [*found.values()]})
         return rows
 
-    def as_plain(self) -> dict[str, Any]:
+    def as_plain(self) -> dict[str, object]:
         replies = []
         for n, task in enumerate(self.tasks):
             listed = [
@@ -155,7 +155,7 @@ class Compared:
         title = " and ".join(self.models) if len(self.models) < 3 else f"{len(self.models)} models"
         atomic_io.write(path, html.page(title, data, scripts=SCRIPTS, styles=STYLES))
 
-    def cell(self, n: int) -> dict[str, Any]:
+    def cell(self, n: int) -> dict[str, object]:
         """What the page shows of a task: the prompt, and of each model [text, scores] of each reply."""
         sides = [
             [
@@ -179,7 +179,7 @@ def between(share: Share | None, form: str) -> str:
     return f"{share.mean:{form}}{ends}"
 
 
-def as_text(prompt: Any) -> str:
+def as_text(prompt: object) -> str:
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
     return str(prompt)

@@ -37,7 +37,7 @@ class Written(NamedTuple):
     tokens: Counter[str]
 
 
-def embedded(folder: str | Path) -> dict[str, Any] | None:
+def embedded(folder: str | Path) -> dict[str, object] | None:
     """Collect the prompts of a run; None where its replies are no prompts.
 
     Raises: OperantError for a damaged `prompts.json`.
@@ -82,7 +82,7 @@ def written(path: Path, stamp: parquet.Stamp | None) -> Written:
     return Written(best, text, mean, Counter(token for row in every for token in row["tokens"] or ()))
 
 
-def frequencies(steps: Mapping[int, Written]) -> dict[str, Any] | None:
+def frequencies(steps: Mapping[int, Written]) -> dict[str, object] | None:
     """Compare the tokens of the first steps with those of the last ones; None for a single step.
 
     `first`, `last`: the steps, and how many different tokens they wrote. `rows`: [token, its share of the first ones,
@@ -108,7 +108,7 @@ def frequencies(steps: Mapping[int, Written]) -> dict[str, Any] | None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def outcome(found: Mapping[str, Any]) -> dict[str, Any]:
+def outcome(found: Mapping[str, Any]) -> dict[str, object]:
     """Return what `prompts.json` holds with one list of `rows`: prompts, then baselines, each with what to paste."""
     template = PromptTemplate(found["template"])
     rows = [
@@ -132,7 +132,7 @@ def source(one: Mapping[str, Any]) -> str:
     return f"{one['source']}, " + (f"after step {after}" if one["source"] == "greedy" else f"step {after + 1}")
 
 
-def baseline(row: Baseline, template: PromptTemplate) -> dict[str, Any]:
+def baseline(row: Baseline, template: PromptTemplate) -> dict[str, object]:
     """Return the row of a baseline. What answers by a trained head is no text to paste."""
     lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
     return {

@@ -21,6 +21,7 @@ from operant.apps.prompts.measures import accuracy
 from operant.apps.prompts.prompt_reward import PromptReward
 from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
+from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.tools.report.summary import aligned
 from operant.types import OperantError
@@ -87,7 +88,7 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     }
 
 
-def greedily(run: Run) -> Any:
+def greedily(run: Run) -> Sampling:
     return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 

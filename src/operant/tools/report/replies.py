@@ -10,14 +10,17 @@ embedded, and the newest have priority for the numbers of their tokens.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant.tools.report import parquet
 from operant.tools.report.html import fitting, size, spread
 from operant.tools.report.parquet import plain
 from operant.types import OperantError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_PER_STEP, MOST_IN_ALL = 50, 5_000
 FEWEST_PER_STEP = 10
@@ -107,9 +110,9 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
     }
 
 
-def _answers(table: Any) -> dict[str, dict[str, Any]]:
+def _answers(table: "pa.Table") -> dict[str, dict[str, object]]:
     """Return by task the last reply of the first attempt."""
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, object]] = {}
     for row in table.to_pylist():
         known = answers.get(row["task"])
         if known is None or known["rollout"] == row["rollout"]:
@@ -117,12 +120,12 @@ def _answers(table: Any) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def _side(answers: dict[str, dict[str, Any]], tasks: Sequence[str]) -> Columns:
+def _side(answers: Mapping[str, Mapping[str, object]], tasks: Sequence[str]) -> Columns:
     names = [name for name in _COLUMNS if name != "query"]
     return {name: [plain(answers[task][name]) if task in answers else None for task in tasks] for name in names}
 
 
-def _sample(tables: dict[int, Any], most: int) -> Columns:
+def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
     steps = spread(list(tables), max(min(most, 2), most // FEWEST_PER_STEP))
     per_step = min(MOST_PER_STEP, most // len(steps)) if steps else 0
     parts = sorted({name for step in steps for name in tables[step].column_names if name.startswith("reward/")})
@@ -212,9 +215,9 @@ class Index:
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder) / "rollouts"
         self._lock = threading.Lock()
-        self._files: dict[int, tuple[parquet.Stamp, Any, list[str]]] = {}
+        self._files: dict[int, tuple[parquet.Stamp, pa.Table | None, list[str]]] = {}
         """By step: the stamp of the file, its table (None where it cannot be read), and notes about it."""
-        self._joined: Any = None
+        self._joined: pa.Table | None = None
 
     def find(
         self,
@@ -225,7 +228,7 @@ class Index:
         offset: int = 0,
         limit: int = 50,
         outcome: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Find the replies whose query, reply or message contains `search`, ignoring case, with this outcome class.
 
         Equal rows are ordered by step, newest first, then as in the file; rows without a value of `sort` come last.
@@ -279,7 +282,7 @@ class Index:
         self._files = files
 
 
-def _joined(tables: dict[int, Any]) -> Any:
+def _joined(tables: Mapping[int, "pa.Table"]) -> "pa.Table | None":
     """All replies as one table, with their step and the lower-case text to search in; None without replies."""
     import pyarrow as pa
 

@@ -16,11 +16,11 @@ from typing import Any, NotRequired, TypedDict
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.storage import atomic_io
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
-from operant.tools.diagnosis.history import RECENT, Row, capitalised, counted
+from operant.tools.diagnosis.history import RECENT, capitalised, counted
 from operant.tools.diagnosis.progress import progress
 from operant.tools.report import games, html, prompt_page
 from operant.tools.report.cycle import cycle
-from operant.tools.report.downsample import Heatmaps, curves, short, steps_per_interval
+from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, short, steps_per_interval
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes
 
@@ -67,7 +67,7 @@ def write_report(run_folder: str | Path) -> Path:
     return path
 
 
-def page(data: Mapping[str, Any], live: bool = False) -> str:
+def page(data: Mapping[str, object], live: bool = False) -> str:
     """Build the page's HTML from `page_data`, with `replies` added unless the page is live."""
     return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
@@ -115,7 +115,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
     }
 
 
-def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | None) -> dict[str, Any]:
+def _with_first_probe(data: Curves, found_probes: Mapping[str, Any] | None) -> Curves:
     """Prepend the probes' mean score before training to their curve, because the metrics of the steps lack it."""
     curve = data["values"].get("probe/reward")
     if found_probes is None or found_probes["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
@@ -130,7 +130,7 @@ def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | No
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def in_reward_units(history: History) -> Sequence[Row]:
+def in_reward_units(history: History) -> Sequence[Metrics]:
     """Return the metrics, with KL penalty and return also in units of the reward where the scores are scaled.
 
     A step trains on (score - mean) / spread of all scores so far, so the ratio of the two recorded spreads is that
@@ -198,7 +198,7 @@ def key_numbers(history: History) -> list[Number]:
     return found
 
 
-def metric_table(metrics: Sequence[Row]) -> list[dict[str, object]]:
+def metric_table(metrics: Sequence[Metrics]) -> list[dict[str, object]]:
     """List the first and newest value of every metric with its description, in the registry's order."""
     places = {name: place for place, name in enumerate(METRICS)}
     known = {name: describe(name) for m in metrics for name in m if name != "step"}
@@ -218,7 +218,20 @@ def metric_table(metrics: Sequence[Row]) -> list[dict[str, object]]:
 # --- sample replies ---------------------------------------------------------------------------------------------------
 
 
-def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
+class Answer(TypedDict):
+    reply: str
+    reward: float | None
+
+
+class Sample(TypedDict):
+    """A reply to a query before training, if it is known, and after it."""
+
+    query: str
+    before: Answer | None
+    after: Answer
+
+
+def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, object]:
     """Collect probe prompts with the newest answers beside those of the reference, or else the oldest."""
     steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
@@ -228,7 +241,7 @@ def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
     return {"before": label, "after": f"policy, step {steps[-1]}", "queries": "probe prompts", **_showcase(rows)}
 
 
-def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
+def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, object] | None:
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
     rows = [
@@ -238,7 +251,7 @@ def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"before": "before", "after": "after", "queries": "held-out tasks", **_showcase(rows)} if rows else None
 
 
-def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _showcase(rows: Sequence[Sample]) -> dict[str, object]:
     """Choose the median, the best and the worst gain: the first queries alone may be exceptions.
 
     Returns them, or the first three without scores; the number of all; and how many improved, None without scores.
@@ -258,7 +271,7 @@ def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"of": len(gains), "better": sum(gain > 0 for gain, _ in gains), "rows": picked}
 
 
-def _answer(reply: str | None, reward: float | None) -> dict[str, Any] | None:
+def _answer(reply: str | None, reward: float | None) -> Answer | None:
     return None if reply is None else {"reply": reply, "reward": short(reward)}
 
 

@@ -36,7 +36,7 @@ class RunRecord:
     folder: Path
     history: History
     findings: Sequence[Finding]
-    held_out: Mapping[str, Mapping[str, Any]]
+    held_out: Mapping[str, Mapping[str, float | None]]
     """Results on the held-out tasks `before` and `after` training, as far as there are any: reward, kl, empty, top_word
     and the chosen metrics by name."""
 
@@ -68,7 +68,7 @@ class RunRecord:
             fell = statistics.fmean(scores[0]) - statistics.fmean(scores[1]) > 2 * error
         return fell or any(finding.level == "problem" for finding in self.findings)
 
-    def result(self, name: str, held_out: bool, when: str = "after") -> Any:
+    def result(self, name: str, held_out: bool, when: str = "after") -> float | None:
         """Return a result on the held-out tasks; else that of the first step (`before`) or the mean of the last ones.
 
         The replies of the first step are those of the policy before training. The `reward` is `measure`.
@@ -126,7 +126,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     return RunRecord(name or folder.name, folder, history, findings, held_out)
 
 
-def _judged(judged: Mapping[str, Any]) -> dict[str, Any]:
+def _judged(judged: Mapping[str, Any]) -> dict[str, float | None]:
     texts = [str(reply.get("reply") or "") for reply in judged.get("replies", [])]
     statistics = collect.of_texts(texts).result() if texts else {}
     found = {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
@@ -232,7 +232,7 @@ def _common(lists: Sequence[Sequence[str]]) -> list[str]:
     return [same[0] for same in itertools.takewhile(lambda items: len(set(items)) == 1, zip(*lists))]
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Write the value of an option as in a sentence: `2` for 2.0, `none`, `true`, `[1, 2]`."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
@@ -243,7 +243,7 @@ def as_text(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: object) -> tuple[int, float, str]:
     """Return a sort key that orders numbers by size, and other values after them by their text."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, as_text(value))

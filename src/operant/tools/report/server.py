@@ -11,7 +11,6 @@ import socketserver
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from operant.tools.report.api import RequestError, Site
@@ -110,7 +109,7 @@ def is_known_host(header: str | None, listening: str) -> bool:
     return name == listening.lower() or is_local(name)
 
 
-def _address(name: str) -> Any:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -172,5 +171,5 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, format: str, *arguments: object) -> None:
         """Print nothing about single requests."""

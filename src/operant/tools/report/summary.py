@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from operant.metrics.games import numbers
 from operant.tools.diagnosis.history import RECENT
@@ -72,7 +72,7 @@ def results(runs: Sequence[RunRecord], held_out: bool) -> dict[str, Result]:
     return {name: result for name, result in found.items() if result.before or result.after}
 
 
-def row(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def row(runs: Sequence[RunRecord]) -> dict[str, object]:
     """Return the results of runs as a row of a table, as JSON can hold it: `held_out` and `training`, by name."""
     return {
         where: {name: _plain(asdict(result)) for name, result in results(runs, where == "held_out").items()}
@@ -96,11 +96,11 @@ def game_row(name: str, games: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     } | {key.replace("_", " "): _plus_minus(mean) for key, mean in means.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, Mapping) else short(value)
 
 
-def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
+def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, object]:
     """Return one run as a row of a table. base: the folder that the link to its report is relative to."""
     report = run.folder / "report.html"
     return {
@@ -115,7 +115,7 @@ def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
     } | row([run])
 
 
-def group_row(group: Group) -> dict[str, Any]:
+def group_row(group: Group) -> dict[str, object]:
     return {
         "name": group.name,
         "values": {name: as_text(value) for name, value in group.values.items()},
@@ -127,7 +127,16 @@ def group_row(group: Group) -> dict[str, Any]:
     } | row(group.runs)
 
 
-def _counted_findings(group: Group) -> list[dict[str, Any]]:
+class CountedFinding(TypedDict):
+    """A finding and the number of runs that have it."""
+
+    name: str
+    level: str
+    runs: int
+    message: str
+
+
+def _counted_findings(group: Group) -> list[CountedFinding]:
     """List the findings of a group, worst first, with the number of its runs that have them."""
     messages: dict[tuple[str, str], list[str]] = {}
     for run in group.runs:
