@@ -65,8 +65,6 @@ class ExternalTracker:
         """End the run. failed: whether it ends with an error."""
         raise NotImplementedError
 
-    # --- called by the run --------------------------------------------------------------------------------------------
-
     def start(self, config: Mapping[str, Any]) -> None:
         self.total_steps, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
         with atomic_io.explained(self.folder):

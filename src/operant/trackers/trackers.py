@@ -1,15 +1,8 @@
 """Logging of a run: always to the run folder, and to the trackers that copy it.
 
-    copies = [Console(total=100), *make_trackers(["wandb"], "runs/x", folder.log_message)]
-    trackers = Trackers(folder, copies, folder.log_message)
-    trackers.start(config)
-    trackers.log(1, {"reward/mean": 0.52})
-
-The run folder is the record of a run. If it cannot be written, training goes on: a warning appears once on standard
-error and in the log, and another one when writing works again. Until then, metrics wait in memory, so none is lost as
-long as the process lives; the replies of such a step are not written. A tracker that raises is dropped with a warning.
-
-The trackers by name are in `TRACKERS`; each built-in one is an extra: `pip install 'operant[wandb]'`.
+The run folder is the record. If it cannot be written, training goes on with one warning, and another one when writing
+works again. Until then metrics wait in memory, and the replies of such a step are lost. A tracker that raises is
+dropped with a warning. Each built-in one is an extra: `pip install 'operant[wandb]'`.
 """
 
 import sys

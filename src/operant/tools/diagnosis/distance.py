@@ -130,9 +130,6 @@ def drowned(history: History) -> Finding | None:
     return finding("drowned", since, lower=coef * scores / penalty / 2, **found)
 
 
-# --- the price of KL --------------------------------------------------------------------------------------------------
-
-
 def price(history: History) -> tuple[str, float]:
     """Return the option that charges KL and its current value, 0 if unknown.
 

@@ -151,9 +151,6 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-# --- formatting of numbers --------------------------------------------------------------------------------------------
-
-
 def percent(share: float) -> str:
     """Format a share as `93 %`; small ones keep a decimal."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
@@ -172,9 +169,6 @@ def counted(n: float, thing: str) -> str:
     """Format a number of things: `1 reply`, `2 replies`."""
     things = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{n:.10g} {thing if n == 1 else things}"
-
-
-# --- where a history comes from ---------------------------------------------------------------------------------------
 
 
 def latest(source: Any) -> History:

@@ -121,9 +121,6 @@ def _spammed_token(history: History) -> tuple[str, float] | None:
     return f"token id {token}", count / len(ids)
 
 
-# --- compared with the usual value ------------------------------------------------------------------------------------
-
-
 def signs(history: History) -> Finding | None:
     if (history.recent("text/empty", STEPS) or 0.0) > MOSTLY:  # the few characters of the others prove nothing
         return None
@@ -177,9 +174,6 @@ def length(history: History) -> Finding | None:
         usual=max(round(first), 1),
         end="max" if longer else "min",
     )
-
-
-# --- programs ---------------------------------------------------------------------------------------------------------
 
 
 def short_programs(history: History) -> Finding | None:

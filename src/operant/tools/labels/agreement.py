@@ -177,9 +177,6 @@ def about(
     }
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
 def win_rates(store: Store) -> list[dict[str, str]]:
     """A table: each source against the first one, over the items where somebody compared both.
 

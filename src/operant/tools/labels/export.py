@@ -1,15 +1,7 @@
-"""Labels as files for training: pairs of the community's form, or one row for each label.
+"""Labels as files for training: pairs of the community's form, or one row for each label (docs/labels.md).
 
-| form | a row |
-|---|---|
-| pairs | `{"prompt", "chosen", "rejected"}`: every two replies of which a label puts one above the other |
-| ranked | `{"id", "prompt", "replies", "labeller", "time", "ranks" or "best"}` |
-| ratings | the same with `ratings` |
-| good | the same with `good` |
-
-Messages stay messages. Pairs with an empty reply are left out, because nothing can be trained on it. Rows of labels
-have `all_bad` and `comment` where they were given, and can be read back by `operant label`. Gold items are left out:
-their labels say something about the labellers.
+Pairs with an empty reply are left out, because nothing can be trained on it, and so are gold items, whose labels say
+something about the labellers. Rows of labels can be read back by `operant label`.
 """
 
 import json

@@ -193,9 +193,6 @@ def name_of_labeller(value: Any) -> str:
     return name
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
 def checked_answer(answer: Any, count: int, where: str = "the answer") -> dict[str, Any]:
     """An answer to `count` replies in its one form: ranks without gaps, nothing but known fields.
 

@@ -114,8 +114,6 @@ class LabelServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Let a request pass. headers: by their names in lower case. Raises: RefusedError."""
         host = headers.get("host", "")

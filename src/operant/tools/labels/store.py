@@ -4,8 +4,8 @@
     store.add_items([Item("12", "2 + 2 =", ("4", "5"))])
     store.wait(["12"], timeout=600)      # {"12": [Label(labeller="anna", answer={"best": 0}, ...)]}
 
-A label is on the disk before `add_label` returns (WAL with synchronous=FULL). Rows of labels are only ever added: a
-second label of the same labeller replaces the first, and an undo withdraws it, but both stay in the history.
+A label is on the disk before `add_label` returns. Rows of labels are only ever added: a second label of the same
+labeller replaces the first, and an undo withdraws it, but both stay in the history.
 """
 
 import hashlib
@@ -33,28 +33,9 @@ BUSY_SECONDS = 30.0
 """How long a write waits for another process that is writing."""
 SHOWN_SECONDS = 300.0
 """How long an item that a labeller sees counts as if it were labelled, so that others get another one."""
-SCHEMA = """
-CREATE TABLE items (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, content TEXT NOT NULL, sources TEXT NOT NULL,
-  gold TEXT, added REAL NOT NULL, closed REAL);
-CREATE TABLE labels (number INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL REFERENCES items,
-  labeller TEXT NOT NULL, action TEXT NOT NULL CHECK (action IN ('label', 'skip', 'undo')), answer TEXT,
-  undoes INTEGER REFERENCES labels, seconds REAL, time REAL NOT NULL, key TEXT NOT NULL UNIQUE);
-CREATE INDEX labels_of_item ON labels (item, labeller, number);
-CREATE TABLE shown (item INTEGER NOT NULL, labeller TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (item, labeller))
-  WITHOUT ROWID;
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE VIEW current AS SELECT * FROM labels WHERE action != 'undo' AND number IN
-  (SELECT max(number) FROM labels GROUP BY item, labeller);
-"""
-FREE = """
-WITH mine AS (SELECT item FROM current WHERE labeller = :name),
- busy AS (SELECT item, labeller FROM current WHERE action = 'label' AND labeller NOT IN (:name, 'import')
-   UNION SELECT s.item, s.labeller FROM shown s WHERE s.labeller != :name AND s.time > :since AND NOT EXISTS
-   (SELECT 1 FROM labels l WHERE l.item = s.item AND l.labeller = s.labeller AND l.time >= s.time)),
- free AS (SELECT number FROM items WHERE gold IS NULL AND closed IS NULL AND number NOT IN (SELECT item FROM mine)
-   AND number NOT IN (SELECT item FROM busy GROUP BY item HAVING count(*) >= :overlap))
-"""
-"""Items for a labeller: open, not labelled or skipped by them, and with less than `overlap` other labellers."""
+SCHEMA, FREE = ((Path(__file__).parent / name).read_text("utf-8") for name in ("schema.sql", "free.sql"))
+"""The tables; and before a query, the items `free` for a labeller: open, not labelled or skipped by them, and with less
+than `overlap` other labellers."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +94,14 @@ class Store:
                     f"there is no database {self.path}; operant label replies.jsonl makes one, "
                     "and --kind pick an empty one that a run fills"
                 )
-            create_private(self.path)
+            try:  # readable by its owner alone: it will hold the token of the page
+                with suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise OperantError(
+                    f"cannot write {self.path}: {reason}; choose another place with --database"
+                ) from error
         with self._explained():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -158,8 +146,6 @@ class Store:
                 if value is not None:
                     self.set(name, str(value))
 
-    # --- settings ---------------------------------------------------------------------------------------------------
-
     @property
     def kind(self) -> str:
         return self.setting("kind")
@@ -170,8 +156,6 @@ class Store:
     def set(self, name: str, value: str) -> None:
         with self._writing():
             self._connection.execute("UPDATE settings SET value = ? WHERE name = ?", (value, name))
-
-    # --- items ------------------------------------------------------------------------------------------------------
 
     def add_items(self, items: Iterable[Item], *, gold: bool = False) -> int:
         """Add items with the labels that came with them, all or none; returns how many are new.
@@ -246,8 +230,6 @@ class Store:
     def gold(self) -> dict[str, Mapping[str, Any]]:
         rows = self._rows("SELECT id, gold FROM items WHERE gold IS NOT NULL")
         return {row["id"]: json.loads(row["gold"]) for row in rows}
-
-    # --- labels -----------------------------------------------------------------------------------------------------
 
     def add_label(
         self,
@@ -328,8 +310,6 @@ class Store:
                 return found
             time.sleep(poll if end is None else max(0.0, min(poll, end - time.monotonic())))
 
-    # --- who gets what ----------------------------------------------------------------------------------------------
-
     def next_item(self, labeller: str) -> str | None:
         """The id of the item that a labeller should see now, which is then reserved for five minutes; None: no item.
 
@@ -388,8 +368,6 @@ class Store:
         )
         seconds = median(row["seconds"] for row in rows) * left if rows else None
         return LabellerProgress(done, left, seconds)
-
-    # --- the connection ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the file. Everything is on the disk already."""
@@ -453,13 +431,3 @@ class Store:
             Label(item=row["id"], answer=json.loads(row["answer"] or "{}"), **{name: row[name] for name in names})
             for row in self._rows(query, *values)
         ]
-
-
-def create_private(path: Path) -> None:
-    """Make an empty file that only its owner can read: it will hold the token of the page."""
-    try:
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise OperantError(f"cannot write {path}: {reason}; choose another place with --database") from error

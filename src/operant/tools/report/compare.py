@@ -1,8 +1,5 @@
 """Compares several runs on one page: curves, reward against KL, differing options, and replies side by side.
 
-    write_comparison(["runs/a", "runs/b"], "comparison.html")
-    write_comparison(["runs/letters-sweep"], say=print)     # and a table on the console
-
 Runs that differ only in their seed are a group: a curve shows their mean in a band from the lowest to the highest, and
 a number has a 95 % interval of Student's t over the seeds. Scores of different rewards never share an axis.
 `page/compare.js` lays the page out.
@@ -118,9 +115,6 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     }
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------------
-
-
 def _held_out(run: RunRecord) -> object:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
@@ -224,9 +218,6 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return found
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
 def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
     """Collect the charts: a metric over the steps, with a line for each group that has it and the same scale."""
     chosen = {f"evaluate/{name}": name for group in groups for run in group.runs for name in _chosen(run)}
@@ -271,9 +262,6 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
             if (value := run.result(of, held_out=True, when=when)) is not None:
                 values.setdefault(step, float(value))
     return values
-
-
-# --- replies ----------------------------------------------------------------------------------------------------------
 
 
 def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:

@@ -1,11 +1,8 @@
 """Selects the games whose transcripts a report shows: held-out ones before and after training, and those of each step.
 
-    data = embedded("runs/rooms")
-    data["groups"]     [{"label": "step 1", "of": 64, "games": [...]}, ..., {"label": "held-out games, after training"}]
-
-A game is its record from the rollouts or from evaluation.json (`metrics.games`), with `score` and `most` as they were,
-long texts cut, and of a long game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and
-lost ones in turn, in at most `BUDGET` bytes; the live server has `MOST` of every step.
+A game is its record from the rollouts or from evaluation.json (`metrics.games`), with long texts cut, and of a long
+game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and lost ones in turn, in at most
+`BUDGET` bytes; the live server has `MOST` of every step.
 """
 
 import json

@@ -50,9 +50,6 @@ def _read(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
 
 
-# --- what fits on a page ----------------------------------------------------------------------------------------------
-
-
 def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[:longest] + " …"
 

@@ -1,9 +1,5 @@
 """Compares models by the scores of their replies to the same tasks: a table, JSON, and a page of replies side by side.
 
-    compared = Compared(["runs/sft", "runs/ppo"], tasks, replies, ["letters:e"])
-    compared.rows()[1].won               # Share(mean=0.64, low=0.55, high=0.72): of the tasks, against the first model
-    compared.page("page.html", "About")
-
 Every number is of tasks: the scores of several replies to one task are averaged first. Differences and win rates are
 between replies to the same task, and a task counts where both models have a score.
 """

@@ -1,9 +1,7 @@
 """Selects what the page of a run shows of its prompts: those found in the end, and those of every step.
 
-data = embedded("runs/prompt")
-data["found"]     rows of prompts and baselines, from `prompts.json`; None before the run has ended
-data["steps"]     {"step": [1, ...], "best": [...], "mean": [...], "text": [...]}, from the rollouts
-data["tokens"]    the most frequent ones of the first steps and of the last ones
+`found`: rows of prompts and baselines, from `prompts.json`; None before the run has ended. `steps`: number, best and
+mean score, and best text of each. `tokens`: the most frequent ones of the first steps and of the last ones.
 """
 
 from collections import Counter
@@ -61,9 +59,6 @@ def embedded(folder: str | Path) -> dict[str, object] | None:
     }
 
 
-# --- the steps --------------------------------------------------------------------------------------------------------
-
-
 def are_prompts(path: Path) -> bool:
     """Whether the replies of a file are scored as prompts. Raises as `parquet.lines`."""
     names = {name.removeprefix("reward/") for name in parquet.names(path)}
@@ -103,9 +98,6 @@ def frequencies(steps: Mapping[int, Written]) -> dict[str, object] | None:
         },
         "rows": [[token, *map(short, pair)] for token, pair in rows],
     }
-
-
-# --- the end ----------------------------------------------------------------------------------------------------------
 
 
 def outcome(found: Mapping[str, Any]) -> dict[str, object]:

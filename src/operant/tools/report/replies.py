@@ -141,9 +141,6 @@ def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
     return rows
 
 
-# --- the numbers of every token ---------------------------------------------------------------------------------------
-
-
 def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, budget: int) -> int:
     """Embed the tokens that fit into the budget of bytes; returns how many rows of `replies` have them."""
     budget -= size(data)
@@ -200,9 +197,6 @@ def _summary(data: dict[str, Any], with_tokens: int, run: str) -> str:
         text += f", {with_tokens:,} of them with the numbers of every token"
     complete = len(rows) == available["replies"] and with_tokens in (0, len(rows))
     return text + ("." if complete else f"; `operant report {run} --serve` shows all.")
-
-
-# --- all replies ----------------------------------------------------------------------------------------------------
 
 
 class Index:

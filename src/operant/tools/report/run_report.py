@@ -127,9 +127,6 @@ def _with_first_probe(data: Curves, found_probes: Mapping[str, Any] | None) -> C
     return data
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def in_reward_units(history: History) -> Sequence[Metrics]:
     """Return the metrics, with KL penalty and return also in units of the reward where the scores are scaled.
 
@@ -213,9 +210,6 @@ def metric_table(metrics: Sequence[Metrics]) -> list[dict[str, object]]:
             row["odd"] = metric.unhealthy(values[-1])
         rows.append(row)
     return rows
-
-
-# --- sample replies ---------------------------------------------------------------------------------------------------
 
 
 class Answer(TypedDict):

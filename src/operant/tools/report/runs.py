@@ -94,9 +94,6 @@ class Group:
     runs: Sequence[RunRecord]
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def is_sweep(place: str | Path) -> bool:
     return (Path(place) / FILE).is_file()
 
@@ -166,9 +163,6 @@ def read_sweep(folder: Path) -> dict[str, Any]:
             raise OperantError(f"{path} has {part}={options!r}: it must be a mapping of names to values")
         record[part] = old_names.current({"schema": schema, **options}, path)
     return record
-
-
-# --- differences ------------------------------------------------------------------------------------------------------
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:

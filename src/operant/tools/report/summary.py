@@ -1,8 +1,6 @@
 """Summarises runs: a mean and a 95 % interval over the seeds of each group, as numbers, tables and sentences.
 
-interval([7.1, 7.4, 6.9])                # Interval(mean=7.13, half=0.625, n=3)
-results(runs, held_out=True)["reward"]   # Result(before=Interval(7.88, ...), after=Interval(18.1, ...), change=...)
-brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
+    brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
 
 The interval is that of Student's t: one run has none, and that of two runs is wide.
 """
@@ -44,9 +42,6 @@ class Result:
     change: Interval | None
 
 
-# --- intervals --------------------------------------------------------------------------------------------------------
-
-
 def interval(values: Sequence[float | None]) -> Interval | None:
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not known:
@@ -54,9 +49,6 @@ def interval(values: Sequence[float | None]) -> Interval | None:
     n = len(known)
     half = t_quantile(n - 1) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
     return Interval(statistics.fmean(known), half, n)
-
-
-# --- results of runs and groups ---------------------------------------------------------------------------------------
 
 
 def results(runs: Sequence[RunRecord], held_out: bool) -> dict[str, Result]:
@@ -145,9 +137,6 @@ def _counted_findings(group: Group) -> list[CountedFinding]:
     order = ("problem", "warning", "note")
     found = sorted(messages.items(), key=lambda item: (order.index(item[0][1]), -len(item[1])))
     return [{"name": name, "level": level, "runs": len(each), "message": each[0]} for (name, level), each in found]
-
-
-# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
