@@ -159,7 +159,7 @@ class Number(TypedDict):
 
 
 def key_numbers(history: History) -> list[Number]:
-    """List the few numbers below the verdict: label, note on where it was measured, unit, before and after.
+    """List the few numbers below the verdict, with a note on where each was measured.
 
     Numbers whose start means nothing have only `after`. Like the verdict, they average noisy metrics over the newest
     few steps; those on held-out tasks were measured once, after training.
@@ -167,7 +167,7 @@ def key_numbers(history: History) -> list[Number]:
     score, steps = progress(history), min(RECENT, len(history.metrics))
     last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
     before, after = (history.evaluation.get(when) or {} for when in ("before", "after"))
-    rows: list[tuple[str, str, str, tuple[float | None, ...]]] = []  # label, note, unit, (before,) after
+    rows = list[tuple[str, str, str, tuple[float | None, ...]]]()  # label, note, unit, (before,) after
     if score is not None:
         tasks = len({row["task"] for row in after.get("replies") or () if "task" in row})
         note, scale = f"start, {last}", 100 if score.share else 1
