@@ -43,7 +43,7 @@ class ExternalTracker:
     name = ""
     """The name of the tracker, of its package and of its extra."""
 
-    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], object]) -> None:
         self.run_folder, self.folder = Path(run_folder), Path(run_folder) / self.name
         self._state_path = self.folder / "operant.json"
         self.log_message = log_message
@@ -117,7 +117,7 @@ class ExternalTracker:
         atomic_io.write(self._state_path, json.dumps(self.state))
 
 
-def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+def finite(metrics: Mapping[str, object]) -> dict[str, float]:
     numbers = {name: x for name, x in metrics.items() if name != "step" and isinstance(x, (int, float))}
     return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 

@@ -38,7 +38,7 @@ class Recorder(Protocol):
 class Tracker(Recorder, Protocol):
     """Shows a run elsewhere. A tracker may have a method `note(text)` for sentences about the run."""
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         """Begin with the options of the run."""
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> d
 def make_trackers(
     named: Iterable[str] | Mapping[str, Mapping[str, Any]],
     run_folder: str | Path,
-    log_message: Callable[[str], Any] = warnings.warn,
+    log_message: Callable[[str], object] = warnings.warn,
 ) -> list[Tracker]:
     """Return one tracker per different name, not yet started. log_message: adds a sentence to the log of the run.
 
@@ -83,7 +83,7 @@ class Trackers:
         self,
         record: Recorder | None,
         trackers: Iterable[Tracker] = (),
-        log_message: Callable[[str], Any] = warnings.warn,
+        log_message: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.record = record
         self.active = list(trackers)
@@ -92,7 +92,7 @@ class Trackers:
         self._unwritten: set[str] = set()
         """The parts of the record that could not be written the last time."""
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         self._track(lambda tracker: tracker.start(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -26,7 +26,7 @@ class WandB(ExternalTracker):
 
     name = "wandb"
 
-    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], object]) -> None:
         super().__init__(run_folder, log_message)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # telemetry about W&B itself is opt-in
         self._package: Any = importlib.import_module(self.name)

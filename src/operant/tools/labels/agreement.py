@@ -74,12 +74,12 @@ def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list
     return list(found.values())
 
 
-def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[Any]:
+def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[float | None]:
     """The entry of each reply in an answer of that kind; none in an answer of another, from which only ranks follow."""
     return ranks(answer, count) if kind == "rank" else answer.get(KINDS[kind], ())
 
 
-def choice(answer: Mapping[str, Any], count: int) -> Any:
+def choice(answer: Mapping[str, Any], count: int) -> int | str:
     """What was picked: an index, "all bad", or "equal"."""
     best = [i for i, rank in enumerate(ranks(answer, count)) if rank == 1]
     return best[0] if len(best) == 1 else "all bad" if answer.get("all_bad") else "equal"

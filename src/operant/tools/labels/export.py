@@ -7,10 +7,9 @@ something about the labellers. Rows of labels can be read back by `operant label
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from operant.storage import atomic_io
-from operant.tools.labels.items import Item, ordered_pairs, ranks
+from operant.tools.labels.items import Content, Item, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, shown
 
@@ -40,7 +39,7 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
     return len(lines)
 
 
-def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any]]:
+def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, object]]:
     gold, items = store.gold(), dict[str, Item]()
     labels = store.labels() + (store.skipped() if skips else [])
     for label in sorted(labels, key=lambda label: label.number):
@@ -57,12 +56,12 @@ def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any
             yield content | {"labeller": label.labeller, "time": label.time} | fields
 
 
-def is_empty(reply: Any) -> bool:
+def is_empty(reply: Content) -> bool:
     """Whether a reply has no text, so that nothing can be learned from it."""
     return not reply or (isinstance(reply, str) and not reply.strip())
 
 
-def answer_as(form: str, label: Label, count: int) -> Mapping[str, Any] | None:
+def answer_as(form: str, label: Label, count: int) -> Mapping[str, object] | None:
     """The fields of a label in a form; None if it has none there."""
     if label.action == "skip":
         return {"skip": True}

@@ -36,6 +36,10 @@ IMPORT = "import"
 """The labeller of labels that a file gives without a name."""
 
 
+Content = str | Sequence[Mapping[str, str]]
+"""A prompt or a reply: a text, or messages with role and content."""
+
+
 @dataclass(frozen=True)
 class GivenLabel:
     """A label that came with a file: who gave it, the answer, and when (Unix time in seconds; None: not known)."""
@@ -50,8 +54,8 @@ class Item:
     """A prompt and 1 to 9 replies, each a text or a list of messages, and the labels that came with them."""
 
     id: str
-    prompt: Any
-    replies: tuple[Any, ...]
+    prompt: Content
+    replies: tuple[Content, ...]
     sources: tuple[str | None, ...] = ()
     """Where each reply is from, such as the name of a model; empty: not known. A labeller never sees it."""
     given: tuple[GivenLabel, ...] = ()
@@ -157,14 +161,14 @@ def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
     return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
-def _id(row: Mapping[str, Any], prompt: Any, replies: Sequence[Any]) -> str:
+def _id(row: Mapping[str, Any], prompt: Content, replies: Sequence[Content]) -> str:
     if "id" in row:
         return str(row["id"])
     content = json.dumps([prompt, list(replies)], ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(content.encode("utf-8", errors="replace")).hexdigest()[:16]
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: object, where: str) -> Content:
     """A text, or messages with nothing but role and content. Raises: OperantError for anything else."""
     checked_text(value, where)
     if isinstance(value, str):
@@ -172,7 +176,7 @@ def plain(value: Any, where: str) -> Any:
     return [{"role": plain(m["role"], where), "content": plain(m["content"], where)} for m in value]
 
 
-def checked_text(value: Any, where: str) -> None:
+def checked_text(value: object, where: str) -> None:
     """Raises: OperantError for a prompt or reply that is neither a text nor a list of messages."""
     messages = isinstance(value, (list, tuple)) and all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
@@ -181,11 +185,11 @@ def checked_text(value: Any, where: str) -> None:
         raise OperantError(f"{where}: {shown(value)} is no text and no list of messages with role and content as text")
 
 
-def as_text(value: Any) -> str:
+def as_text(value: Content) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def name_of_labeller(value: Any) -> str:
+def name_of_labeller(value: object) -> str:
     """A name in one form. Raises: OperantError for one that is empty, too long, or no text."""
     name = " ".join(value.split()) if isinstance(value, str) else ""
     if not 0 < len(name) <= 60 or not name.isprintable():
@@ -193,7 +197,7 @@ def name_of_labeller(value: Any) -> str:
     return name
 
 
-def checked_answer(answer: Any, count: int, where: str = "the answer") -> dict[str, Any]:
+def checked_answer(answer: object, count: int, where: str = "the answer") -> dict[str, Any]:
     """An answer to `count` replies in its one form: ranks without gaps, nothing but known fields.
 
     Raises: OperantError for an answer that no labeller can mean.
@@ -217,7 +221,7 @@ def checked_answer(answer: Any, count: int, where: str = "the answer") -> dict[s
     return {field: value} | kept | ({"comment": comment.strip()[:10_000]} if comment.strip() else {})
 
 
-def checked_entries(field: str, values: Any, count: int, all_bad: bool) -> list[Any] | None:
+def checked_entries(field: str, values: object, count: int, all_bad: bool) -> list[Any] | None:
     """The entries of a list of ranks, ratings or marks; None if one is impossible, or there is none at all."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None

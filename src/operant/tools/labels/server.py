@@ -20,12 +20,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from operant.tools.labels.items import IMPORT, KINDS, SCALE, checked_answer, name_of_labeller
+from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
 from operant.tools.report.server import is_known_host, listening_error, url_of
 from operant.types import OperantError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 FOLDER = Path(__file__).parent / "page"
 FILES = {
@@ -170,7 +173,7 @@ class LabelServer:
             "notice": again if before not in ([], [label.number]) else "",
         }
 
-    def answer_of_the_page(self, answer: Any, count: int) -> dict[str, Any]:
+    def answer_of_the_page(self, answer: object, count: int) -> dict[str, Any]:
         """An answer of the kind that this page asks for, as shown. Raises: OperantError for any other."""
         checked, field = checked_answer(answer, count), KINDS[self.store.kind]
         if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
@@ -232,7 +235,7 @@ def moved(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
     return {**answer, **best, **lists}
 
 
-def messages(value: Any) -> list[dict[str, str]]:
+def messages(value: Content) -> list[dict[str, str]]:
     """A prompt or reply as messages with `role`, empty for a plain text, and `text`."""
     if isinstance(value, str):
         return [{"role": "", "text": value}]
@@ -252,7 +255,7 @@ def listening(options: LabelServing, last: int) -> socket.socket:
             del ports[0]
 
 
-def uvicorn_server(server: LabelServer) -> Any:
+def uvicorn_server(server: LabelServer) -> "uvicorn.Server":
     try:
         import uvicorn
         from starlette.applications import Starlette

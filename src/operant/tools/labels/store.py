@@ -208,7 +208,7 @@ class Store:
     def number_of(self, item_id: str) -> int:
         return self._value("SELECT number FROM items WHERE id = ?", item_id)
 
-    def item_of(self, number: Any) -> Item:
+    def item_of(self, number: object) -> Item:
         found = self._value("SELECT id FROM items WHERE number = ?", number if type(number) is int else -1)
         if found is None:
             raise OperantError(f"{self.path} has no item number {shown(number)}; load the page again")
@@ -410,21 +410,21 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def _rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """The rows of a query, whose values are given one by one, or by name as one dict."""
         given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
         with self._lock, self._explained(), closing(self._connection.cursor()) as cursor:
             cursor.row_factory = sqlite3.Row
             return cursor.execute(query, given).fetchall()
 
-    def _row(self, query: str, *values: Any) -> sqlite3.Row | None:
+    def _row(self, query: str, *values: object) -> sqlite3.Row | None:
         return next(iter(self._rows(query, *values)), None)
 
-    def _value(self, query: str, *values: Any) -> Any:
+    def _value(self, query: str, *values: object) -> Any:
         row = self._row(query, *values)
         return None if row is None else row[0]
 
-    def _labels(self, select: str, where: str, *values: Any) -> list[Label]:
+    def _labels(self, select: str, where: str, *values: object) -> list[Label]:
         query = f"SELECT l.*, i.id FROM ({select} WHERE {where}) l JOIN items i ON l.item = i.number ORDER BY l.number"
         names: Sequence[str] = ("number", "labeller", "time", "seconds", "action")
         return [

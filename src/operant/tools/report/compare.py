@@ -229,7 +229,9 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
             if metric := describe(name):
                 chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
             charts.append(chart | {"floor": _FLOOR.get(name)})
-    return sorted(charts, key=lambda chart: not chart["name"].startswith(("reward/", "kl/", "probe/", "evaluate/")))
+    return sorted(
+        charts, key=lambda chart: not str(chart["name"]).startswith(("reward/", "kl/", "probe/", "evaluate/"))
+    )
 
 
 def _line(name: str, group: Group, points: int) -> dict[str, object] | None:
@@ -283,7 +285,7 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     def answers(side: Mapping[str, Mapping[str, Any]]) -> list[list[object] | None]:
         """[reply, reward] of each task; None where there is no answer."""
         rows = [side.get(task) for task in tasks]
-        return [row and [html.cut(str(row["reply"]), LONGEST), short(row["reward"])] for row in rows]
+        return [[html.cut(str(row["reply"]), LONGEST), short(row["reward"])] if row else None for row in rows]
 
     return {
         "queries": [known[0][task]["query"] for task in tasks],

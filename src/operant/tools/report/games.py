@@ -8,7 +8,7 @@ game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, w
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from operant.storage import atomic_io
 from operant.tools.report import parquet
@@ -37,15 +37,20 @@ _TURN = (
 HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
 
 
-def groups(folder: Path) -> list[dict[str, object]]:
-    """List the groups of games of a run in order of time, without their games: `label`, and `step` or `when`.
+class Group(TypedDict):
+    """The games of a step, or the held-out ones `before` or `after` training."""
 
-    Empty where the run has no games.
-    """
+    label: str
+    step: NotRequired[int]
+    when: NotRequired[str]
+
+
+def groups(folder: Path) -> list[Group]:
+    """List the groups of games of a run in order of time, without their games."""
     paths = parquet.steps(folder / "rollouts")
     has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
-    steps = [{"label": f"step {step}", "step": step} for step in paths] if has else []
-    held = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
+    steps: list[Group] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
+    held: list[Group] = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
     return [*held[:1], *steps, *held[1:]]
 
 

@@ -173,7 +173,9 @@ def key_numbers(history: History) -> list[Number]:
         note, scale = f"start, {last}", 100 if score.share else 1
         if score.label.startswith("held-out"):
             note = f"{counted(tasks, 'task') + ', ' if tasks else ''}before and after training"
-        rows += [(capitalised(score.label), note, "%" * score.share, (score.before * scale, score.after * scale))]
+        rows += [
+            (capitalised(score.label), note, "%" if score.share else "", (score.before * scale, score.after * scale))
+        ]
     label, note = ("Log-ratio to the reference", f"of the given replies, {last}")
     label, note = (label, note) if history.supervised else ("KL per reply", last)
     entropy = history.first("policy/entropy"), history.recent("policy/entropy")
