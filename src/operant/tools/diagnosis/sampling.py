@@ -6,7 +6,9 @@ average (`rollout/likelihood_gap`). A sampling setting is named as the cause if 
 replies; otherwise it is listed as a candidate.
 """
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.tools.diagnosis.history import RECENT, Finding, History, capitalised, finding, number, percent
@@ -35,32 +37,13 @@ class Setting:
     """How a declared sampling setting distorts the replies."""
 
     sign: int
-    """+1: replies become more likely than the policy's own; -1: less likely; 0: either."""
     why: str
     remedy: str
 
 
-_CUT = "only the more likely tokens could be drawn, and KL is measured under the whole distribution"
-SETTINGS = {
-    "top_k": Setting(1, _CUT, "top_k=0"),
-    "top_p": Setting(1, _CUT, "top_p=1.0"),
-    "min_p": Setting(1, _CUT, "min_p=0"),
-    "typical_p": Setting(0, "tokens were cut away, and KL is measured under the whole distribution", "typical_p=1.0"),
-    "epsilon_cutoff": Setting(1, _CUT, "epsilon_cutoff=0"),
-    "eta_cutoff": Setting(1, _CUT, "eta_cutoff=0"),
-    "do_sample": Setting(1, "the most likely token was always taken", "do_sample=True, top_k=0"),
-    "num_beams": Setting(1, "beam search looks for likely replies and does not sample", "num_beams=1"),
-    "length_penalty": Setting(0, "beams were ranked by length", "num_beams=1"),
-    "min_length": Setting(
-        0, "the end token was suppressed, but is scored as if it were possible", "min_length=-1, or min_new_tokens"
-    ),
-    "repetition_penalty": Setting(0, "tokens generated earlier were made less likely", "repetition_penalty=1.0"),
-    "no_repeat_ngram_size": Setting(-1, "likely tokens were forbidden", "no_repeat_ngram_size=0"),
-    "renormalize_logits": Setting(0, "the logits were changed after the model", "renormalize_logits=False"),
-    "padding_side": Setting(-1, "there was padding between query and reply during generation", "padding_side='left'"),
-    "dropout": Setting(-1, "dropout was active during generation", "model.eval() before generate"),
-}
-"""All settings that can be declared but not scored (`rollouts.generation_kwargs.UNSCORED`)."""
+_FILE = (Path(__file__).parent / "settings.toml").read_text("utf-8")
+SETTINGS = {name: Setting(**entry) for name, entry in tomllib.loads(_FILE).items()}
+_CUT = SETTINGS["top_k"].why
 _MORE_LIKELY = (
     "top_k (the default of transformers' generate is top_k=50), top_p or min_p, which cut off a part of the "
     "distribution, a temperature below {temperature}, greedy or beam search"
