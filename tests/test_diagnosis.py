@@ -7,7 +7,8 @@ import torch
 from toys import letters, lm
 
 from operant.rollouts.generation_kwargs import UNSCORED
-from operant.tools.diagnosis import RULES, History, diagnose, read_history, verdict
+from operant.tools.diagnosis import EXPLAINS, RULES, History, diagnose, read_history, verdict
+from operant.tools.diagnosis.history import FINDINGS
 from operant.tools.diagnosis.progress import progress
 from operant.tools.diagnosis.sampling import SETTINGS
 from operant.tools.report.run_report import in_reward_units, key_numbers
@@ -43,6 +44,10 @@ def wanted(reply, step=0):
 
 
 # --- external replies; their real runs are in test_negative_kl.py -----------------------------------------------------
+
+
+def test_findings_explain_findings_that_exist():
+    assert set().union(*EXPLAINS.values()) <= set(FINDINGS)
 
 
 def test_every_setting_that_cannot_be_scored_has_an_explanation():

@@ -168,12 +168,16 @@ def _id(row: Mapping[str, Any], prompt: Content, replies: Sequence[Content]) -> 
     return hashlib.sha256(content.encode("utf-8", errors="replace")).hexdigest()[:16]
 
 
-def plain(value: object, where: str) -> Content:
+def plain(value: Any, where: str) -> Content:
     """A text, or messages with nothing but role and content. Raises: OperantError for anything else."""
     checked_text(value, where)
     if isinstance(value, str):
-        return value.encode("utf-8", errors="replace").decode()  # a lone surrogate cannot be stored
-    return [{"role": plain(m["role"], where), "content": plain(m["content"], where)} for m in value]
+        return _storable(value)
+    return [{part: _storable(message[part]) for part in ("role", "content")} for message in value]
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode()  # without lone surrogates
 
 
 def checked_text(value: object, where: str) -> None:

@@ -113,8 +113,8 @@ def outcome(found: Mapping[str, Any]) -> dict[str, object]:
         }
         for one in found["prompts"]
     ]
-    kept = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
-    kept: dict[str, object] = {name: found[name] for name in kept if name in found}
+    names = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
+    kept: dict[str, object] = {name: found[name] for name in names if name in found}
     return kept | {"rows": rows + [baseline(Baseline(**row), template) for row in found["baselines"]]}
 
 
