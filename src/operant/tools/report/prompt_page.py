@@ -42,7 +42,10 @@ def embedded(folder: str | Path) -> dict[str, object] | None:
     """
     folder, read = Path(folder), Reader()
     paths, found = parquet.steps(folder / "rollouts"), prompts.read(folder)
-    if not (paths and read(are_prompts, paths[max(paths)])):
+    columns = (
+        {name.removeprefix("reward/") for name in read(parquet.names, paths[max(paths)]) or ()} if paths else set()
+    )
+    if not any(parts <= columns for parts in _PARTS_OF_PROMPTS):
         return None if found is None else {"found": outcome(found), "steps": None, "tokens": None}
     known = {step: read(written, paths[step], parquet.stamp(paths[step])) for step in spread(list(paths), STEPS)}
     steps = {step: one for step, one in known.items() if one is not None}
@@ -57,12 +60,6 @@ def embedded(folder: str | Path) -> dict[str, object] | None:
         },
         "tokens": frequencies(steps),
     }
-
-
-def are_prompts(path: Path) -> bool:
-    """Whether the replies of a file are scored as prompts. Raises as `parquet.lines`."""
-    names = {name.removeprefix("reward/") for name in parquet.names(path)}
-    return any(parts <= names for parts in _PARTS_OF_PROMPTS)
 
 
 @lru_cache(maxsize=2 * STEPS)
@@ -102,38 +99,30 @@ def frequencies(steps: Mapping[int, Written]) -> dict[str, object] | None:
 
 def outcome(found: Mapping[str, Any]) -> dict[str, object]:
     """Return what `prompts.json` holds with one list of `rows`: prompts, then baselines, each with what to paste."""
-    template = PromptTemplate(found["template"])
-    rows = [
-        {
-            "from": source(one),
-            **{name: one[name] for name in ("text", "train", "test", "confusion")},
-            "score": short(one["score"]),
-            "calls": found["calls"],
-            "paste": template.render(one["text"], "{sentence}", "{mask}"),
-        }
-        for one in found["prompts"]
-    ]
+    template, rows = PromptTemplate(found["template"]), list[dict[str, object]]()
+    for one in found["prompts"]:
+        step = one["step"]  # weights after step n write the replies of step n + 1
+        when = f"after step {step}" if one["source"] == "greedy" else f"step {step + 1}"
+        rows.append(
+            {
+                "from": f"{one['source']}, {when}",
+                **{name: one[name] for name in ("text", "train", "test", "confusion")},
+                "score": short(one["score"]),
+                "calls": found["calls"],
+                "paste": template.render(one["text"], "{sentence}", "{mask}"),
+            }
+        )
+    for row in (Baseline(**row) for row in found["baselines"]):
+        lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
+        rows.append(
+            {
+                "from": prompts.name_of(row),
+                "baseline": True,
+                **{"text": row.prompt, "train": row.train, "test": row.test, "score": short(row.score)},
+                "calls": row.calls,
+                # What answers by a trained head is no text to paste.
+                "paste": None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}"),
+            }
+        )
     names = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
-    kept: dict[str, object] = {name: found[name] for name in names if name in found}
-    return kept | {"rows": rows + [baseline(Baseline(**row), template) for row in found["baselines"]]}
-
-
-def source(one: Mapping[str, Any]) -> str:
-    """Where a prompt is from. Weights after step n write the replies of step n + 1."""
-    after = one["step"]
-    return f"{one['source']}, " + (f"after step {after}" if one["source"] == "greedy" else f"step {after + 1}")
-
-
-def baseline(row: Baseline, template: PromptTemplate) -> dict[str, object]:
-    """Return the row of a baseline. What answers by a trained head is no text to paste."""
-    lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
-    return {
-        "from": prompts.name_of(row),
-        "baseline": True,
-        "text": row.prompt,
-        "train": row.train,
-        "test": row.test,
-        "score": short(row.score),
-        "calls": row.calls,
-        "paste": None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}"),
-    }
+    return {name: found[name] for name in names if name in found} | {"rows": rows}
