@@ -120,6 +120,7 @@ def circles(labels: Sequence[Label], store: Store) -> tuple[int, int]:
 
 
 def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
+    """Whether the majorities of pairs go in a circle: no order of the replies agrees with all of them."""
     above = {pair for pair, number in votes.items() if number > votes.get((pair[1], pair[0]), 0)}
     left = {reply for pair in above for reply in pair}
     while best := {reply for reply in left if not any((other, reply) in above for other in left)}:
@@ -128,6 +129,7 @@ def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
 
 
 def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
+    """Sentences about the labels of a database, and a table with a row for each labeller."""
     kind, labels, gold = store.kind, store.labels(), store.gold()
     skips = Counter(label.labeller for label in store.skipped())
     counts = {item: len(store.item(item).replies) for item in {label.item for label in labels}}
