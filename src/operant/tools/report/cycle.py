@@ -31,7 +31,7 @@ Texts = list[tuple[str, str, str]]
 """Name, phase and text of each part."""
 
 
-class Part(TypedDict):
+class CyclePart(TypedDict):
     """A part of the cycle. seconds: the median over the steps after the first, which warms up."""
 
     name: str
@@ -44,7 +44,7 @@ class Cycle(TypedDict):
     """What a run does, in a sentence, and its parts in the order of a step."""
 
     sentence: str
-    parts: list[Part]
+    parts: list[CyclePart]
 
 
 def cycle(history: History) -> Cycle:
@@ -56,7 +56,7 @@ def cycle(history: History) -> Cycle:
         sentence, texts = _labelled(history, method)
     else:
         sentence, texts = _rewarded(history, method)
-    parts = list[Part]()
+    parts = list[CyclePart]()
     for part, phase, text in texts:
         seconds = history.values(f"time/{phase}")[1:]
         median = short(statistics.median(seconds)) if seconds else None

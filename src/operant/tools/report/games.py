@@ -37,7 +37,7 @@ _TURN = (
 HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
 
 
-class Group(TypedDict):
+class GameGroup(TypedDict):
     """The games of a step, or the held-out ones `before` or `after` training."""
 
     label: str
@@ -45,12 +45,14 @@ class Group(TypedDict):
     when: NotRequired[str]
 
 
-def groups(folder: Path) -> list[Group]:
+def groups(folder: Path) -> list[GameGroup]:
     """List the groups of games of a run in order of time, without their games."""
     paths = parquet.steps(folder / "rollouts")
     has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
-    steps: list[Group] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
-    held: list[Group] = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
+    steps: list[GameGroup] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
+    held: list[GameGroup] = [
+        {"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)
+    ]
     return [*held[:1], *steps, *held[1:]]
 
 
