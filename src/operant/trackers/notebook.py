@@ -29,7 +29,8 @@ POINTS = 300
 """Most points of a curve; of more steps, every second, third, ... is drawn, and the last."""
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 360, 150, 46, 20, 18
 """Pixels of a chart and of its margins."""
-CURVE, CHART = ((Path(__file__).parent / name).read_text("utf-8").rstrip() for name in ("curve.svg", "chart.html"))
+_FILES = (Path(__file__).parent / name for name in ("curve.svg", "chart.html"))
+CURVE, CHART = (file.read_text(encoding="utf-8").rstrip() for file in _FILES)
 _Point = tuple[int, float, float]
 """Step, value and half of its 95 % interval (0: unknown)."""
 

@@ -48,7 +48,8 @@ class Finding:
         return f"<{self.level} {self.name}, step {self.step}: {self.message} Remedy: {self.remedy}>"
 
 
-FINDINGS: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "findings.toml").read_text("utf-8"))
+_FILE = Path(__file__).parent / "findings.toml"
+FINDINGS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 """The sentences of every finding, by its name."""
 
 

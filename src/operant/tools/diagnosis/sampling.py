@@ -41,7 +41,7 @@ class Setting:
     remedy: str
 
 
-_FILE = (Path(__file__).parent / "settings.toml").read_text("utf-8")
+_FILE = (Path(__file__).parent / "settings.toml").read_text(encoding="utf-8")
 SETTINGS = {name: Setting(**entry) for name, entry in tomllib.loads(_FILE).items()}
 _CUT = SETTINGS["top_k"].why
 _MORE_LIKELY = (

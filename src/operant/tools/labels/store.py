@@ -33,7 +33,7 @@ BUSY_SECONDS = 30.0
 """How long a write waits for another process that is writing."""
 SHOWN_SECONDS = 300.0
 """How long an item that a labeller sees counts as if it were labelled, so that others get another one."""
-SCHEMA, FREE = ((Path(__file__).parent / name).read_text("utf-8") for name in ("schema.sql", "free.sql"))
+SCHEMA, FREE = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("schema.sql", "free.sql"))
 """The tables; and before a query, the items `free` for a labeller: open, not labelled or skipped by them, and with less
 than `overlap` other labellers."""
 
