@@ -461,6 +461,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # test_diagnosis.py has the same rules on made-up metrics
 @pytest.mark.parametrize("name", CASES)
 def test_the_fault_is_reported_with_its_numbers_and_its_remedy(name):
     make, numbers, cause, remedy, _ = CASES[name]
@@ -473,6 +474,7 @@ def test_the_fault_is_reported_with_its_numbers_and_its_remedy(name):
     assert 1 <= found.step <= len(trained.replies)
 
 
+@pytest.mark.slow  # test_diagnosis.py has the same rules on made-up metrics
 @pytest.mark.parametrize("name", CASES)
 def test_the_healthy_twin_has_no_such_finding(name):
     make, _, _, _, wholly = CASES[name]

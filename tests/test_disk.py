@@ -139,8 +139,8 @@ def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypat
 
     from operant.api import runs
 
-    monkeypatch.setattr("operant.tools.report.observer.write_report", broken)
-    monkeypatch.setattr("operant.tools.diagnosis.observer.diagnose", broken)
+    monkeypatch.setattr("operant.tools.report.observers.write_report", broken)
+    monkeypatch.setattr("operant.tools.report.observers.diagnose", broken)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "show": [Broken()], **SMALL}
     *_, run = runs(tmp_path / "run", **given)
     assert len(told(run)) == 4

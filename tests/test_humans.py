@@ -13,11 +13,11 @@ import operant
 from operant import OperantError, Rollout, Task
 from operant.rewards import resolve
 from operant.tools.cli import main
+from operant.tools.labels.agreement import win_rates
 from operant.tools.labels.humans import Humans
 from operant.tools.labels.items import Item
 from operant.tools.labels.stand_in import Labeller, preference, taste
 from operant.tools.labels.store import Store
-from operant.tools.labels.win_rates import win_rates
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROOT = Path(__file__).parents[1]

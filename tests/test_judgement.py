@@ -21,7 +21,7 @@ from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
 from operant.runs.scored_rollouts import join_judgements
 from operant.sampling import Sampling
-from operant.tools.report.search import Index
+from operant.tools.report.replies import Index
 from operant.trackers import base
 from operant.trackers.console import Console
 from operant.types import Completion

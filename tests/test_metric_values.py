@@ -29,7 +29,7 @@ from operant.rewards import weighted
 from operant.rewards.isolated import isolated
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
-from operant.tools.report import observer
+from operant.tools.report import observers
 from operant.types import Rollout, Step, Turn
 
 V = 40
@@ -989,7 +989,7 @@ def clock(folder, patch):
     witness = Witness(hands)
     patch.setattr(time, "perf_counter", hands)
     patch.setattr(machine, "torch", hands)
-    patch.setattr(observer, "write_report", hands.around(observer.write_report, 11, "report"))
+    patch.setattr(observers, "write_report", hands.around(observers.write_report, 11, "report"))
     judge = weighted({"slow": (hands.around(lambda rollouts: [score(r) for r in rollouts], 13, "reward"), 1.0)})
     options = FAIR | {"steps": 3, "batch": 8, "evaluation.samples": 1, "probes": 2, "checkpoint_minutes": 0.0}
     options |= {"kl.kind": "k1", "kl.loss_coef": 0.0, "keep": 5}

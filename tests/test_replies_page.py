@@ -368,6 +368,7 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
             assert "runtime error" in page.locator("#chart-outcomes").inner_text()
 
 
+@pytest.mark.slow
 def test_the_page_is_photographed_for_the_readme(browser, run, tmp_path):
     command = [sys.executable, "-m", "benchmarks.screenshot", str(run.path), "--out", str(tmp_path)]
     subprocess.run(command, cwd=Path(__file__).parents[1], check=True)

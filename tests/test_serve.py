@@ -13,8 +13,8 @@ import pytest
 
 from operant.runs.folder import RunFolder
 from operant.tools.cli import main
-from operant.tools.report.search import Index
-from operant.tools.report.server import Server, Serving, serve
+from operant.tools.report.replies import Index
+from operant.tools.report.server import Server, Serving, is_known_host, serve
 from operant.types import OperantError
 
 REPLIES = {
@@ -243,8 +243,8 @@ def test_a_host_name_of_another_site_is_refused(site):
 def test_a_server_for_everyone_accepts_addresses_but_no_unknown_names(folder):
     with Server(folder.path, Serving(serve=True, host="0.0.0.0", port=0)) as running:
         assert running.url.startswith("http://127.0.0.1:")
-        assert running.knows("192.0.2.1:80") and running.knows(socket.gethostname()) and running.knows("localhost")
-        assert not running.knows("evil.example") and not running.knows(None)
+    assert all(is_known_host(name, "0.0.0.0") for name in ("192.0.2.1:80", socket.gethostname(), "localhost"))
+    assert not is_known_host("evil.example", "0.0.0.0") and not is_known_host(None, "0.0.0.0")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

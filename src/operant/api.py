@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from operant.runs import trainer
 from operant.runs.run import Observer, Run
-from operant.tools.diagnosis.observer import DiagnosisObserver
 from operant.tools.report.display import display
-from operant.tools.report.observer import ReportObserver
+from operant.tools.report.observers import DiagnosisObserver, ReportObserver
 from operant.tools.report.prompts import PromptsObserver
 from operant.trackers.trackers import Tracker
 from operant.types import OperantError, RewardFn

@@ -74,6 +74,8 @@ class Algorithm:
     """The places where a KL penalty may be charged: in the `reward`, in the `loss`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """The method's own defaults of options, where the general ones do not suit it."""
+    title: str = ""
+    """How it is written in a sentence; empty: its name in capitals."""
     update: Any = "gradient"
     """The update rule: a class like `training.update_rules.GradientUpdate`, its name, or its `module:object`."""
 

@@ -62,5 +62,6 @@ ALGORITHM = Algorithm(
     kl=("reward", "loss"),
     needs=Needs(token_scores=True),
     defaults={"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0},
+    title="CodeRL",
     update="one-pass",
 )

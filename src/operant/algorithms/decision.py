@@ -30,4 +30,6 @@ Like any imitation, it cannot ask for more than was seen: a return that no episo
 from operant.algorithms.base import Algorithm
 from operant.objectives import losses
 
-ALGORITHM = Algorithm(losses.sft, options=("condition",), defaults={"update.epochs": 1, "kl.coef": 0.0})
+ALGORITHM = Algorithm(
+    losses.sft, title="Decision", options=("condition",), defaults={"update.epochs": 1, "kl.coef": 0.0}
+)

@@ -60,4 +60,5 @@ ALGORITHM = Algorithm(
     options=("teacher",),
     needs=Needs(reward=False),
     defaults={"update.epochs": 1, "kl.coef": 0.0},
+    title="Distill",
 )

@@ -77,4 +77,5 @@ ALGORITHM = Algorithm(
     needs=Needs(samples=2),
     kl=("loss",),
     defaults=grpo.DEFAULTS,
+    title="GiGPO",
 )

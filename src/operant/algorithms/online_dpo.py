@@ -30,4 +30,5 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     needs=Needs(samples=2),
     defaults={"samples": 2, "update.epochs": 1, "kl.coef": 0.0},
+    title="Online DPO",
 )

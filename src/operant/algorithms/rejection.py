@@ -48,6 +48,7 @@ ALGORITHM = Algorithm(
         "kl.coef": 0.0,
         "kl.loss_kind": "reverse",
     },
+    title="Rejection sampling",
 )
 
 PRESETS: dict[str, dict[str, object]] = {

@@ -80,6 +80,7 @@ ALGORITHM = Algorithm(
         "optimizer.max_grad_norm": 5.0,
         "mask.by": "policy",
     },
+    title="Soft Q-learning",
 )
 
 RLPROMPT: dict[str, object] = {

@@ -43,7 +43,7 @@ class ExternalTracker:
     name = ""
     """The name of the tracker, of its package and of its extra."""
 
-    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], object]) -> None:
         self.run_folder, self.folder = Path(run_folder), Path(run_folder) / self.name
         self._state_path = self.folder / "operant.json"
         self.log_message = log_message
@@ -65,10 +65,7 @@ class ExternalTracker:
         """End the run. failed: whether it ends with an error."""
         raise NotImplementedError
 
-    # --- called by the run --------------------------------------------------------------------------------------------
-
     def start(self, config: Mapping[str, Any]) -> None:
-        """Begin or continue the run."""
         self.total_steps, self.samples_every = int(config.get("steps", 0)), int(config.get("samples_every", 10))
         with atomic_io.explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -100,7 +97,6 @@ class ExternalTracker:
         self._write(step, StepData(finite(norms), histograms))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Log a table of replies, every `samples_every` steps and at the last step."""
         if self.samples_every and (step % self.samples_every == 0 or step == self.total_steps):
             self._write(step, StepData(replies=replies(step, rows)))
 
@@ -121,14 +117,12 @@ class ExternalTracker:
         atomic_io.write(self._state_path, json.dumps(self.state))
 
 
-def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers, without the step."""
+def finite(metrics: Mapping[str, object]) -> dict[str, float]:
     numbers = {name: x for name, x in metrics.items() if name != "step" and isinstance(x, (int, float))}
     return {name: float(x) for name, x in numbers.items() if math.isfinite(x)}
 
 
 def edges(histogram: Histogram) -> list[float]:
-    """Return the edges of the bins, one more than there are bins."""
     return [(histogram.start + i) * histogram.width for i in range(len(histogram.counts) + 1)]
 
 

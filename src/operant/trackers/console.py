@@ -58,7 +58,6 @@ class Console:
         """The step before the first one of this process, and the time at which that began."""
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Show the bar if the output is a terminal."""
         self.total = self.total or int(config.get("steps", 0))
         if self.samples_every is None:
             self.samples_every = int(config.get("samples_every", 10))
@@ -67,7 +66,6 @@ class Console:
             self._bar.start()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """Move the bar, or print a line."""
         numbers, clock = self.line(step, metrics)
         if self._bar is not None:
             width = self._bar.console.width - len(f"{step}/{self.total}") - len(clock) - 7  # bar and gaps
@@ -93,7 +91,6 @@ class Console:
         return numbers, f"{duration(left)} left"
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Print the first replies, every `samples_every` steps and at the last step."""
         if not self.samples_every or (step % self.samples_every and step != self.total):
             return
         for row in rows[: self.samples]:
@@ -111,11 +108,9 @@ class Console:
         """Do nothing: distributions are in the report."""
 
     def note(self, text: str) -> None:
-        """Print a sentence about the run."""
         self._print(plain(text))
 
     def close(self) -> None:
-        """Stop the bar, which stays visible."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -29,6 +29,8 @@ POINTS = 300
 """Most points of a curve; of more steps, every second, third, ... is drawn, and the last."""
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 360, 150, 46, 20, 18
 """Pixels of a chart and of its margins."""
+_FILES = (Path(__file__).parent / name for name in ("curve.svg", "chart.html"))
+CURVE, CHART = (file.read_text(encoding="utf-8").rstrip() for file in _FILES)
 _Point = tuple[int, float, float]
 """Step, value and half of its 95 % interval (0: unknown)."""
 
@@ -53,12 +55,10 @@ class Chart(Console):
         self._cell: Any = None
 
     def start(self, config: Mapping[str, Any]) -> None:
-        """Draw the empty chart."""
         self.total = self.total or int(config.get("steps", 0))
         self.draw()
 
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
-        """Add a step to the curves; the cell is drawn again if enough time has passed."""
         metrics = without_given_kl(metrics)
         numbers, clock = self.line(step, metrics)
         self._step, self.status = step, " · ".join([f"step {step}/{self.total}", *numbers, clock])
@@ -71,16 +71,13 @@ class Chart(Console):
             self.draw()
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        """Keep the first replies for the next drawing."""
         self._rows = rows[: self.samples]
 
     def note(self, text: str) -> None:
-        """Show a sentence about the run below the curves."""
         self._notes.append(plain(text))
         self.draw()
 
     def close(self) -> None:
-        """Draw the last step."""
         self.draw()
 
     def draw(self) -> None:
@@ -95,20 +92,18 @@ class Chart(Console):
         self._drawn = time.monotonic()
 
     def html(self) -> str:
-        """The whole chart."""
         charts = "".join(curve(label, self._points[name]) for name, label in CURVES.items() if self._points.get(name))
-        share = min(self._step / self.total, 1.0) if self.total else 0.0
-        bar = f'<div style="height:3px;width:{100 * share:.1f}%;background:#3f8bc4;margin:4px 0"></div>'
-        notes = self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes)
         replies = ""
         for row in self._rows:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             replies += f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>"
-        replies = f"<details><summary>newest replies</summary>{replies}</details>" if replies else ""
-        return (
-            '<div style="font:13px/1.5 system-ui,sans-serif;max-width:760px">'
-            f"<div><b>{escape(self.title)}</b></div><div>{escape(self.status)}</div>{bar}"
-            f'<div style="display:flex;flex-wrap:wrap;gap:12px">{charts}</div>{notes}{replies}</div>'
+        return CHART.format(
+            title=escape(self.title),
+            status=escape(self.status),
+            share=100 * min(self._step / self.total, 1.0) if self.total else 0.0,
+            charts=charts,
+            notes=self.after or "".join(f"<div>{escape(note)}</div>" for note in self._notes),
+            replies=replies and f"<details><summary>newest replies</summary>{replies}</details>",
         )
 
 
@@ -134,15 +129,8 @@ def curve(label: str, points: list[_Point]) -> str:
     line = " ".join(at(step, y) for step, y, _ in points)
     band = " ".join([at(s, y + h) for s, y, h in points] + [at(s, y - h) for s, y, h in reversed(points)])
     end_x, end_y = at(*points[-1][:2]).split(",")
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" fill="currentColor" '
-        f'style="max-width:100%" font-size="11"><title>{escape(label)}</title><text x="{LEFT}" y="12">{escape(label)}'
-        f'</text><path d="M{LEFT},{TOP}V{bottom}H{right}" fill="none" stroke="currentColor" opacity=".35"/>'
-        f'<text x="{LEFT - 5}" y="{TOP + 4}" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{LEFT - 5}" y="{bottom}" text-anchor="end">{low:.3g}</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 5}">step {first}</text>'
-        f'<text x="{right}" y="{HEIGHT - 5}" text-anchor="end">{points[-1][0]}</text>'
-        f'<polygon points="{band}" fill="#3f8bc4" opacity=".2"/>'
-        f'<polyline points="{line}" fill="none" stroke="#3f8bc4" stroke-width="1.6"/>'
-        f'<circle cx="{end_x}" cy="{end_y}" r="2.5" fill="#3f8bc4"/></svg>'
-    )
+    return CURVE.format(
+        label=escape(label), width=WIDTH, height=HEIGHT, left=LEFT, right=right, top=TOP, bottom=bottom,
+        number_at=LEFT - 5, high_at=TOP + 4, step_at=HEIGHT - 5, high=high, low=low, first=first, last=points[-1][0],
+        band=band, line=line, end_x=end_x, end_y=end_y,
+    )  # fmt: skip

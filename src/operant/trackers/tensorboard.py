@@ -19,7 +19,7 @@ class TensorBoard(ExternalTracker):
 
     name = "tensorboard"
 
-    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], object]) -> None:
         super().__init__(run_folder, log_message)
         import tensorboard  # noqa: F401 - only a check: the writer is torch's, but it needs the package
 
@@ -35,7 +35,6 @@ class TensorBoard(ExternalTracker):
         self.log_message(f"tensorboard: look with: tensorboard --logdir {self.folder}")
 
     def write(self, step: int, data: StepData) -> None:
-        """Add events."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -58,18 +57,17 @@ class TensorBoard(ExternalTracker):
         self._writer.flush()
 
     def end(self, failed: bool) -> None:
-        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
-def markdown(columns: tuple[str, ...], rows: list[list[Any]]) -> str:
+def markdown(columns: tuple[str, ...], rows: list[list[object]]) -> str:
     """Return a table in Markdown. Every cell is escaped, so that it shows exactly its text."""
     lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else plain(str(value))

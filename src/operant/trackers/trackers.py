@@ -1,15 +1,8 @@
 """Logging of a run: always to the run folder, and to the trackers that copy it.
 
-    copies = [Console(total=100), *make_trackers(["wandb"], "runs/x", folder.log_message)]
-    trackers = Trackers(folder, copies, folder.log_message)
-    trackers.start(config)
-    trackers.log(1, {"reward/mean": 0.52})
-
-The run folder is the record of a run. If it cannot be written, training goes on: a warning appears once on standard
-error and in the log, and another one when writing works again. Until then, metrics wait in memory, so none is lost as
-long as the process lives; the replies of such a step are not written. A tracker that raises is dropped with a warning.
-
-The trackers by name are in `TRACKERS`; each built-in one is an extra: `pip install 'operant[wandb]'`.
+The run folder is the record. If it cannot be written, training goes on with one warning, and another one when writing
+works again. Until then metrics wait in memory, and the replies of such a step are lost. A tracker that raises is
+dropped with a warning. Each built-in one is an extra: `pip install 'operant[wandb]'`.
 """
 
 import sys
@@ -45,7 +38,7 @@ class Recorder(Protocol):
 class Tracker(Recorder, Protocol):
     """Shows a run elsewhere. A tracker may have a method `note(text)` for sentences about the run."""
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         """Begin with the options of the run."""
 
     def close(self) -> None:
@@ -64,7 +57,7 @@ def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> d
 def make_trackers(
     named: Iterable[str] | Mapping[str, Mapping[str, Any]],
     run_folder: str | Path,
-    log_message: Callable[[str], Any] = warnings.warn,
+    log_message: Callable[[str], object] = warnings.warn,
 ) -> list[Tracker]:
     """Return one tracker per different name, not yet started. log_message: adds a sentence to the log of the run.
 
@@ -90,7 +83,7 @@ class Trackers:
         self,
         record: Recorder | None,
         trackers: Iterable[Tracker] = (),
-        log_message: Callable[[str], Any] = warnings.warn,
+        log_message: Callable[[str], object] = warnings.warn,
     ) -> None:
         self.record = record
         self.active = list(trackers)
@@ -99,22 +92,18 @@ class Trackers:
         self._unwritten: set[str] = set()
         """The parts of the record that could not be written the last time."""
 
-    def start(self, config: Mapping[str, Any]) -> None:
-        """Start the trackers with the options of the run."""
+    def start(self, config: Mapping[str, object]) -> None:
         self._track(lambda tracker: tracker.start(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step."""
         self._write("metrics", lambda record: record.log(step, metrics))
         self._track(lambda tracker: tracker.log(step, metrics))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Log the replies of a step."""
         self._write("replies", lambda record: record.rollouts(step, rows))
         self._track(lambda tracker: tracker.rollouts(step, rows))
 
     def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
-        """Log the histograms and norms of a step."""
         self._write("distributions", lambda record: record.distributions(step, parts))
         self._track(lambda tracker: tracker.distributions(step, parts))
 
@@ -123,7 +112,6 @@ class Trackers:
         self._track(lambda tracker: getattr(tracker, "note", str)(text))
 
     def close(self) -> None:
-        """Close the trackers."""
         self._track(lambda tracker: tracker.close())
 
     def warn(self, text: str) -> None:

@@ -26,7 +26,7 @@ class WandB(ExternalTracker):
 
     name = "wandb"
 
-    def __init__(self, run_folder: str | Path, log_message: Callable[[str], Any]) -> None:
+    def __init__(self, run_folder: str | Path, log_message: Callable[[str], object]) -> None:
         super().__init__(run_folder, log_message)
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # telemetry about W&B itself is opt-in
         self._package: Any = importlib.import_module(self.name)
@@ -48,7 +48,6 @@ class WandB(ExternalTracker):
             self.log_message(f"wandb: {self._run.url}")
 
     def write(self, step: int, data: StepData) -> None:
-        """Add to the row of the step. W&B closes a row when the next step begins."""
         row: dict[str, Any] = dict(data.scalars)
         for name, histogram in data.histograms.items():
             row[name] = self._package.Histogram(np_histogram=(list(histogram.counts), edges(histogram)))
@@ -105,7 +104,6 @@ class WandB(ExternalTracker):
         return reason
 
     def _init(self, config: Mapping[str, Any], mode: str | None = None) -> Any:
-        """Call `wandb.init` without output, with timeouts, and without any data about the machine or the code."""
         settings = {
             "silent": True,
             "console": "off",
@@ -158,7 +156,6 @@ class Trackio(WandB):
         self.log_message(f"trackio: sent to {remote}" if remote else f"trackio: {show}")
 
     def write(self, step: int, data: StepData) -> None:
-        """Add a row."""
         super().write(step, data)
         self._raise_if_lost()
 

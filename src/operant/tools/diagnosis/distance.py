@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
 from operant.tools.diagnosis.progress import progress
 
 HIGH = 10.0
@@ -43,22 +43,19 @@ def high_kl(history: History) -> Finding | None:
     missed = target is not None and kl > 2 * target
     if kl < FAR and not missed:
         return None
-    message = f"KL is {number(kl)} nats a reply{' and still rising' if rising else ''}, beyond the usual 0 to 10"
-    message += f" and far above its target of {number(target)}." if missed and target is not None else "."
     _, coef = price(history)
-    return Finding(
+    return finding(
         "high_kl",
-        "warning",
-        message,
-        f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
-        f"{higher_kl_option(history)}, or fewer or smaller steps: `--optimizer.lr`, `--steps`",
-        ("kl/per_reply", "kl/coef", "reward/kl_penalty"),
         history.since("kl/per_reply", lambda x: x > HIGH),
+        kl=number(kl),
+        rising=" and still rising" if rising else "",
+        missed=f" and far above its target of {number(target)}" if missed else "",
+        cause=f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
+        higher_price=higher_kl_option(history),
     )
 
 
 def slow_price(history: History) -> Finding | None:
-    """KL has been off its target on one side, and the price that shall correct it has hardly moved."""
     target, kl = _target(history), history.values("kl/per_reply")[-PATIENCE:]
     prices = history.values("kl/coef")[-PATIENCE:]
     if target is None or len(kl) < PATIENCE or len(prices) < PATIENCE or not prices[0]:
@@ -66,16 +63,9 @@ def slow_price(history: History) -> Finding | None:
     low, high = min(kl) / target, max(kl) / target
     if not (low > OFF or high < 1 / OFF) or not 1 / MOVED < prices[-1] / prices[0] < MOVED:
         return None
-    return Finding(
-        "slow_price",
-        "warning",
-        f"KL has been {number(sum(kl) / PATIENCE)} nats a reply for {PATIENCE} steps, off its target of "
-        f"{number(target)}, and the price has only gone from {number(prices[0])} to {number(prices[-1])}.",
-        "kl.horizon is far too long for this run: the controller corrects over more replies than there are",
-        "leave `kl.horizon` out, so that it follows the length of the run, or set it to a few times the batch",
-        ("kl/per_reply", "kl/coef"),
-        history.since("kl/per_reply", lambda x: not 1 / OFF <= x / target <= OFF),
-    )
+    since = history.since("kl/per_reply", lambda x: not 1 / OFF <= x / target <= OFF)
+    ends = {"target": number(target), "before": number(prices[0]), "after": number(prices[-1])}
+    return finding("slow_price", since, kl=number(sum(kl) / PATIENCE), steps=PATIENCE, **ends)
 
 
 def leap(history: History) -> Finding | None:
@@ -85,69 +75,46 @@ def leap(history: History) -> Finding | None:
         return None
     at, rate = jumps.index(max(jumps)), history.first("update/lr")
     per_reply = history.values("kl/per_reply")
-    lower = min(rate / 10, USUAL_RATE) if rate else None
-    return Finding(
+    return finding(
         "leap",
-        "problem",
-        f"KL rose by {number(per_reply[at + 1] - per_reply[at])} nats a reply in one step, the "
-        f"{('1st', '2nd', '3rd')[at]}.",
-        "the steps are far too large" + (f": a learning rate of {number(rate)}" if rate else ""),
-        f"`--optimizer.lr {lower:g}`" if lower else "`--optimizer.lr` a tenth",
-        ("kl/per_reply", "update/lr"),
         history.step if len(history.metrics) <= at + 1 else int(history.metrics[at + 1].get("step", at + 2)),
+        rise=number(per_reply[at + 1] - per_reply[at]),
+        which=("1st", "2nd", "3rd")[at],
+        rate=f": a learning rate of {number(rate)}" if rate else "",
+        remedy=f"`--optimizer.lr {min(rate / 10, USUAL_RATE):g}`" if rate else "`--optimizer.lr` a tenth",
     )
 
 
 def unpaid_kl(history: History) -> Finding | None:
-    """KL is high and costs nothing."""
     kl = _excessive_kl(history)
     if kl is None or not unpaid(history):
         return None
-    message = f"KL has reached {number(kl)} nats a reply, and next to nothing is paid for it."
     since = history.since("kl/per_reply", lambda x: x > HIGH)
-    return Finding("unpaid_kl", "warning", message, *kl_advice(history), ("kl/per_reply", "reward/kl_penalty"), since)
+    return finding("unpaid_kl", since, kl=number(kl), **kl_advice(history))
 
 
 def unmeasured(history: History) -> Finding | None:
-    """There is no reference model, and the policy has lost much of its entropy."""
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
     if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
         return None
     remedy = f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`"
     if history.option("env"):  # a policy that plays well is sure of its commands, and far from a model of language
         remedy = "compare the games that it wins before and after; if they are fewer, `--loss.entropy-coef 0.01`"
-    return Finding(
-        "unmeasured",
-        "warning",
-        f"The policy has lost {percent(1 - now / first)} of its entropy, and nothing measures how far it has moved.",
-        "there is no reference model, so KL is neither measured nor penalised",
-        remedy,
-        ("policy/entropy",),
-        history.since("policy/entropy", lambda x: x < LOST * first),
-    )
+    since = history.since("policy/entropy", lambda x: x < LOST * first)
+    return finding("unmeasured", since, share=percent(1 - now / first), remedy=remedy)
 
 
 def unlikely_text(history: History) -> Finding | None:
-    """The reward rises while the replies become very unlikely under the reference."""
     first, now = history.first("rollout/ref_logprob_mean"), history.recent("rollout/ref_logprob_mean")
     score = progress(history)
     if first is None or now is None or score is None or not score.learned or now > first - UNLIKELY:
         return None
-    cause, remedy = kl_advice(history)
-    return Finding(
-        "unlikely_text",
-        "problem",
-        f"The reward rose from {number(score.before)} to {number(score.after)} while a token's log-prob under the "
-        f"reference fell from {first:.1f} to {now:.1f}.",
-        f"the policy exploits the reward with text that is very unlikely under the reference: {cause}",
-        remedy,
-        ("reward/mean", "rollout/ref_logprob_mean"),
-        history.since("rollout/ref_logprob_mean", lambda x: x < first - UNLIKELY),
-    )
+    since = history.since("rollout/ref_logprob_mean", lambda x: x < first - UNLIKELY)
+    rise = {"before": number(score.before), "after": number(score.after)}
+    return finding("unlikely_text", since, first=first, now=now, **rise, **kl_advice(history))
 
 
 def drowned(history: History) -> Finding | None:
-    """The KL penalty varies more between replies than the scores do."""
     penalty, scores = history.recent("reward/kl_penalty_std"), history.recent("reward/scaled_std")
     if penalty is None or not scores or history.trained_steps < RECENT:
         return None
@@ -158,18 +125,9 @@ def drowned(history: History) -> Finding | None:
     if penalty < DROWNED * scores:
         return None
     coef = history.recent("kl/coef", 1) or 0.0
-    return Finding(
-        "drowned",
-        "warning",
-        f"The KL penalty varies by {number(penalty)} between replies, the scores by {number(scores)}.",
-        f"the KL coefficient of {number(coef)} is too high: the policy learns from its noise",
-        f"`--kl.coef {coef * scores / penalty / 2:.1g}`",
-        ("reward/kl_penalty_std", "reward/scaled_std"),
-        history.since("reward/kl_penalty_std", lambda x: x > DROWNED * scores),
-    )
-
-
-# --- the price of KL --------------------------------------------------------------------------------------------------
+    since = history.since("reward/kl_penalty_std", lambda x: x > DROWNED * scores)
+    found = {"penalty": number(penalty), "scores": number(scores), "coef": number(coef)}
+    return finding("drowned", since, lower=coef * scores / penalty / 2, **found)
 
 
 def price(history: History) -> tuple[str, float]:
@@ -183,7 +141,6 @@ def price(history: History) -> tuple[str, float]:
 
 
 def higher_kl_option(history: History) -> str:
-    """Return the command-line option that doubles the price of KL, or sets one."""
     name, coef = price(history)
     return f"`--{name} {number(2 * coef) if coef else 0.1}`"
 
@@ -195,16 +152,19 @@ def unpaid(history: History) -> bool:
     return not loss and paid < CHEAP * spread
 
 
-def kl_advice(history: History) -> tuple[str, str]:
-    """Return the cause that lets the policy move away from the reference, and the remedy."""
+def kl_advice(history: History) -> dict[str, str]:
+    """Return `kl_cause`, which lets the policy move away from the reference, and `kl_remedy`, for `finding`."""
     name, coef = price(history)
-    if (finding := leap(history) or drowned(history)) is not None:
-        return finding.cause, finding.remedy
-    if not history.values("kl/per_reply"):
-        return "there is no reference model that KL refers to", f"`--reference copy` and {higher_kl_option(history)}"
-    if not coef:
-        return f"moving away from the reference costs nothing ({name} is 0)", higher_kl_option(history)
-    return f"{name}={number(coef)} is too low for this reward", higher_kl_option(history)
+    higher = higher_kl_option(history)
+    if (found := leap(history) or drowned(history)) is not None:
+        cause, remedy = found.cause, found.remedy
+    elif not history.values("kl/per_reply"):
+        cause, remedy = "there is no reference model that KL refers to", f"`--reference copy` and {higher}"
+    elif not coef:
+        cause, remedy = f"moving away from the reference costs nothing ({name} is 0)", higher
+    else:
+        cause, remedy = f"{name}={number(coef)} is too low for this reward", higher
+    return {"kl_cause": cause, "kl_remedy": remedy}
 
 
 def _target(history: History) -> float | None:

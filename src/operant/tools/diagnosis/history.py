@@ -5,6 +5,7 @@
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ RECENT = 5
 """The current value of a metric is its mean over this many steps: one step is noisy, more would hide a collapse."""
 
 Row = Mapping[str, Any]
+Level = Literal["problem", "warning", "note"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Finding:
 
     name: str
     """The name of the rule that found it."""
-    level: Literal["problem", "warning", "note"]
+    level: Level
     """A problem means that the run cannot be trusted; a warning should be looked into; a note is for information."""
     message: str
     """One sentence with the numbers of the evidence."""
@@ -44,6 +46,21 @@ class Finding:
 
     def __repr__(self) -> str:
         return f"<{self.level} {self.name}, step {self.step}: {self.message} Remedy: {self.remedy}>"
+
+
+_FILE = Path(__file__).parent / "findings.toml"
+FINDINGS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+"""The sentences of every finding, by its name."""
+
+
+def finding(
+    name: str, step: int, *, level: Level | None = None, metrics: Sequence[str] = (), **parts: str | float
+) -> Finding:
+    """Return a finding of `FINDINGS` with `parts` put into its sentences. level, metrics: in place of those there."""
+    entry = FINDINGS[name]
+    message, cause, remedy = (entry[sentence].format(step=step, **parts) for sentence in ("message", "cause", "remedy"))
+    shown = tuple(metrics) or tuple(metric.format(**parts) for metric in entry["metrics"])
+    return Finding(name, level or entry["level"], message, cause, remedy, shown, step)
 
 
 @dataclass(frozen=True)
@@ -135,9 +152,6 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-# --- formatting of numbers --------------------------------------------------------------------------------------------
-
-
 def percent(share: float) -> str:
     """Format a share as `93 %`; small ones keep a decimal."""
     return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.1f} %"
@@ -148,13 +162,14 @@ def number(x: float) -> str:
     return f"{x:.3g}" if 1e-3 <= abs(x) < 1e5 or x == 0 else f"{x:.1e}"
 
 
+def capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def counted(n: float, thing: str) -> str:
     """Format a number of things: `1 reply`, `2 replies`."""
     things = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{n:.10g} {thing if n == 1 else things}"
-
-
-# --- where a history comes from ---------------------------------------------------------------------------------------
 
 
 def latest(source: Any) -> History:
@@ -181,21 +196,19 @@ def read_history(folder: str | Path) -> History:
     replies = sorted((folder / "rollouts").glob("step-*.parquet"))
     config = folder / "config.yaml"
     return History(
-        metrics=[_numbers(record) for record in atomic_io.records(folder / "metrics.jsonl")],
+        metrics=[
+            {
+                name: x if _is_finite(x) else None
+                for name, x in record.items()
+                if x is None or isinstance(x, int | float)
+            }
+            for record in atomic_io.records(folder / "metrics.jsonl")
+        ],
         rows=_rows(replies[-1]) if replies else [],
         reference=_rows(folder / "probes" / "reference.parquet"),
         config=flat(old_names.current(read_mapping(config), config)) if config.is_file() else {},
         evaluation=_json(folder / "evaluation.json"),
     )
-
-
-def _numbers(record: Row) -> dict[str, Any]:
-    """Return the numeric fields of a record; NaN and infinity become None, as they are null on disk."""
-    return {
-        name: None if value is None or not math.isfinite(value) else value
-        for name, value in record.items()
-        if value is None or isinstance(value, (int, float))
-    }
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

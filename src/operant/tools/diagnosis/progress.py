@@ -119,7 +119,6 @@ def _won(judged: Mapping[str, Any]) -> float | None:
 
 
 def _supervised(history: History) -> RewardChange:
-    """Compare held-out pairs or losses before and after training, or the losses of the first and the last steps."""
     before, after = history.evaluation.get("before") or {}, history.evaluation.get("after") or {}
     rights = [end.get("metrics", {}).get("preference/accuracy") for end in (before, after)]
     pairs = after.get("labelled") or (history.evaluation.get("labels") or {}).get("of")
@@ -182,7 +181,6 @@ def _repeated(history: History, spread: float, won: bool) -> RewardChange | None
 
 
 def _training_reward(history: History, spread: float, won: bool) -> RewardChange | None:
-    """Compare the mean rewards, or the success rates, of the first and the last steps."""
     name = "game/won" if won else "reward/mean"
     steps = [m for m in history.metrics if m.get(name) is not None]
     if not steps:

@@ -1,6 +1,6 @@
 """Rules about the reward: it is constant, depends on the prompt, abstains, does not rise, or is already maximal."""
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
 from operant.tools.diagnosis.progress import DRIFTED, progress
 
 EQUAL = 1e-6
@@ -18,7 +18,6 @@ MOVED = 1.0
 
 
 def constant(history: History) -> Finding | None:
-    """Every reply gets the same score."""
     spreads, mean = history.values("reward/std")[-3:], history.recent("reward/mean", 1)
     if not spreads or mean is None or max(spreads) > EQUAL * max(abs(mean), 1e-3):
         return None
@@ -27,16 +26,8 @@ def constant(history: History) -> Finding | None:
     # A reward that distinguished replies before and now gives all of them its highest score is saturated.
     if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):
         return _nothing_left(history, f"Every reply now scores {number(mean)}")
-    return Finding(
-        "constant",
-        "problem",
-        f"Every reply {'' if len(spreads) > 2 else 'so far '}scores {number(mean)}, so there is nothing to learn from.",
-        "the reward does not depend on the reply, is too hard for any higher score, or fails without an error",
-        "read replies and scores (`operant report RUN --serve`); try the reward on texts that must score high and low; "
-        "begin with easier tasks",
-        ("reward/std", "reward/mean"),
-        history.since("reward/std", lambda x: x <= EQUAL * max(abs(mean), 1e-3)),
-    )
+    since = history.since("reward/std", lambda x: x <= EQUAL * max(abs(mean), 1e-3))
+    return finding("constant", since, so_far="" if len(spreads) > 2 else "so far ", score=number(mean))
 
 
 def no_advantage(history: History) -> Finding | None:
@@ -50,19 +41,11 @@ def no_advantage(history: History) -> Finding | None:
     if 2 * count <= len(zero):
         return None
     steps = "the last step" if len(zero) == 1 else f"{count} of the last {len(zero)} steps"
-    return Finding(
-        "no_advantage",
-        "problem" if count == len(zero) else "warning",
-        f"In {steps} {lacks}.",
-        "the replies to one prompt all got the same score, or there was only one of each",
-        "more `--samples` per prompt, tasks that are neither always solved nor never, or a reward with more values",
-        (name, "reward/std"),
-        history.since(name, lambda x: x == 1),
-    )
+    level, since = "problem" if count == len(zero) else "warning", history.since(name, lambda x: x == 1)
+    return finding("no_advantage", since, level=level, steps=steps, lacks=lacks, metric=name)
 
 
 def saturated(history: History) -> Finding | None:
-    """Nearly all replies have the highest score."""
     first, now, mean = history.first("reward/std"), history.recent("reward/std"), history.recent("reward/mean")
     score, highest = progress(history), max(history.values("reward/max")[-RECENT:], default=None)
     if not first or now is None or mean is None or highest is None or score is None or not score.learned:
@@ -77,69 +60,33 @@ def saturated(history: History) -> Finding | None:
 def _nothing_left(history: History, evidence: str) -> Finding:
     """Return the finding that the reward is saturated, shared by `constant` and `saturated`."""
     first = history.first("reward/std") or 0.0
-    return Finding(
-        "saturated",
-        "note",
-        f"{evidence}: there is nothing left to learn from this reward.",
-        "the policy already gets the highest scores that this reward gives",
-        "stop here (`--steps`), go back to an earlier checkpoint if the replies read worse, or ask for more: harder "
-        "tasks, a second reward",
-        ("reward/std", "reward/max"),
-        history.since("reward/std", lambda x: x <= SATURATED * first),
-    )
+    since = history.since("reward/std", lambda x: x <= SATURATED * first)
+    return finding("saturated", since, evidence=evidence)
 
 
 def query_decides(history: History) -> Finding | None:
-    """The score depends mostly on the prompt."""
     name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
     share = history.recent(name)
     if share is None or share < QUERY:
         return None
     reward = history.option("reward")
     named = reward if isinstance(reward, str) and not reward.startswith("<") else "NAME"
-    return Finding(
-        "query_decides",
-        "warning",
-        f"The prompt explains {percent(share)} of the differences between scores.",
-        "the reward depends more on the prompt than on the reply, which is noise to the policy",
-        f"subtract the prompt's own score: `--reward minus_query:{named}` (from Python, `minus_query(reward)`)",
-        (name,),
-        history.since(name, lambda x: x >= QUERY),
-    )
+    since = history.since(name, lambda x: x >= QUERY)
+    return finding("query_decides", since, share=percent(share), reward=named, metric=name)
 
 
 def abstains(history: History) -> Finding | None:
-    """The reward abstains on many replies."""
     share = history.recent("reward/abstained")
     if share is None or share < ABSTAINED:
         return None
-    return Finding(
-        "abstains",
-        "warning",
-        f"The reward abstained on {percent(share)} of the replies; they are not trained on.",
-        "the reward returned None for them",
-        "find them in `operant report RUN --serve` (no score); give them a low score instead if they are bad",
-        ("reward/abstained",),
-        history.since("reward/abstained", lambda x: x >= ABSTAINED),
-    )
+    return finding("abstains", history.since("reward/abstained", lambda x: x >= ABSTAINED), share=percent(share))
 
 
 def flat(history: History) -> Finding | None:
-    """The policy moves, but the reward does not rise."""
     kl, score = history.recent("kl/per_reply"), progress(history)
     if kl is None or score is None or history.trained_steps < PATIENCE or kl < MOVED:
         return None
     if score.beyond_noise and score.rise > DRIFTED * score.spread:
         return None
-    return Finding(
-        "flat",
-        "warning",
-        f"In {history.trained_steps} steps the policy moved {number(kl)} nats and the {score.label} did not rise: "
-        f"{number(score.before)} before, {number(score.after)} now.",
-        "the reward does not depend on the replies, its noise is too large for this batch, or the learning rate is "
-        "too high",
-        "check that good replies score high (`operant report RUN --serve`); then `--batch` twice as large, or "
-        "`--optimizer.lr` a third",
-        ("reward/mean", "kl/per_reply"),
-        history.step,
-    )
+    change = {"label": score.label, "before": number(score.before), "after": number(score.after)}
+    return finding("flat", history.step, steps=history.trained_steps, kl=number(kl), **change)

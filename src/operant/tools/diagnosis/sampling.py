@@ -6,10 +6,12 @@ average (`rollout/likelihood_gap`). A sampling setting is named as the cause if 
 replies; otherwise it is listed as a candidate.
 """
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from operant.rollouts.generation_kwargs import UNSCORED
-from operant.tools.diagnosis.history import RECENT, Finding, History, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, capitalised, finding, number, percent
 
 ERRORS = 3.0
 """A KL counts as negative if it is this many standard errors below 0. With two, a healthy start would raise one false
@@ -35,32 +37,13 @@ class Setting:
     """How a declared sampling setting distorts the replies."""
 
     sign: int
-    """+1: replies become more likely than the policy's own; -1: less likely; 0: either."""
     why: str
     remedy: str
 
 
-_CUT = "only the more likely tokens could be drawn, and KL is measured under the whole distribution"
-SETTINGS = {
-    "top_k": Setting(1, _CUT, "top_k=0"),
-    "top_p": Setting(1, _CUT, "top_p=1.0"),
-    "min_p": Setting(1, _CUT, "min_p=0"),
-    "typical_p": Setting(0, "tokens were cut away, and KL is measured under the whole distribution", "typical_p=1.0"),
-    "epsilon_cutoff": Setting(1, _CUT, "epsilon_cutoff=0"),
-    "eta_cutoff": Setting(1, _CUT, "eta_cutoff=0"),
-    "do_sample": Setting(1, "the most likely token was always taken", "do_sample=True, top_k=0"),
-    "num_beams": Setting(1, "beam search looks for likely replies and does not sample", "num_beams=1"),
-    "length_penalty": Setting(0, "beams were ranked by length", "num_beams=1"),
-    "min_length": Setting(
-        0, "the end token was suppressed, but is scored as if it were possible", "min_length=-1, or min_new_tokens"
-    ),
-    "repetition_penalty": Setting(0, "tokens generated earlier were made less likely", "repetition_penalty=1.0"),
-    "no_repeat_ngram_size": Setting(-1, "likely tokens were forbidden", "no_repeat_ngram_size=0"),
-    "renormalize_logits": Setting(0, "the logits were changed after the model", "renormalize_logits=False"),
-    "padding_side": Setting(-1, "there was padding between query and reply during generation", "padding_side='left'"),
-    "dropout": Setting(-1, "dropout was active during generation", "model.eval() before generate"),
-}
-"""All settings that can be declared but not scored (`rollouts.generation_kwargs.UNSCORED`)."""
+_FILE = (Path(__file__).parent / "settings.toml").read_text(encoding="utf-8")
+SETTINGS = {name: Setting(**entry) for name, entry in tomllib.loads(_FILE).items()}
+_CUT = SETTINGS["top_k"].why
 _MORE_LIKELY = (
     "top_k (the default of transformers' generate is top_k=50), top_p or min_p, which cut off a part of the "
     "distribution, a temperature below {temperature}, greedy or beam search"
@@ -82,15 +65,9 @@ def other_sampler(history: History) -> Finding | None:
     joined = evidence[0] if len(evidence) == 1 else f"{', '.join(evidence[:-1])}, and {evidence[-1]}"
     gap = odd[1] if odd else 0.0
     cause, remedy = _external_cause(history, gap, padded) if history.external else _own_cause(history)
-    return Finding(
-        "negative_kl" if below else "other_sampler" if odd else "padding",
-        "problem",
-        f"{joined[0].upper()}{joined[1:]}.",
-        cause,
-        remedy,
-        ("kl/per_reply", "rollout/likelihood_gap", "rollout/likelihood_z"),
-        below[1] if below else odd[2] if odd else history.step,
-    )
+    name = "negative_kl" if below else "other_sampler" if odd else "padding"
+    since = below[1] if below else odd[2] if odd else history.step
+    return finding(name, since, evidence=capitalised(joined), cause=cause, remedy=remedy)
 
 
 def _negative_kl(history: History) -> tuple[str, int] | None:
@@ -181,7 +158,6 @@ def _own_cause(history: History) -> tuple[str, str]:
 
 
 def declared_otherwise(history: History) -> Finding | None:
-    """The declared temperature or minimum length differs from the learner's own. It is scored correctly."""
     if not history.external:
         return None
     own = {
@@ -198,19 +174,10 @@ def declared_otherwise(history: History) -> Finding | None:
         return None
     named = ", ".join(f"{name}={history.declared[name]} (here {value})" for name, value in different.items())
     same = " ".join(f"--{own[name]} {history.declared[name]}" for name in different)
-    return Finding(
-        "declared_otherwise",
-        "note",
-        f"The replies were declared as sampled with {named}.",
-        "they are scored as declared, so ratios and KL are right; `generate` would sample differently",
-        f"`{same}`, so that both use the same setting",
-        ("kl/per_reply",),
-        history.step,
-    )
+    return finding("declared_otherwise", history.step, settings=named, options=same)
 
 
 def evaluated_otherwise(history: History) -> Finding | None:
-    """Held-out tasks are answered with other settings than those that the method trains."""
     beams, given = history.option("evaluation.beams", 1), history.option("evaluation.sampling") or {}
     names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
     own = {name: history.option(f"sampling.{names.get(name, name)}") for name in given} | {"do_sample": True}
@@ -222,13 +189,4 @@ def evaluated_otherwise(history: History) -> Finding | None:
     if not parts or (not history.option("evaluate") and not history.evaluation):
         return None
     undo = ["--evaluation.sampling none"] * bool(other) + ["--evaluation.beams 1"] * (beams > 1)
-    return Finding(
-        "evaluated_otherwise",
-        "note",
-        f"Held-out replies are made with {', '.join(parts)}.",
-        "evaluate/reward and reward/mean are of different distributions, and the method improves the replies that "
-        "training draws; the gain may be smaller, or missing, in the other ones",
-        f"Compare evaluate/reward with itself alone, or use the same settings: `{' '.join(undo)}`",
-        ("evaluate/reward", "reward/mean"),
-        history.step,
-    )
+    return finding("evaluated_otherwise", history.step, settings=", ".join(parts), options=" ".join(undo))

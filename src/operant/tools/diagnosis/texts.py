@@ -5,12 +5,12 @@ known. The values of the healthy demo are given with the thresholds.
 """
 
 from collections import Counter
-from collections.abc import Callable
 
 from operant.metrics import collect
 from operant.tools.diagnosis.distance import kl_advice
-from operant.tools.diagnosis.history import Finding, History, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
 from operant.tools.diagnosis.progress import progress
+from operant.types import OUTCOMES
 
 STEPS = 3
 """The current value of a text metric is its mean over this many steps."""
@@ -34,10 +34,17 @@ DISTINCT = 0.5
 without a penalty 0.5 %."""
 LONGER, SHORTER = 1.5, 0.5
 """Times the length of the first step's replies; the demo stays between 0.97 and 1.01."""
+FEWER = 0.2
+"""Errors have become rarer by at least this share of all programs. In a probe of 0.34M parameters, compile errors fell
+by 0.59."""
+PASSED = 0.25
+"""Of that fall, programs that pass have taken less than this share: in the probe 0.03. A policy that learns to program
+turns its errors into passes."""
+SHORTENED = 0.85
+"""The replies have at most this share of the tokens that they had."""
 
 
 def empty(history: History) -> Finding | None:
-    """Many replies have no text."""
     if (spreads := history.values("reward/std")) and not any(spreads):
         return None  # equal scores for all replies are the cause, and the rule `constant` reports them
     now, usual = history.recent("text/empty", STEPS), history.usual("text/empty")
@@ -58,15 +65,8 @@ def empty(history: History) -> Finding | None:
         scores = _scores_of_empty_replies(history)
         cause = f"the reward prefers empty replies: {scores}" if scores else "an empty reply is paid as well as another"
         remedy = "let the reward give empty replies its lowest score, or `--sampling.min_tokens 5`"
-    return Finding(
-        "empty",
-        "problem",
-        f"{percent(now)} of the replies are empty.",
-        cause,
-        remedy,
-        ("text/empty", "rollout/reply_tokens", "reward/kl_penalty"),
-        history.since("text/empty", lambda x: x > EMPTY),
-    )
+    since = history.since("text/empty", lambda x: x > EMPTY)
+    return finding("empty", since, share=percent(now), cause=cause, remedy=remedy)
 
 
 def _scores_of_empty_replies(history: History) -> str | None:
@@ -82,20 +82,17 @@ def _scores_of_empty_replies(history: History) -> str | None:
 
 
 def one_word(history: History) -> Finding | None:
-    """One word, or one token, is repeated over and over."""
     share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
     if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):
         word, newest = collect.top_word(history.texts)
         named = repr(word) if word and newest > ONE_WORD else "one and the same"
-        message = f"{percent(share)} of the words are {named}."
+        evidence = f"{percent(share)} of the words are {named}"
     elif (spam := _spammed_token(history)) is not None:
-        message = f"{percent(spam[1])} of the tokens are {spam[0]}."
+        evidence = f"{percent(spam[1])} of the tokens are {spam[0]}"
     else:
         return None
-    cause, remedy = kl_advice(history)
-    cause = f"{_reward_cause(history, 'the reward likes it')}, and {cause}"
-    since = history.since("text/top_word", lambda x: x > ONE_WORD)
-    return Finding("one_word", "problem", message, cause, remedy, ("text/top_word", "text/distinct_1"), since)
+    since, liked = history.since("text/top_word", lambda x: x > ONE_WORD), _reward_cause(history, "the reward likes it")
+    return finding("one_word", since, evidence=evidence, liked=liked, **kl_advice(history))
 
 
 def _reward_cause(history: History, cause: str) -> str:
@@ -124,11 +121,7 @@ def _spammed_token(history: History) -> tuple[str, float] | None:
     return f"token id {token}", count / len(ids)
 
 
-# --- compared with the usual value ------------------------------------------------------------------------------------
-
-
 def signs(history: History) -> Finding | None:
-    """The replies have many exclamation marks, emojis or other signs, which reward models often like."""
     if (history.recent("text/empty", STEPS) or 0.0) > MOSTLY:  # the few characters of the others prove nothing
         return None
     names = {"exclamations": "exclamation marks", "emojis": "emojis", "non_letters": "unusual symbols"}
@@ -142,63 +135,82 @@ def signs(history: History) -> Finding | None:
             clauses[metric] = f"{percent(now)} of the characters are {plural} ({percent(usual)} before)"
     if not clauses:
         return None
-    cause, remedy = kl_advice(history)
-    return Finding(
-        "signs",
-        "problem",
-        f"{' and '.join(clauses.values())}.",
-        f"{_reward_cause(history, 'the reward likes them more than any reader would')}, and {cause}",
-        f"{remedy}, or a reward that ignores them",
-        tuple(clauses),
-        history.since(next(iter(clauses)), lambda x: x > SIGNS),
-    )
+    since = history.since(next(iter(clauses)), lambda x: x > SIGNS)
+    liked = _reward_cause(history, "the reward likes them more than any reader would")
+    evidence = " and ".join(clauses.values())
+    return finding("signs", since, metrics=tuple(clauses), evidence=evidence, liked=liked, **kl_advice(history))
 
 
 def repetition(history: History) -> Finding | None:
-    """The replies repeat their own phrases."""
     now, usual = history.recent("text/repeated", STEPS), max(history.usual("text/repeated"), default=0.0)
     if now is None or now < usual + REPEATED:
         return None
-    message = f"{percent(now)} of a reply's word trigrams repeat earlier ones ({percent(usual)} before)."
-    return _monotonous(history, "repetition", message, "text/repeated", lambda x: x > usual + REPEATED)
+    since = history.since("text/repeated", lambda x: x > usual + REPEATED)
+    return finding("repetition", since, now=percent(now), usual=percent(usual), **kl_advice(history))
 
 
 def diversity(history: History) -> Finding | None:
-    """The replies have become much more alike."""
     now, usual = history.recent("text/distinct_2", STEPS), min(history.usual("text/distinct_2"), default=0.0)
     if now is None or now > DISTINCT * usual:
         return None
-    message = f"Different word pairs over all replies have gone from {percent(usual)} to {percent(now)}."
-    return _monotonous(history, "diversity", message, "text/distinct_2", lambda x: x < DISTINCT * usual)
-
-
-def _monotonous(history: History, name: str, message: str, metric: str, is_odd: Callable[[float], bool]) -> Finding:
-    """Return the finding for monotonous text, which has one cause and one remedy."""
-    cause, remedy = kl_advice(history)
-    cause = f"the reward does not punish it, and {cause}"
-    remedy = f"{remedy}, or subtract it from the reward: `repetition` with a weight"
-    return Finding(name, "warning", message, cause, remedy, (metric,), history.since(metric, is_odd))
+    since = history.since("text/distinct_2", lambda x: x < DISTINCT * usual)
+    return finding("diversity", since, now=percent(now), usual=percent(usual), **kl_advice(history))
 
 
 def length(history: History) -> Finding | None:
-    """Replies have become much longer or shorter."""
     first, now = history.first("rollout/reply_tokens"), history.recent("rollout/reply_tokens")
     if not first or now is None or SHORTER * first < now < LONGER * first:
         return None
     at_limit = history.recent("rollout/ended_length") or 0.0
-    message = f"Replies have gone from {first:.1f} to {now:.1f} tokens"
-    message += f", and {percent(at_limit)} of them end at the length limit." if at_limit > 0.5 else "."
-    grown = now > first
-    usual = max(round(first), 1)
-    return Finding(
+    longer = now > first
+    return finding(
         "length",
-        "warning",
-        message,
-        "the reward pays for longer replies"
-        if grown
-        else "the reward pays for shorter replies, or KL does: every token may cost some",
-        f"add a reward for length: `length:{'<=' * grown}{usual}` with a weight; or "
-        f"`--sampling.{'max' if grown else 'min'}_tokens {usual}`",
-        ("rollout/reply_tokens", "rollout/ended_length"),
         history.since("rollout/reply_tokens", lambda x: not SHORTER * first < x < LONGER * first),
+        first=first,
+        now=now,
+        limit=f", and {percent(at_limit)} of them end at the length limit" if at_limit > 0.5 else "",
+        cause="longer replies" if longer else "shorter replies, or KL does: every token may cost some",
+        at_most="<=" * longer,
+        usual=max(round(first), 1),
+        end="max" if longer else "min",
+    )
+
+
+def short_programs(history: History) -> Finding | None:
+    """Programs compile or run to their end more often because they are shorter, and they are wrong."""
+    last = history.metrics[-1] if history.metrics else {}
+    # In a weighted sum of rewards, the classes have the name of their part in front.
+    broken = next((name for name in last if name.startswith("outcome/") and name.endswith(OUTCOMES[0])), None)
+    steps = [m for m in history.metrics if broken in m and m.get("rollout/reply_tokens")]
+    if broken is None or len(steps) < 2 * RECENT:
+        return None
+    both = [steps[:RECENT], steps[-RECENT:]]
+
+    def means(name: str) -> tuple[float, float]:
+        before, after = (sum(m.get(name) or 0.0 for m in part) / RECENT for part in both)
+        return before, after
+
+    prefix = broken.removesuffix(OUTCOMES[0])
+    *kinds, wrong, passed = (means(prefix + name) for name in OUTCOMES)
+    rarer = {name: kind for name, kind in zip(OUTCOMES, kinds, strict=False) if kind[1] < kind[0]}
+    tokens, what = means("rollout/reply_tokens"), " or a ".join(rarer)
+    before, after = (sum(kind[i] for kind in rarer.values()) for i in (0, 1))
+    fall = before - after
+    if fall < FEWER or wrong[1] - wrong[0] < fall / 2 or passed[1] - passed[0] >= PASSED * fall:
+        return None
+    if tokens[1] > SHORTENED * tokens[0]:
+        return None
+    return finding(
+        "short_programs",
+        history.step,
+        metrics=(*(prefix + name for name in rarer), "rollout/reply_tokens"),
+        errors=what,
+        before=percent(before),
+        after=percent(after),
+        wrong_before=percent(wrong[0]),
+        wrong=percent(wrong[1]),
+        passed_before=percent(passed[0]),
+        passed=percent(passed[1]),
+        tokens_before=tokens[0],
+        tokens=tokens[1],
     )

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from operant.metrics.registry import METRICS
 from operant.tools.diagnosis.distance import higher_kl_option
-from operant.tools.diagnosis.history import Finding, History, number, percent
+from operant.tools.diagnosis.history import Finding, History, capitalised, finding, number, percent
 
 STEPS = 3
 """The current value of a metric of the update is its mean over this many steps."""
@@ -26,23 +26,14 @@ RISEN = 1.02
 
 
 def entropy(history: History) -> Finding | None:
-    """The entropy has collapsed."""
     first, now = history.first("policy/entropy"), history.recent("policy/entropy", STEPS)
     if not first or now is None or now > COLLAPSED * first:
         return None
-    return Finding(
-        "entropy",
-        "warning",
-        f"Entropy has fallen from {number(first)} to {number(now)} nats a token.",
-        "the policy generates nearly the same whatever the random numbers: the steps are too large or KL too cheap",
-        f"`--optimizer.lr` a third, {higher_kl_option(history)}, or `--loss.entropy_coef 0.01`",
-        ("policy/entropy",),
-        history.since("policy/entropy", lambda x: x <= COLLAPSED * first),
-    )
+    since = history.since("policy/entropy", lambda x: x <= COLLAPSED * first)
+    return finding("entropy", since, first=number(first), now=number(now), higher_price=higher_kl_option(history))
 
 
 def ratio(history: History) -> Finding | None:
-    """New and old policy differ too much within one step."""
     said = {
         "policy/ratio_max": ("reached", max),
         "policy/ratio_min": ("fell to", min),
@@ -56,53 +47,27 @@ def ratio(history: History) -> Finding | None:
     clauses = [
         f"{said[name][0]} {number(said[name][1](found[name]))} (healthy: {METRICS[name].healthy})" for name in odd
     ]
-    message = f"Within one step the ratio of new to old token probabilities {' and '.join(clauses)}."
-    return Finding(
-        "ratio",
-        "warning",
-        message,
-        "the update goes too far for the replies that it learns from",
-        "`--optimizer.lr` a third, `--update.epochs 1`, or stop early with `--update.target_kl 0.02`",
-        tuple(said),
-        history.since(odd[0], METRICS[odd[0]].unhealthy),
-    )
+    since = history.since(odd[0], METRICS[odd[0]].unhealthy)
+    return finding("ratio", since, evidence=" and ".join(clauses))
 
 
 def clipping(history: History) -> Finding | None:
-    """Clipping removes a large part of the update."""
     share = history.recent("policy/clip_fraction", STEPS)
     if share is None or share < CLIPPED:
         return None
-    return Finding(
-        "clipping",
-        "warning",
-        f"{percent(share)} of the tokens are clipped.",
-        "the steps are too large: clipping removes most of their effect",
-        "`--optimizer.lr` a third, or fewer `--update.epochs`",
-        ("policy/clip_fraction", "policy/approx_kl"),
-        history.since("policy/clip_fraction", lambda x: x > CLIPPED),
-    )
+    since = history.since("policy/clip_fraction", lambda x: x > CLIPPED)
+    return finding("clipping", since, share=percent(share))
 
 
 def no_step(history: History) -> Finding | None:
-    """The line search of the trust region accepted no length, so the weights stayed as they were."""
     accepted = history.values("trust/accepted")
     if not accepted or accepted[-1] > 0:
         return None
-    refused = sum(x == 0 for x in accepted)
-    return Finding(
-        "no_step",
-        "warning",
-        f"The line search accepted no step in {refused} of {len(accepted)} training steps, nor in the last.",
-        "the Fisher matrix is of too few replies, so that the direction goes too far, or the surrogate is flat",
-        "`--update.fisher_share 1`, a higher `--update.damping`, more `--update.backtracks`, or a larger `--batch`",
-        ("trust/accepted", "trust/kl"),
-        history.since("trust/accepted", lambda x: x == 0),
-    )
+    since = history.since("trust/accepted", lambda x: x == 0)
+    return finding("no_step", since, refused=sum(x == 0 for x in accepted), steps=len(accepted))
 
 
 def critic(history: History) -> Finding | None:
-    """The critic predicts worse than the mean return."""
     values = history.values("value/explained_variance")
     last = values[-JUDGED:]
     if len(values) < WARM_UP + JUDGED:
@@ -110,20 +75,11 @@ def critic(history: History) -> Finding | None:
     mean = sum(last) / len(last)
     if mean > WORSE or sum(x < 0 for x in last) < JUDGED - 2:
         return None
-    return Finding(
-        "critic",
-        "warning",
-        f"The critic is worse than the mean: explained variance {mean:.2f} over the last {JUDGED} steps.",
-        "it cannot follow the returns: they are large or jump, or it learns too slowly",
-        "`--score.normalise true`, `--loss.value_clip none`, a higher `--loss.value_coef`, or a critic of its own: "
-        "`--value.critic copy`",
-        ("value/explained_variance", "value/loss"),
-        history.since("value/explained_variance", lambda x: x < 0),
-    )
+    since = history.since("value/explained_variance", lambda x: x < 0)
+    return finding("critic", since, mean=mean, steps=JUDGED)
 
 
 def scoring(history: History) -> Finding | None:
-    """Sampling and training disagree about the log-prob of a token."""
     gap = max(history.values("rollout/logprob_gap")[-3:], default=0.0)
     if gap < GAP:
         return None
@@ -134,15 +90,8 @@ def scoring(history: History) -> Finding | None:
     else:
         level, cause = "note", "half precision does that (below 0.05); in float32 it would be a fault"
         remedy = "nothing in bfloat16; in float32 `operant doctor`, and `--learner.rescore true`"
-    return Finding(
-        "scoring",
-        level,
-        f"Log-probs differ by up to {number(gap)} nats between sampling and training with the same weights.",
-        cause,
-        remedy,
-        ("rollout/logprob_gap",),
-        history.since("rollout/logprob_gap", lambda x: x > GAP),
-    )
+    since = history.since("rollout/logprob_gap", lambda x: x > GAP)
+    return finding("scoring", since, level=level, gap=number(gap), cause=cause, remedy=remedy)
 
 
 def not_finite(history: History) -> Finding | None:
@@ -159,39 +108,20 @@ def not_finite(history: History) -> Finding | None:
         clauses.append(f"{', '.join(bad[:3])} {'is' if len(bad) == 1 else 'are'} NaN or infinity")
     if not clauses:
         return None
-    message = " and ".join(clauses)
-    return Finding(
-        "not_finite",
-        "problem",
-        f"{message[0].upper()}{message[1:]}.",
-        "scores or steps so large that float arithmetic overflows",
-        "`operant replay` with the run's refused/step-... shows which value, in which reply; `--score.clip 5`, "
-        "`--optimizer.lr` a tenth, `--optimizer.max_grad_norm 1`; the weights are those of before",
-        ("update/refused", "update/grad_norm", "loss/total"),
-        refused_steps[0] if refused_steps else history.step,
-    )
+    begun = refused_steps[0] if refused_steps else history.step
+    return finding("not_finite", begun, evidence=capitalised(" and ".join(clauses)))
 
 
 def refused(history: History) -> Finding | None:
-    """Optimizer steps were refused because their ratios were too large."""
     share = history.recent("policy/skipped_steps") or 0.0
     if share < 1e-9:
         return None
     limit = history.option("update.ratio_threshold")
-    return Finding(
-        "refused",
-        "warning",
-        f"{percent(share)} of the optimizer steps were refused: their mean ratio was beyond the threshold"
-        + (f" of {number(limit)}." if limit else "."),
-        "earlier minibatches of the same step had already moved the policy too far",
-        "`--optimizer.lr` a third, or `--update.epochs 1`",
-        ("policy/skipped_steps", "policy/ratio_mean"),
-        history.since("policy/skipped_steps", lambda x: x > 0),
-    )
+    since = history.since("policy/skipped_steps", lambda x: x > 0)
+    return finding("refused", since, share=percent(share), limit=f" of {number(limit)}" if limit else "")
 
 
 def overfits(history: History) -> Finding | None:
-    """The held-out loss rises while the training loss keeps falling."""
     name = "evaluate/preference/loss" if history.loss == "preference/loss" else "evaluate/loss"
     losses = [(int(m.get("step", 0)), m[name]) for m in history.metrics if m.get(name) is not None]
     if len(losses) < 3:
@@ -200,19 +130,10 @@ def overfits(history: History) -> Finding | None:
     now = losses[-1][1]
     if now <= RISEN * least:
         return None
-    return Finding(
-        "overfits",
-        "warning",
-        f"The held-out loss was lowest at step {step}, {number(least)}, and is {number(now)} now.",
-        "the model memorises the rows: there are few of them, or it has seen them too often",
-        f"`--steps {step}`, or `--best -{name}` keeps the best model; more rows, or a lower `--optimizer.lr`",
-        (name, history.loss),
-        step,
-    )
+    return finding("overfits", step, least=number(least), now=number(now), metric=name, loss=history.loss)
 
 
 def guesses(history: History) -> Finding | None:
-    """Held-out labels are not predicted better than by chance, or than by the length of the replies."""
     measured = (history.evaluation.get("after") or {}).get("metrics") or {}
     right, longer = (
         measured.get(name, history.recent(f"evaluate/{name}", 1))
@@ -221,13 +142,4 @@ def guesses(history: History) -> Finding | None:
     if right is None or right > max(0.5, longer or 0.5) + ABOVE_CHANCE:
         return None
     length = f"; preferring the longer reply gets {percent(longer)}" if longer is not None else ""
-    return Finding(
-        "guesses",
-        "warning",
-        f"{percent(right)} of the held-out pairs are put into the right order, where chance gets 50 %{length}.",
-        "the labels are noisy or few, or the model is too small to see what they are about",
-        "more labels, or a larger `--trunk`; see how far labellers agree (`operant label FILE --agreement`); and "
-        "train nothing against this model",
-        ("evaluate/preference/accuracy", "preference/accuracy"),
-        history.step,
-    )
+    return finding("guesses", history.step, right=percent(right), length=length)

@@ -1,4 +1,6 @@
-"""How far labellers agree: Krippendorff's alpha, each labeller against the others and gold items, and circles.
+"""What labels say: how far labellers agree, and how often people prefer the replies of one model to another's.
+
+Agreement is Krippendorff's alpha, each labeller against the others and gold items, and circles.
 
 Alpha is 1 for full agreement and 0 for that of chance. It is `1 - observed / expected disagreement`, of all pairs of
 values of one unit over all pairs of values (Krippendorff, Computing Krippendorff's Alpha-Reliability, 2011).
@@ -6,12 +8,15 @@ values of one unit over all pairs of values (Krippendorff, Computing Krippendorf
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from operant.data.replies import scores_of
+from operant.tools.diagnosis.history import percent
+from operant.tools.diagnosis.intervals import wilson
 from operant.tools.labels.items import IMPORT, KINDS, as_text, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
+from operant.types import OperantError
 
 LEVELS = {"pick": "nominal", "rank": "ordinal", "rate": "interval", "good": "nominal"}
 """The level of measurement of each kind."""
@@ -69,12 +74,12 @@ def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list
     return list(found.values())
 
 
-def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[Any]:
+def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[float | None]:
     """The entry of each reply in an answer of that kind; none in an answer of another, from which only ranks follow."""
     return ranks(answer, count) if kind == "rank" else answer.get(KINDS[kind], ())
 
 
-def choice(answer: Mapping[str, Any], count: int) -> Any:
+def choice(answer: Mapping[str, Any], count: int) -> int | str:
     """What was picked: an index, "all bad", or "equal"."""
     best = [i for i, rank in enumerate(ranks(answer, count)) if rank == 1]
     return best[0] if len(best) == 1 else "all bad" if answer.get("all_bad") else "equal"
@@ -125,15 +130,18 @@ def is_circular(votes: Mapping[tuple[str, str], int]) -> bool:
 
 def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
     """Sentences about the labels of a database, and a table with a row for each labeller."""
-    kind, labels, gold, skips = store.kind, store.labels(), store.gold(), store.skips()
+    kind, labels, gold = store.kind, store.labels(), store.gold()
+    skips = Counter(label.labeller for label in store.skipped())
     counts = {item: len(store.item(item).replies) for item in {label.item for label in labels}}
     real = [label for label in labels if label.item not in gold]
     labellers_of = Counter(label.item for label in real)
     several = sum(number > 1 for number in labellers_of.values())
     circular, both = circles(real, store)
+    value = alpha(units(real, kind, counts), LEVELS[kind])
+    why = "all labels are the same" if several else "no item has labels of two labellers"
     sentences = [
         f"{len(real)} labels of {len(labellers_of)} items; {several} of them have several labellers",
-        f"Krippendorff's alpha ({LEVELS[kind]}): {alpha_text(alpha(units(real, kind, counts), LEVELS[kind]), several)}",
+        f"Krippendorff's alpha ({LEVELS[kind]}): {f'undefined: {why}' if value is None else f'{value:.3f}'}",
     ]
     if circular:
         sentences.append(
@@ -143,20 +151,12 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
         sentences.append(f"{both} pairs of replies that one labeller has put in both orders")
     names = sorted({label.labeller for label in labels} | set(skips), key=lambda name: (name == IMPORT, name))
     rows = [{"labeller": name} | about(name, labels, kind, counts, gold) for name in names]
-    return sentences, [row | {"skips": str(skips.get(row["labeller"], 0))} for row in rows]
-
-
-def alpha_text(value: float | None, several: int) -> str:
-    """Alpha as a number, or why there is none. several: the number of items with labels of several labellers."""
-    if value is not None:
-        return f"{value:.3f}"
-    return "undefined: all labels are the same" if several else "undefined: no item has labels of two labellers"
+    return sentences, [row | {"skips": str(skips[row["labeller"]])} for row in rows]
 
 
 def about(
     name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """The numbers of a labeller, as text by name. gold: the known answers, by item."""
     others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for label in labels:
         if label.labeller != name and label.item not in gold:
@@ -177,3 +177,37 @@ def about(
         "alpha without": "-" if value is None else f"{value:.3f}",
         "seconds": f"{median(seconds):.0f}" if seconds else "-",
     }
+
+
+def win_rates(store: Store) -> list[dict[str, str]]:
+    """A table: each source against the first one, over the items where somebody compared both.
+
+    A comparison is 1, 0, or 1/2 where both are equal; two that were not picked are not compared. Those of an item, by
+    several labellers or of several replies, are averaged first. The interval is Wilson's, 95 %, over items.
+    Raises: OperantError if the items do not name at least two sources, or nobody has compared any.
+    """
+    compared: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    sources: dict[str, None] = {}
+    for label in store.labels():
+        item = store.item(label.item)
+        sources |= dict.fromkeys(source for source in item.sources if source is not None)
+        first, known = next(iter(sources), None), scores_of(label.answer, len(item.replies))
+        mine = [x for x, source in zip(known, item.sources) if source == first and x is not None]
+        picked = "best" in label.answer  # which says nothing of two others
+        for x, source in zip(known, item.sources):
+            if source is not None and source != first and x is not None:
+                compared[source][item.id] += [(x > y) + 0.5 * (x == y) for y in mine if not (picked and x == y)]
+    if not any(any(of_item.values()) for of_item in compared.values()):
+        raise OperantError(
+            f"{store.path} has no comparison of two sources: label rows with `sources`, as `operant eval --label` and "
+            "`operant generate --out` write them, by --kind pick, rank or rate"
+        )
+    table = [{"source": next(iter(sources)), "preferred to the first": "", "95 %": "", "prompts": ""}]
+    for source, of_items in compared.items():
+        shares = [fmean(known) for known in of_items.values() if known]
+        if shares:
+            low, high = wilson(fmean(shares), len(shares))
+            interval = f"{percent(low)} to {percent(high)}"
+            values = (source, percent(fmean(shares)), interval, str(len(shares)))
+            table.append(dict(zip(table[0], values, strict=True)))
+    return table

@@ -1,24 +1,15 @@
-"""Labels as files for training: pairs of the community's form, or one row for each label.
+"""Labels as files for training: pairs of the community's form, or one row for each label (docs/labels.md).
 
-| form | a row |
-|---|---|
-| pairs | `{"prompt", "chosen", "rejected"}`: every two replies of which a label puts one above the other |
-| ranked | `{"id", "prompt", "replies", "labeller", "time", "ranks" or "best"}` |
-| ratings | the same with `ratings` |
-| good | the same with `good` |
-
-Messages stay messages. Pairs with an empty reply are left out, because nothing can be trained on it. Rows of labels
-have `all_bad` and `comment` where they were given, and can be read back by `operant label`. Gold items are left out:
-their labels say something about the labellers.
+Pairs with an empty reply are left out, because nothing can be trained on it, and so are gold items, whose labels say
+something about the labellers. Rows of labels can be read back by `operant label`.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from operant.storage import atomic_io
-from operant.tools.labels.items import Item, ordered_pairs, ranks
+from operant.tools.labels.items import Content, Item, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, shown
 
@@ -48,8 +39,7 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
     return len(lines)
 
 
-def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any]]:
-    """The rows of a form, in the order in which the labels were given."""
+def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, object]]:
     gold, items = store.gold(), dict[str, Item]()
     labels = store.labels() + (store.skipped() if skips else [])
     for label in sorted(labels, key=lambda label: label.number):
@@ -66,12 +56,12 @@ def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, Any
             yield content | {"labeller": label.labeller, "time": label.time} | fields
 
 
-def is_empty(reply: Any) -> bool:
+def is_empty(reply: Content) -> bool:
     """Whether a reply has no text, so that nothing can be learned from it."""
     return not reply or (isinstance(reply, str) and not reply.strip())
 
 
-def answer_as(form: str, label: Label, count: int) -> Mapping[str, Any] | None:
+def answer_as(form: str, label: Label, count: int) -> Mapping[str, object] | None:
     """The fields of a label in a form; None if it has none there."""
     if label.action == "skip":
         return {"skip": True}

@@ -16,7 +16,7 @@ from typing import Any
 
 from operant.data.replies import scores_of
 from operant.tools.labels.items import Item
-from operant.tools.labels.store import Store
+from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, Rollout
 from operant.watchdog import beat
 
@@ -89,7 +89,7 @@ class Humans:
                 found[place] = fmean(known) if known else None
         return found
 
-    def _wait(self, store: Store, ids: list[str]) -> dict[str, list[Any]]:
+    def _wait(self, store: Store, ids: list[str]) -> dict[str, list[Label]]:
         """The labels of the items, as far as there are any in time; items without enough are closed."""
         given, left = store.wait(ids, count=self.labellers, timeout=0), 60 * self.minutes
         if any(len(labels) < self.labellers for labels in given.values()):

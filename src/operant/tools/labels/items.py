@@ -36,6 +36,10 @@ IMPORT = "import"
 """The labeller of labels that a file gives without a name."""
 
 
+Content = str | Sequence[Mapping[str, str]]
+"""A prompt or a reply: a text, or messages with role and content."""
+
+
 @dataclass(frozen=True)
 class GivenLabel:
     """A label that came with a file: who gave it, the answer, and when (Unix time in seconds; None: not known)."""
@@ -50,8 +54,8 @@ class Item:
     """A prompt and 1 to 9 replies, each a text or a list of messages, and the labels that came with them."""
 
     id: str
-    prompt: Any
-    replies: tuple[Any, ...]
+    prompt: Content
+    replies: tuple[Content, ...]
     sources: tuple[str | None, ...] = ()
     """Where each reply is from, such as the name of a model; empty: not known. A labeller never sees it."""
     given: tuple[GivenLabel, ...] = ()
@@ -118,7 +122,6 @@ def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
 
 
 def item_of_row(row: Mapping[str, Any], where: str) -> Item:
-    """The item of a row that holds all replies of a prompt."""
     answer = {field: row[field] for field in KINDS.values() if field in row}
     if "chosen" in row and "rejected" in row:
         prompt, replies = pair_of(row, where)
@@ -140,19 +143,14 @@ def item_of_row(row: Mapping[str, Any], where: str) -> Item:
         answer = checked_answer(answer, len(replies), where)
         given = [GivenLabel(name_of_labeller(row.get("labeller", IMPORT)), answer, when)]
     prompt, replies = plain(prompt, where), tuple(plain(reply, where) for reply in replies)
-    return Item(_id(row, prompt, replies), prompt, replies, sources_of(row, where), tuple(given))
-
-
-def sources_of(row: Mapping[str, Any], where: str) -> tuple[str | None, ...]:
-    """The sources of a row. Raises: OperantError if they are no list."""
     sources = row.get("sources", ())
     if not isinstance(sources, (list, tuple)):
         raise OperantError(f"{where}: sources is {shown(sources)}; it must be a list with a name for each reply")
-    return tuple(None if source is None else str(source) for source in sources)
+    sources = tuple(None if source is None else str(source) for source in sources)
+    return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 
 def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
-    """The item of rows that hold one reply each."""
     (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
     if len(prompts) > 1:
         raise OperantError(f"{where}: rows of the id {shown(first.get('id'))} have different prompts; correct the ids")
@@ -163,22 +161,26 @@ def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
     return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
-def _id(row: Mapping[str, Any], prompt: Any, replies: Sequence[Any]) -> str:
+def _id(row: Mapping[str, Any], prompt: Content, replies: Sequence[Content]) -> str:
     if "id" in row:
         return str(row["id"])
     content = json.dumps([prompt, list(replies)], ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(content.encode("utf-8", errors="replace")).hexdigest()[:16]
 
 
-def plain(value: Any, where: str) -> Any:
+def plain(value: Any, where: str) -> Content:
     """A text, or messages with nothing but role and content. Raises: OperantError for anything else."""
     checked_text(value, where)
     if isinstance(value, str):
-        return value.encode("utf-8", errors="replace").decode()  # a lone surrogate cannot be stored
-    return [{"role": plain(m["role"], where), "content": plain(m["content"], where)} for m in value]
+        return _storable(value)
+    return [{part: _storable(message[part]) for part in ("role", "content")} for message in value]
 
 
-def checked_text(value: Any, where: str) -> None:
+def _storable(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode()  # without lone surrogates
+
+
+def checked_text(value: object, where: str) -> None:
     """Raises: OperantError for a prompt or reply that is neither a text nor a list of messages."""
     messages = isinstance(value, (list, tuple)) and all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
@@ -187,12 +189,11 @@ def checked_text(value: Any, where: str) -> None:
         raise OperantError(f"{where}: {shown(value)} is no text and no list of messages with role and content as text")
 
 
-def as_text(value: Any) -> str:
-    """A prompt or reply as one text, for comparisons."""
+def as_text(value: Content) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-def name_of_labeller(value: Any) -> str:
+def name_of_labeller(value: object) -> str:
     """A name in one form. Raises: OperantError for one that is empty, too long, or no text."""
     name = " ".join(value.split()) if isinstance(value, str) else ""
     if not 0 < len(name) <= 60 or not name.isprintable():
@@ -200,10 +201,7 @@ def name_of_labeller(value: Any) -> str:
     return name
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
-
-
-def checked_answer(answer: Any, count: int, where: str = "the answer") -> dict[str, Any]:
+def checked_answer(answer: object, count: int, where: str = "the answer") -> dict[str, Any]:
     """An answer to `count` replies in its one form: ranks without gaps, nothing but known fields.
 
     Raises: OperantError for an answer that no labeller can mean.
@@ -227,7 +225,7 @@ def checked_answer(answer: Any, count: int, where: str = "the answer") -> dict[s
     return {field: value} | kept | ({"comment": comment.strip()[:10_000]} if comment.strip() else {})
 
 
-def checked_entries(field: str, values: Any, count: int, all_bad: bool) -> list[Any] | None:
+def checked_entries(field: str, values: object, count: int, all_bad: bool) -> list[Any] | None:
     """The entries of a list of ranks, ratings or marks; None if one is impossible, or there is none at all."""
     if not isinstance(values, (list, tuple)) or len(values) != count:
         return None
@@ -258,5 +256,4 @@ def ranks(answer: Mapping[str, Any], count: int) -> list[int | None]:
 
 
 def now() -> float:
-    """Unix time in seconds, to the millisecond."""
     return round(time.time(), 3)

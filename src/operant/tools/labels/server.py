@@ -20,13 +20,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant.bounds import bounded, check_bounds
-from operant.tools.labels.items import IMPORT, KINDS, SCALE, checked_answer, name_of_labeller
+from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
 from operant.tools.report.server import is_known_host, listening_error, url_of
 from operant.types import OperantError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 FOLDER = Path(__file__).parent / "page"
 FILES = {
@@ -93,7 +96,6 @@ class LabelServer:
         return f"{url_of(self.host, self.port)}#{self.token}"
 
     def run(self) -> None:
-        """Answer requests until Ctrl-C, which raises KeyboardInterrupt, or until another thread calls `stop`."""
         self.server.run(sockets=[self.socket])
 
     def start(self) -> None:
@@ -104,7 +106,6 @@ class LabelServer:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Stop answering, and free the port."""
         self.server.should_exit = True
         if self.thread is not None:
             self.thread.join()
@@ -115,8 +116,6 @@ class LabelServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    # --- requests ---------------------------------------------------------------------------------------------------
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Let a request pass. headers: by their names in lower case. Raises: RefusedError."""
@@ -154,18 +153,17 @@ class LabelServer:
             raise RefusedError(400, str(error)) from error
 
     def next(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The item that a labeller should see now, and how far they are."""
         return self.state(name, self.store.next_item(name))
 
     def label(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Store an answer, or a skip if it is null; then the next item."""
         item = self.store.item_of(asked.get("item"))
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
             raise OperantError("a label needs a key of 8 to 100 letters, another one for each label")
         seconds = float(seconds) if type(seconds) in (int, float) and math.isfinite(seconds) else None
         if answer is not None:
-            answer = reordered(self.answer_of_the_page(answer, count), order(name, item.id, count))
+            places = order(name, item.id, count)
+            answer = moved(self.answer_of_the_page(answer, count), [places.index(i) for i in range(count)])
         before = [label.number for label in self.store.labels_of(item.id) if label.labeller == name]
         seconds = None if seconds is None else min(max(seconds, 0.0), LONGEST_LOOK)
         label = self.store.add_label(item.id, name, answer, seconds=seconds, key=f"page {name} {key}")
@@ -175,7 +173,7 @@ class LabelServer:
             "notice": again if before not in ([], [label.number]) else "",
         }
 
-    def answer_of_the_page(self, answer: Any, count: int) -> dict[str, Any]:
+    def answer_of_the_page(self, answer: object, count: int) -> dict[str, Any]:
         """An answer of the kind that this page asks for, as shown. Raises: OperantError for any other."""
         checked, field = checked_answer(answer, count), KINDS[self.store.kind]
         if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
@@ -185,7 +183,6 @@ class LabelServer:
         return checked
 
     def undo(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Withdraw a label or skip, and show its item again, with the answer it had."""
         number, last = asked.get("label"), self.store.last(name)
         withdrawn = self.store.undo(name, number) if type(number) is int else None
         if withdrawn is None or last is None:
@@ -210,12 +207,11 @@ class LabelServer:
             return known
         item = self.store.item(item_id)
         places = order(name, item_id, len(item.replies))
-        answer = None if before is None or not before.answer else shown_answer(before.answer, places)
-        replies = [messages(item.replies[place]) for place in places]
+        answer = None if before is None or not before.answer else moved(before.answer, places)
         known["item"] = {
             "number": self.store.number_of(item_id),
             "prompt": messages(item.prompt),
-            "replies": replies,
+            "replies": [messages(item.replies[place]) for place in places],
             "answer": answer,
         }
         return known
@@ -232,28 +228,14 @@ def order(name: str, item_id: str, count: int) -> list[int]:
     return places
 
 
-def reordered(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """An answer to the replies as shown, as one to the replies in the order of the file."""
-    return _moved(answer, places, [places.index(i) for i in range(len(places))])
+def moved(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+    """An answer to the same replies in another order: what is said of number i is what was said of `places[i]`."""
+    best = {"best": places.index(answer["best"])} if "best" in answer else {}
+    lists = {field: [answer[field][i] for i in places] for field in ("ranks", "ratings", "good") if field in answer}
+    return {**answer, **best, **lists}
 
 
-def shown_answer(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """An answer to the replies in the order of the file, as one to the replies as shown."""
-    return _moved(answer, [places.index(i) for i in range(len(places))], places)
-
-
-def _moved(answer: Mapping[str, Any], best: Sequence[int], sources: Sequence[int]) -> dict[str, Any]:
-    """The answer with `best` looked up in `best`, and entry i of lists taken from place `sources[i]`."""
-    moved = dict(answer)
-    for field in KINDS.values():
-        if field == "best" and field in answer:
-            moved[field] = best[answer[field]]
-        elif field in answer:
-            moved[field] = [answer[field][place] for place in sources]
-    return moved
-
-
-def messages(value: Any) -> list[dict[str, str]]:
+def messages(value: Content) -> list[dict[str, str]]:
     """A prompt or reply as messages with `role`, empty for a plain text, and `text`."""
     if isinstance(value, str):
         return [{"role": "", "text": value}]
@@ -273,8 +255,7 @@ def listening(options: LabelServing, last: int) -> socket.socket:
             del ports[0]
 
 
-def uvicorn_server(server: LabelServer) -> Any:
-    """The `uvicorn.Server` of a starlette app. Raises: OperantError if one of the two is not installed."""
+def uvicorn_server(server: LabelServer) -> "uvicorn.Server":
     try:
         import uvicorn
         from starlette.applications import Starlette

@@ -44,7 +44,6 @@ def preference(reply: str) -> float:
 
 
 def taste(rollouts: Sequence[Rollout]) -> list[float]:
-    """`preference` of each reply, as a reward."""
     return [preference(rollout.reply) for rollout in rollouts]
 
 
@@ -71,7 +70,6 @@ class Labeller:
         return count
 
     def answer(self, kind: str, item_id: str, replies: Sequence[str]) -> dict[str, object]:
-        """Its answer to one item, as the page would send it."""
         chance, felt = random.Random(f"{self.seed}/{self.name}/{item_id}"), list[float]()
         for reply in replies:
             liked = 0.0 if self.shuffled else preference(reply)

@@ -4,8 +4,8 @@
     store.add_items([Item("12", "2 + 2 =", ("4", "5"))])
     store.wait(["12"], timeout=600)      # {"12": [Label(labeller="anna", answer={"best": 0}, ...)]}
 
-A label is on the disk before `add_label` returns (WAL with synchronous=FULL). Rows of labels are only ever added: a
-second label of the same labeller replaces the first, and an undo withdraws it, but both stay in the history.
+A label is on the disk before `add_label` returns. Rows of labels are only ever added: a second label of the same
+labeller replaces the first, and an undo withdraws it, but both stay in the history.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from operant.tools.labels.items import IMPORT, KINDS, GivenLabel, Item, checked_answer, name_of_labeller, now
+from operant.tools.labels.items import IMPORT, KINDS, Item, checked_answer, name_of_labeller, now
 from operant.types import OperantError, shown
 
 VERSION = 1
@@ -33,28 +33,9 @@ BUSY_SECONDS = 30.0
 """How long a write waits for another process that is writing."""
 SHOWN_SECONDS = 300.0
 """How long an item that a labeller sees counts as if it were labelled, so that others get another one."""
-SCHEMA = """
-CREATE TABLE items (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, content TEXT NOT NULL, sources TEXT NOT NULL,
-  gold TEXT, added REAL NOT NULL, closed REAL);
-CREATE TABLE labels (number INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL REFERENCES items,
-  labeller TEXT NOT NULL, action TEXT NOT NULL CHECK (action IN ('label', 'skip', 'undo')), answer TEXT,
-  undoes INTEGER REFERENCES labels, seconds REAL, time REAL NOT NULL, key TEXT NOT NULL UNIQUE);
-CREATE INDEX labels_of_item ON labels (item, labeller, number);
-CREATE TABLE shown (item INTEGER NOT NULL, labeller TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (item, labeller))
-  WITHOUT ROWID;
-CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE VIEW current AS SELECT * FROM labels WHERE action != 'undo' AND number IN
-  (SELECT max(number) FROM labels GROUP BY item, labeller);
-"""
-FREE = """
-WITH mine AS (SELECT item FROM current WHERE labeller = :name),
- busy AS (SELECT item, labeller FROM current WHERE action = 'label' AND labeller NOT IN (:name, 'import')
-   UNION SELECT s.item, s.labeller FROM shown s WHERE s.labeller != :name AND s.time > :since AND NOT EXISTS
-   (SELECT 1 FROM labels l WHERE l.item = s.item AND l.labeller = s.labeller AND l.time >= s.time)),
- free AS (SELECT number FROM items WHERE gold IS NULL AND closed IS NULL AND number NOT IN (SELECT item FROM mine)
-   AND number NOT IN (SELECT item FROM busy GROUP BY item HAVING count(*) >= :overlap))
-"""
-"""Items for a labeller: open, not labelled or skipped by them, and with less than `overlap` other labellers."""
+SCHEMA, FREE = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("schema.sql", "free.sql"))
+"""The tables; and before a query, the items `free` for a labeller: open, not labelled or skipped by them, and with less
+than `overlap` other labellers."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +94,14 @@ class Store:
                     f"there is no database {self.path}; operant label replies.jsonl makes one, "
                     "and --kind pick an empty one that a run fills"
                 )
-            create_private(self.path)
+            try:  # readable by its owner alone: it will hold the token of the page
+                with suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            except OSError as error:
+                reason = (error.strerror or str(error)).lower()
+                raise OperantError(
+                    f"cannot write {self.path}: {reason}; choose another place with --database"
+                ) from error
         with self._explained():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -158,23 +146,16 @@ class Store:
                 if value is not None:
                     self.set(name, str(value))
 
-    # --- settings ---------------------------------------------------------------------------------------------------
-
     @property
     def kind(self) -> str:
-        """What labellers are asked for: pick, rank, rate or good."""
         return self.setting("kind")
 
     def setting(self, name: str) -> str:
-        """A setting that the file holds: kind, overlap, token or port."""
         return self._value("SELECT value FROM settings WHERE name = ?", name)
 
     def set(self, name: str, value: str) -> None:
-        """Change a setting."""
         with self._writing():
             self._connection.execute("UPDATE settings SET value = ? WHERE name = ?", (value, name))
-
-    # --- items ------------------------------------------------------------------------------------------------------
 
     def add_items(self, items: Iterable[Item], *, gold: bool = False) -> int:
         """Add items with the labels that came with them, all or none; returns how many are new.
@@ -189,7 +170,11 @@ class Store:
                 if len(item.replies) < 2 and self.kind in ("pick", "rank"):
                     raise OperantError(f"item {shown(item.id)} has one reply, and --kind {self.kind} needs two; "
                                        "use --kind good or rate")  # fmt: skip
-                answer = known_answer(item) if gold else None
+                if gold and not item.given:
+                    raise OperantError(
+                        f"gold item {shown(item.id)} has no answer: give it one of {', '.join(KINDS.values())}, or "
+                        "chosen and rejected"
+                    )
                 row = self._row("SELECT number, content FROM items WHERE id = ?", item.id)
                 if row is not None and row["content"] != item.content():
                     raise OperantError(
@@ -198,26 +183,22 @@ class Store:
                     )
                 if row is not None:  # it is added again because labels are wanted
                     self._connection.execute("UPDATE items SET closed = NULL WHERE id = ?", (item.id,))
-                if row is None:
+                else:
                     new += 1
                     values = (item.id, item.content(), json.dumps(item.sources), now())
                     self._connection.execute(
                         "INSERT INTO items (id, content, sources, added) VALUES (?, ?, ?, ?)", values
                     )
                 if gold:
-                    self._connection.execute("UPDATE items SET gold = ? WHERE id = ?", (json.dumps(answer), item.id))
-                for label in () if gold else item.given:
-                    self.add_given(item, label)
+                    known = json.dumps(item.given[-1].answer)
+                    self._connection.execute("UPDATE items SET gold = ? WHERE id = ?", (known, item.id))
+                for label in () if gold else item.given:  # once, however often a file is read
+                    content = json.dumps([item.id, asdict(label)], sort_keys=True)
+                    key = "import " + hashlib.sha256(content.encode()).hexdigest()
+                    self.add_label(item.id, label.labeller, label.answer, key=key, at=label.time)
         return new
 
-    def add_given(self, item: Item, label: GivenLabel) -> None:
-        """Add a label that came with an item, once however often the file is read."""
-        content = json.dumps([item.id, asdict(label)], sort_keys=True)
-        key = "import " + hashlib.sha256(content.encode()).hexdigest()
-        self.add_label(item.id, label.labeller, label.answer, key=key, at=label.time)
-
     def item(self, item_id: str) -> Item:
-        """An item by its id. Raises: OperantError for an unknown one."""
         row = self._row("SELECT * FROM items WHERE id = ?", item_id)
         if row is None:
             raise OperantError(f"{self.path} has no item {shown(item_id)}; add it with add_items")
@@ -225,18 +206,15 @@ class Store:
         return Item(item_id, prompt, tuple(replies), tuple(json.loads(row["sources"])))
 
     def number_of(self, item_id: str) -> int:
-        """The number of an item in this file, which says nothing about it."""
         return self._value("SELECT number FROM items WHERE id = ?", item_id)
 
-    def item_of(self, number: Any) -> Item:
-        """An item by its number. Raises: OperantError for an unknown one."""
+    def item_of(self, number: object) -> Item:
         found = self._value("SELECT id FROM items WHERE number = ?", number if type(number) is int else -1)
         if found is None:
             raise OperantError(f"{self.path} has no item number {shown(number)}; load the page again")
         return self.item(found)
 
     def counts(self) -> dict[str, int]:
-        """The number of items, gold items among them, labels, and people who labelled."""
         query = f"""SELECT (SELECT count(*) FROM items) AS items,
           (SELECT count(*) FROM items WHERE gold IS NOT NULL) AS gold,
           (SELECT count(*) FROM current WHERE action = 'label') AS labels,
@@ -250,11 +228,8 @@ class Store:
             self._connection.executemany("UPDATE items SET closed = ? WHERE id = ? AND closed IS NULL", rows)
 
     def gold(self) -> dict[str, Mapping[str, Any]]:
-        """The known answers of gold items, by the id of the item."""
         rows = self._rows("SELECT id, gold FROM items WHERE gold IS NOT NULL")
         return {row["id"]: json.loads(row["gold"]) for row in rows}
-
-    # --- labels -----------------------------------------------------------------------------------------------------
 
     def add_label(
         self,
@@ -296,7 +271,6 @@ class Store:
         return found[0].item if found else None
 
     def last(self, labeller: str) -> Label | None:
-        """The newest label or skip of a labeller that still counts."""
         found = self._labels("SELECT * FROM current", "labeller = ? ORDER BY number DESC LIMIT 1", labeller)
         return found[0] if found else None
 
@@ -311,17 +285,11 @@ class Store:
         return self._labels("SELECT * FROM labels", f"number IN {newest} AND action = 'label' ORDER BY number", item_id)
 
     def skipped(self) -> list[Label]:
-        """Every skip that counts; its answer is empty."""
         return self._labels("SELECT * FROM current", "action = 'skip' ORDER BY number")
 
     def history(self) -> list[Label]:
         """Everything that labellers did, in order: also labels that were replaced or withdrawn, skips and undos."""
         return self._labels("SELECT * FROM labels", "1 ORDER BY number")
-
-    def skips(self) -> dict[str, int]:
-        """The number of skips by labeller."""
-        rows = self._rows("SELECT labeller, count(*) AS n FROM current WHERE action = 'skip' GROUP BY labeller")
-        return {row["labeller"]: row["n"] for row in rows}
 
     def wait(
         self, ids: Collection[str], *, count: int = 1, timeout: float | None = None, poll: float = 0.3
@@ -341,8 +309,6 @@ class Store:
             if end is not None and time.monotonic() >= end:
                 return found
             time.sleep(poll if end is None else max(0.0, min(poll, end - time.monotonic())))
-
-    # --- who gets what ----------------------------------------------------------------------------------------------
 
     def next_item(self, labeller: str) -> str | None:
         """The id of the item that a labeller should see now, which is then reserved for five minutes; None: no item.
@@ -403,8 +369,6 @@ class Store:
         seconds = median(row["seconds"] for row in rows) * left if rows else None
         return LabellerProgress(done, left, seconds)
 
-    # --- the connection ---------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close the file. Everything is on the disk already."""
         with self._lock, suppress(sqlite3.Error):
@@ -418,7 +382,6 @@ class Store:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn errors of SQLite into sentences."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -447,43 +410,24 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def _rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def _rows(self, query: str, *values: object) -> list[sqlite3.Row]:
         """The rows of a query, whose values are given one by one, or by name as one dict."""
         given = values[0] if len(values) == 1 and isinstance(values[0], dict) else values
         with self._lock, self._explained(), closing(self._connection.cursor()) as cursor:
             cursor.row_factory = sqlite3.Row
             return cursor.execute(query, given).fetchall()
 
-    def _row(self, query: str, *values: Any) -> sqlite3.Row | None:
+    def _row(self, query: str, *values: object) -> sqlite3.Row | None:
         return next(iter(self._rows(query, *values)), None)
 
-    def _value(self, query: str, *values: Any) -> Any:
+    def _value(self, query: str, *values: object) -> Any:
         row = self._row(query, *values)
         return None if row is None else row[0]
 
-    def _labels(self, select: str, where: str, *values: Any) -> list[Label]:
-        """The labels that a query finds."""
+    def _labels(self, select: str, where: str, *values: object) -> list[Label]:
         query = f"SELECT l.*, i.id FROM ({select} WHERE {where}) l JOIN items i ON l.item = i.number ORDER BY l.number"
         names: Sequence[str] = ("number", "labeller", "time", "seconds", "action")
         return [
             Label(item=row["id"], answer=json.loads(row["answer"] or "{}"), **{name: row[name] for name in names})
             for row in self._rows(query, *values)
         ]
-
-
-def create_private(path: Path) -> None:
-    """Make an empty file that only its owner can read: it will hold the token of the page."""
-    try:
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise OperantError(f"cannot write {path}: {reason}; choose another place with --database") from error
-
-
-def known_answer(item: Item) -> Mapping[str, Any]:
-    """The answer that came with a gold item. Raises: OperantError if there is none."""
-    if not item.given:
-        fields = ", ".join(KINDS.values())
-        raise OperantError(f"gold item {shown(item.id)} has no answer: give it one of {fields}, or chosen and rejected")
-    return item.given[-1].answer

@@ -1,8 +1,5 @@
 """Compares several runs on one page: curves, reward against KL, differing options, and replies side by side.
 
-    write_comparison(["runs/a", "runs/b"], "comparison.html")
-    write_comparison(["runs/letters-sweep"], say=print)     # and a table on the console
-
 Runs that differ only in their seed are a group: a curve shows their mean in a band from the lowest to the highest, and
 a number has a 95 % interval of Student's t over the seeds. Scores of different rewards never share an axis.
 `page/compare.js` lays the page out.
@@ -118,10 +115,7 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     }
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------------
-
-
-def _held_out(run: RunRecord) -> Any:
+def _held_out(run: RunRecord) -> object:
     """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
     named = run.config.get("evaluate")
@@ -130,7 +124,7 @@ def _held_out(run: RunRecord) -> Any:
     return named or (own if run.config.get("tasks") is None else None)
 
 
-def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
+def _scale(run: RunRecord, metric: str) -> dict[str, object]:
     """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
     options = {}
     if metric in _SCORES:
@@ -141,7 +135,7 @@ def _scale(run: RunRecord, metric: str) -> dict[str, Any]:
     return options
 
 
-def _chosen(run: RunRecord) -> dict[str, Any]:
+def _chosen(run: RunRecord) -> dict[str, object]:
     """Return the run's own metrics of the held-out tasks, each number of them by its name, with its options."""
     given = run.config.get("evaluation.metrics")
     options, measured = evaluation.chosen(given), dict.fromkeys(n for judged in run.held_out.values() for n in judged)
@@ -167,7 +161,7 @@ def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> di
     return dict(zip(titles, parts.values()))
 
 
-def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, Any]:
+def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[str, object]:
     """Collect the verdict on the groups with one reward, and their points of reward against KL and perplexity.
 
     name: empty if there is no other reward. members: the places of the groups on the page.
@@ -224,10 +218,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[int]:
     return found
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
-def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
     """Collect the charts: a metric over the steps, with a line for each group that has it and the same scale."""
     chosen = {f"evaluate/{name}": name for group in groups for run in group.runs for name in _chosen(run)}
     charts, points = [], max(60, min(POINTS, _MOST_POINTS // sum(len(group.runs) for group in groups)))
@@ -238,10 +229,12 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
             if metric := describe(name):
                 chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
             charts.append(chart | {"floor": _FLOOR.get(name)})
-    return sorted(charts, key=lambda chart: not chart["name"].startswith(("reward/", "kl/", "probe/", "evaluate/")))
+    return sorted(
+        charts, key=lambda chart: not str(chart["name"]).startswith(("reward/", "kl/", "probe/", "evaluate/"))
+    )
 
 
-def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:
+def _line(name: str, group: Group, points: int) -> dict[str, object] | None:
     """Average a metric over the runs that reached each step, with the lowest and the highest, at up to `points` steps.
 
     Runs of several seeds are also listed one by one.
@@ -252,7 +245,7 @@ def _line(name: str, group: Group, points: int) -> dict[str, Any] | None:
     if not steps:
         return None
     known = [[values[step] for values in found if step in values] for step in steps]
-    line: dict[str, Any] = {"steps": steps, "mean": [short(statistics.fmean(values)) for values in known]}
+    line: dict[str, object] = {"steps": steps, "mean": [short(statistics.fmean(values)) for values in known]}
     if len(group.runs) > 1:
         line["low"], line["high"] = ([short(end(values)) for values in known] for end in (min, max))
         line["n"] = [min(map(len, known)), max(map(len, known))]
@@ -273,10 +266,7 @@ def _values(name: str, run: RunRecord) -> dict[int, float]:
     return values
 
 
-# --- replies ----------------------------------------------------------------------------------------------------------
-
-
-def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     """Collect the replies of each run and of the reference to the queries that all runs have answered.
 
     They are the newest replies to the probe prompts; a run without probes has those to the held-out tasks.
@@ -291,19 +281,22 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, Any]:
     paths = [path for run in runs if (path := run.folder / "probes" / "reference.parquet").is_file()]
     references = map(_rows, paths) if paths else (_evaluated(run, "before") for run in runs)
     reference = next(filter(None, references), None)
+
+    def answers(side: Mapping[str, Mapping[str, Any]]) -> list[list[object] | None]:
+        """[reply, reward] of each task; None where there is no answer."""
+        rows = [side.get(task) for task in tasks]
+        return [[html.cut(str(row["reply"]), LONGEST), short(row["reward"])] if row else None for row in rows]
+
     return {
         "queries": [known[0][task]["query"] for task in tasks],
-        "columns": [
-            {"run": run.name, "answers": [_cell(side.get(task)) for task in tasks]} for run, side in zip(runs, sides)
-        ],
-        "reference": [_cell(reference.get(task)) for task in tasks] if reference else None,
+        "columns": [{"run": run.name, "answers": answers(side)} for run, side in zip(runs, sides)],
+        "reference": answers(reference) if reference else None,
         "reference_label": "the reference" if paths else "before training",
         "queries_differ": bool(known) and not tasks,
     }
 
 
 def _evaluated(run: RunRecord, when: str) -> dict[str, Any]:
-    """Return by task the replies to the held-out tasks `before` or `after` training."""
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
     return {reply["task"]: reply | {"reward": reply["score"]} for reply in replies}
 
@@ -315,11 +308,3 @@ def _rows(path: Path) -> dict[str, Any]:
         for row in parquet.lines(path).to_pylist():
             rows.setdefault(row["task"], row)
     return rows
-
-
-def _cell(row: Mapping[str, Any] | None) -> list[Any] | None:
-    """Return [reply, reward]; None where there is no answer."""
-    if row is None:
-        return None
-    text = str(row["reply"])
-    return [text if len(text) <= LONGEST else text[:LONGEST] + " …", short(row["reward"])]

@@ -10,16 +10,12 @@ import re
 import statistics
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TypedDict
 
+from operant.algorithms import ALGORITHMS, Algorithm
 from operant.tools.diagnosis.history import History, counted, number, percent
 from operant.tools.report.downsample import short
 
-NAMES = {"coderl": "CodeRL", "gigpo": "GiGPO", "online-dpo": "Online DPO", "rejection": "Rejection sampling"}
-NAMES |= {"decision": "Decision", "distill": "Distill", "soft_q": "Soft Q-learning"}
-"""How the docs write the methods whose names are not in capitals."""
-COMPARE_REPLIES = ("grpo", "rloo", "gigpo", "online-dpo")
-"""The methods that compare the replies to one prompt."""
 _TIMES = ", times the critic's probability of the outcome when it has read that token"
 _RELATIVE = "the score less that of the greedy reply to the same prompt"
 PAID = {
@@ -31,110 +27,121 @@ PAID = {
 }
 """What `critic:...` pays to each token, by the option `reward.returns`."""
 
+Texts = list[tuple[str, str, str]]
+"""Name, phase and text of each part."""
 
-def cycle(history: History) -> dict[str, Any]:
-    """Return the sentence and the parts; `seconds` is the median over the steps after the first, which warms up."""
-    if history.option("algorithm") == "sft":
-        sentence, parts = _demonstrated(history)
+
+class CyclePart(TypedDict):
+    """A part of the cycle. seconds: the median over the steps after the first, which warms up."""
+
+    name: str
+    phase: str
+    text: str
+    seconds: float | None
+
+
+class Cycle(TypedDict):
+    """What a run does, in a sentence, and its parts in the order of a step."""
+
+    sentence: str
+    parts: list[CyclePart]
+
+
+def cycle(history: History) -> Cycle:
+    name = history.option("algorithm")
+    method = ALGORITHMS.get(name)  # built-in ones alone: a name of another package would be imported
+    if method is not None and method.source == "data" and not method.needs.labels:
+        sentence, texts = _demonstrated(history)
     elif history.supervised:
-        sentence, parts = _labelled(history)
+        sentence, texts = _labelled(history, method)
     else:
-        sentence, parts = _rewarded(history)
-    for part in parts:
-        seconds = history.values(f"time/{part['phase']}")[1:]
-        part["seconds"] = short(statistics.median(seconds)) if seconds else None
+        sentence, texts = _rewarded(history, method)
+    parts = list[CyclePart]()
+    for part, phase, text in texts:
+        seconds = history.values(f"time/{phase}")[1:]
+        median = short(statistics.median(seconds)) if seconds else None
+        parts.append({"name": part, "phase": phase, "text": text, "seconds": median})
     return {"sentence": sentence, "parts": parts}
 
 
-def _rewarded(history: History) -> tuple[str, list[dict[str, Any]]]:
+def _rewarded(history: History, algorithm: Algorithm | None) -> tuple[str, Texts]:
     policy, reward, tasks = (_named(history.option(name)) for name in ("policy", "reward", "tasks"))
+    policy = policy or "the policy"
     reference, coef = history.option("reference", "copy"), history.recent("kl/coef", 1)
     mean, kl = history.recent("reward/mean", 1), history.recent("kl/per_reply", 1)
     count = history.recent("rollout/count", 1) or history.option("batch")
     judge = f"the reward, {reward}," if reward else "the reward"
-    if reference in (None, "none"):
-        close, near = "", "There is no reference: how far the policy moves is not measured."
-    else:
+    close, near = "", "There is no reference: how far the policy moves is not measured."
+    if reference not in (None, "none"):
         model = "a frozen copy of it from before training" if reference in ("copy", "given") else _named(reference)
         close = f", while it stays close to the reference, {model}"
         measured = f"is {number(kl)} nats a reply in the last step" if kl is not None else "is measured"
         near = f"The reference rates the same tokens. KL, the distance of the two models, {measured}."
-    charged = f", minus {number(coef)} for each nat of KL," if coef and close else ""
     expected = "than the critic expected" if history.values("value/mean") else "than usual"
-    algorithm, others = history.option("algorithm"), int(history.option("samples") or 1) - 1
-    if others and algorithm in COMPARE_REPLIES:
+    others = int(history.option("samples") or 1) - 1
+    if others and algorithm is not None and algorithm.needs.samples > 1:
         expected = f"than the other {others} repl{'ies' if others > 1 else 'y'} to the same prompt"
-    score = "normalised score" if history.option("score.normalise") else "score"
-    method = NAMES.get(algorithm, algorithm.upper()) if algorithm else "The run"
-    task = f"{method} trains {policy or 'the policy'}, a language model, to answer prompts"
-    task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
-    written = f"The policy writes {counted(count, 'reply')}." if count else "Replies are written."
-    scored = f"{judge[0].upper()}{judge[1:]} gives each reply a number"
+    name = str(history.option("algorithm") or "")
+    method = (algorithm and algorithm.title) or name.upper() or "The run"
     if history.plays:
         world = _named(history.option("env"))
-        task = f"{method} trains {policy or 'the policy'}, a language model, to play the text games"
-        task += f" of {world}" if world else ""
+        task = f"{method} trains {policy}, a language model, to play the text games{f' of {world}' if world else ''}"
         written = f"The policy plays {counted(count, 'game')}, turn by turn." if count else "Games are played."
         scored = "The world pays each turn, and a game has a sum"
-    return f"{task}{close}.", [
-        _part("Generate", "generate", written),
-        _part(
-            "Score", "reward", scored + (f": {number(mean)} on average in the last step." if mean is not None else ".")
-        ),
-        _part("Compare", "observe", near),
-        _part("Credit", "advantage", _credit(history, f"The {score}", charged, expected)),
-        _part("Update", "update", "Tokens that were better become likelier, the others less likely."),
-    ]
+    else:
+        task = f"{method} trains {policy}, a language model, to answer prompts"
+        task += f"{f' from {tasks}' if tasks else ''} with replies that score high with {judge}".rstrip(",")
+        written = f"The policy writes {counted(count, 'reply')}." if count else "Replies are written."
+        scored = f"{judge[0].upper()}{judge[1:]} gives each reply a number"
+    scored += f": {number(mean)} on average in the last step." if mean is not None else "."
 
-
-def _credit(history: History, score: str, charged: str, expected: str) -> str:
-    """What each token is paid, and what that is compared with: CodeRL compares it with nothing more."""
+    # What each token is paid, and what that is compared with.
     by_critic = str(history.option("reward")).startswith("critic:")
     pays = PAID.get(history.option("reward.returns", "coderl")) if by_critic else None
-    paid = f"Each token is paid {pays}{charged}" if pays else f"{score}{charged} goes to the tokens"
-    if history.option("algorithm") != "coderl":
-        return f"{paid}: was each better {expected}?"
-    return f"{paid}." + (" Those before it share in it." if history.option("advantage.gamma") else "")
+    charged = f", minus {number(coef)} for each nat of KL," if coef and close else ""
+    score = "The normalised score" if history.option("score.normalise") else "The score"
+    credit = f"Each token is paid {pays}{charged}" if pays else f"{score}{charged} goes to the tokens"
+    if algorithm is None or not algorithm.needs.token_scores:
+        credit += f": was each better {expected}?"
+    else:  # what a token is paid is its advantage
+        credit += "." + (" Those before it share in it." if history.option("advantage.gamma") else "")
+    return f"{task}{close}.", [
+        ("Generate", "generate", written),
+        ("Score", "reward", scored),
+        ("Compare", "observe", near),
+        ("Credit", "advantage", credit),
+        ("Update", "update", "Tokens that were better become likelier, the others less likely."),
+    ]
 
 
-def _demonstrated(history: History) -> tuple[str, list[dict[str, Any]]]:
+def _demonstrated(history: History) -> tuple[str, Texts]:
     policy, tasks = _named(history.option("policy")) or "the policy", _named(history.option("tasks"))
     loss, count = history.recent("supervised/loss", 1), history.option("batch")
-    given = f"Supervised training teaches {policy}, a language model, to write replies like those given"
+    taught = f"Supervised training teaches {policy}, a language model, to write replies like those given"
     found = f" The loss of the last step: {number(loss)} nats a token." if loss is not None else ""
-    return f"{given}{f' in {tasks}' if tasks else ''}. There is no reward.", [
-        _part(
-            "Read",
-            "generate",
-            f"A step reads {counted(count, 'given reply')}." if count else "A step reads replies.",
-        ),
-        _part("Predict", "observe", f"The policy predicts each of their tokens.{found}"),
-        _part("Update", "update", "The tokens that were given become likelier."),
+    read = f"A step reads {counted(count, 'given reply')}." if count else "A step reads replies."
+    return f"{taught}{f' in {tasks}' if tasks else ''}. There is no reward.", [
+        ("Read", "generate", read),
+        ("Predict", "observe", f"The policy predicts each of their tokens.{found}"),
+        ("Update", "update", "The tokens that were given become likelier."),
     ]
 
 
-def _labelled(history: History) -> tuple[str, list[dict[str, Any]]]:
-    tasks = _named(history.option("tasks"))
+def _labelled(history: History, method: Algorithm | None) -> tuple[str, Texts]:
+    tasks, name = _named(history.option("tasks")), str(history.option("algorithm") or "The run")
     right, count = history.recent("preference/accuracy", 1), history.option("batch")
-    method = str(history.option("algorithm") or "The run")
-    what = "scores replies as people do" if method == "reward-model" else "makes replies that people prefer more likely"
+    judges = method is not None and method.needs.policy  # a policy that generates nothing
+    what = "scores replies as people do" if judges else "makes replies that people prefer more likely"
     found = f" In the last step {percent(right)} of the pairs were in the right order." if right is not None else ""
-    return f"{method} trains a model that {what}, from the labels{f' in {tasks}' if tasks else ''}.", [
-        _part(
-            "Read",
-            "generate",
-            f"A step reads all replies to {counted(count, 'prompt')}." if count else "Replies are read.",
-        ),
-        _part("Compare", "observe", f"The model orders the replies to each prompt.{found}"),
-        _part("Update", "update", "Its order moves towards that of the labels."),
+    read = f"A step reads all replies to {counted(count, 'prompt')}." if count else "Replies are read."
+    return f"{name} trains a model that {what}, from the labels{f' in {tasks}' if tasks else ''}.", [
+        ("Read", "generate", read),
+        ("Compare", "observe", f"The model orders the replies to each prompt.{found}"),
+        ("Update", "update", "Its order moves towards that of the labels."),
     ]
 
 
-def _part(name: str, phase: str, text: str) -> dict[str, Any]:
-    return {"name": name, "phase": phase, "text": text}
-
-
-def _named(part: Any) -> str:
+def _named(part: object) -> str:
     """The short name of a part: `reviews-lm` for builtin:reviews-lm, the end of a path, a function's own, `a + b`."""
     if isinstance(part, Mapping):
         return " + ".join(map(_named, part))

@@ -4,11 +4,11 @@ import math
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from operant.metrics.games import game_of
 from operant.runs.config import describe
 from operant.runs.games import playable
+from operant.runs.run import Run
 from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.tools.diagnosis.history import Finding, counted, percent
 from operant.tools.report import parquet, prompts
@@ -22,18 +22,16 @@ built-in models, of a few million weights; those for larger ones say 1e-5, and 5
 
 
 def display() -> "ConsoleDisplay | ChartDisplay":
-    """The display that fits where this Python runs."""
     return ChartDisplay() if in_notebook() else ConsoleDisplay()
 
 
 class ConsoleDisplay(Console):
     """Prints what a run does, its steps, and its result."""
 
-    def begin(self, run: Any) -> None:
-        """Print what the run does."""
+    def begin(self, run: Run) -> None:
         print(f"{run.path}: {summary(run)}", flush=True)
 
-    def end(self, run: Any) -> None:
+    def end(self, run: Run) -> None:
         """Print held-out results before and after training, the diagnosis, and the paths to go to next."""
         if run.interrupted:
             print(_stopped(run))
@@ -60,12 +58,11 @@ class ConsoleDisplay(Console):
 class ChartDisplay(Chart):
     """Draws what a run does, its steps, and its result in a notebook's cell."""
 
-    def begin(self, run: Any) -> None:
-        """Draw what the run does."""
+    def begin(self, run: Run) -> None:
         self.title = f"{run.path}: {summary(run)}"
         self.draw()
 
-    def end(self, run: Any) -> None:
+    def end(self, run: Run) -> None:
         """Draw held-out results, the verdict, the findings with causes and remedies, and the path of the report."""
         sentence, findings = diagnosis(run.path)
         lines = [_stopped(run)] if run.interrupted else held_out(run)
@@ -87,10 +84,8 @@ def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]
     """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe prompts."""
     found = list(parquet.steps(path / "probes").values())
     with suppress(OperantError, FileNotFoundError):
-        before, after = (
-            (parquet.lines(file).to_pylist()[:most] for file in (found[0], found[-1])) if found else ([], [])
-        )
-        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(before, after)]
+        sides = [parquet.lines(file).to_pylist()[:most] for file in (*found[:1], *found[-1:])]
+        return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(*sides)] if sides else []
     return []
 
 
@@ -102,7 +97,7 @@ def shown_as(rollout: Rollout) -> tuple[str, str]:
     return game["objective"] or rollout.query, " " + "; ".join(turn["command"] for turn in game["turns"])
 
 
-def summary(run: Any) -> str:
+def summary(run: Run) -> str:
     """One sentence on what the run does: algorithm, model, tasks, steps."""
     train, policy = run.config.train, run.policy
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
@@ -120,7 +115,7 @@ def summary(run: Any) -> str:
     )
 
 
-def held_out(run: Any) -> list[str]:
+def held_out(run: Run) -> list[str]:
     """Sentences on the held-out tasks before and after training; none without such tasks."""
     before, after, lines = run.before, run.after, list[str]()
     if before is None or after is None:
@@ -146,14 +141,13 @@ def held_out(run: Any) -> list[str]:
     return lines
 
 
-def best_prompts(run: Any) -> list[str]:
+def best_prompts(run: Run) -> list[str]:
     """The table of the prompts that a run found, beside baselines; empty for a run that has not ended with one."""
     found = None if run.interrupted else prompts.read(run.path)
     return [] if found is None else prompts.lines(found)
 
 
 def diagnosis(path: Path) -> tuple[str, list[Finding]]:
-    """The verdict on the run in a folder, and its findings."""
     history = read_history(path)
     findings = diagnose(history)
     return verdict(history, findings), findings
@@ -169,6 +163,6 @@ def print_diagnosis(path: Path) -> None:
         print(plain(f"    remedy: {finding.remedy}"))
 
 
-def _stopped(run: Any) -> str:
+def _stopped(run: Run) -> str:
     step = run.learner.progress.step
     return f"stopped after step {step} and saved; resume with: operant train --resume {run.path}"

@@ -13,7 +13,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 from operant.storage import atomic_io
 
@@ -25,11 +25,37 @@ ROWS, _FEWEST_ROWS = 64, 8
 _TAIL = 0.001
 """Share of the values beyond each end of a heatmap, which its outermost rows may count."""
 
+T = TypeVar("T")
+Metrics = Mapping[str, float | None]
+"""The numbers of a step."""
 
-def curves(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+
+class Curve(TypedDict):
+    """A metric that some steps lack."""
+
+    steps: list[int]
+    values: list[float | None]
+
+
+class Curves(TypedDict):
+    """All metrics: the steps of those that every step has, and the values of each."""
+
+    steps: list[int]
+    values: dict[str, list[float | None] | Curve]
+
+
+class Counts(TypedDict):
+    """A histogram: bin i of `counts` begins at `(start + i) * width`."""
+
+    width: float
+    start: int
+    counts: list[int]
+
+
+def curves(metrics: Sequence[Metrics]) -> Curves:
     """Downsample every metric; one that some steps lack has steps of its own, and NaN or infinity is None."""
     steps = [m["step"] for m in metrics]
-    values: dict[str, Any] = {}
+    values: dict[str, list[float | None] | Curve] = {}
     for name in dict.fromkeys(name for m in metrics for name in m if name != "step"):
         known = [m for m in metrics if name in m]
         values[name] = _extremes([m[name] for m in known])
@@ -43,7 +69,7 @@ def steps_per_interval(count: int) -> int:
     return 1 if count <= POINTS else math.ceil(2 * count / POINTS)
 
 
-def _intervals(values: Sequence[Any]) -> list[Sequence[Any]]:
+def _intervals(values: Sequence[T]) -> list[Sequence[T]]:
     size = steps_per_interval(len(values))
     return [values[i : i + size] for i in range(0, len(values), size)]
 
@@ -80,12 +106,12 @@ class Heatmaps:
         self._lines = [line for line in text.split("\n")[:-1] if line]  # the last line may still be being written
         self._parsed: dict[int, dict[str, Any]] = {}
 
-    def histogram(self, name: str) -> dict[str, Any] | None:
+    def histogram(self, name: str) -> dict[str, object] | None:
         """Return a histogram over the steps, with columns [first row, share, share, ...]; None where no step has it."""
         found = [(step, h) for step, h in self._records("histograms", name) if sum(h["counts"])]
         return _on_one_grid(found) if found else None
 
-    def blocks(self, kind: str) -> dict[str, Any] | None:
+    def blocks(self, kind: str) -> dict[str, object] | None:
         """Return `gradient`, `update` or `weight` norms: the names of the blocks, and one list of norms per step."""
         found = self._records("blocks", kind)
         names = list(dict.fromkeys(name for _, norms in found for name in norms))
@@ -106,7 +132,7 @@ class Heatmaps:
         return records
 
 
-def _on_one_grid(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+def _on_one_grid(found: Sequence[tuple[int, Counts]]) -> dict[str, object]:
     """Bring histograms of different widths onto one grid: finer bins are merged, coarser ones spread over its rows."""
     histograms = [h for _, h in found]
     low, high = _range(histograms)
@@ -119,7 +145,7 @@ def _on_one_grid(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, An
     return {"width": width, "start": start, "rows": rows, "steps": [step for step, _ in found], "columns": columns}
 
 
-def _without_empty_rows(histograms: Sequence[Mapping[str, Any]], width: float, span: float) -> float:
+def _without_empty_rows(histograms: Sequence[Counts], width: float, span: float) -> float:
     """Double the width while every other row is empty at every step, as between whole numbers: no bins are merged."""
     filled = {
         math.floor(i * h["width"] / width) + part
@@ -132,7 +158,7 @@ def _without_empty_rows(histograms: Sequence[Mapping[str, Any]], width: float, s
     return width
 
 
-def _range(histograms: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def _range(histograms: Sequence[Counts]) -> tuple[float, float]:
     """Return the range of all values but the tails, with equal weight for each histogram."""
     bins = sorted(
         ((h["start"] + i) * h["width"], h["width"], count / sum(h["counts"]) / len(histograms))
@@ -149,7 +175,7 @@ def _beyond_tail(bins: Sequence[tuple[float, float, float]], side: int) -> float
     return next(edge + side * width for (edge, width, _), share in zip(bins, cumulated) if share > _TAIL)
 
 
-def _column(histogram: Mapping[str, Any], width: float, start: int, rows: int) -> list[float]:
+def _column(histogram: Counts, width: float, start: int, rows: int) -> list[float]:
     """Return [first row, shares of the replies or tokens...] without the empty rows at both ends."""
     ratio, total = histogram["width"] / width, sum(histogram["counts"])
     column = [0.0] * rows

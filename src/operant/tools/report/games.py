@@ -1,21 +1,19 @@
 """Selects the games whose transcripts a report shows: held-out ones before and after training, and those of each step.
 
-    data = embedded("runs/rooms")
-    data["groups"]     [{"label": "step 1", "of": 64, "games": [...]}, ..., {"label": "held-out games, after training"}]
-
-A game is its record from the rollouts or from evaluation.json (`metrics.games`), with `score` and `most` as they were,
-long texts cut, and of a long game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and
-lost ones in turn, in at most `BUDGET` bytes; the live server has `MOST` of every step.
+A game is its record from the rollouts or from evaluation.json (`metrics.games`), with long texts cut, and of a long
+game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and lost ones in turn, in at most
+`BUDGET` bytes; the live server has `MOST` of every step.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from operant.storage import atomic_io
 from operant.tools.report import parquet
-from operant.tools.report.replies import Reader, fitting, spread
+from operant.tools.report.html import fitting, spread
+from operant.tools.report.replies import Reader
 
 GROUPS, EACH, MOST = 12, 8, 64
 BUDGET = 2_000_000
@@ -39,19 +37,26 @@ _TURN = (
 HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
 
 
-def groups(folder: Path) -> list[dict[str, Any]]:
-    """List the groups of games of a run in order of time, without their games: `label`, and `step` or `when`.
+class GameGroup(TypedDict):
+    """The games of a step, or the held-out ones `before` or `after` training."""
 
-    Empty where the run has no games.
-    """
+    label: str
+    step: NotRequired[int]
+    when: NotRequired[str]
+
+
+def groups(folder: Path) -> list[GameGroup]:
+    """List the groups of games of a run in order of time, without their games."""
     paths = parquet.steps(folder / "rollouts")
-    has = bool(paths) and Reader()(parquet.has_games, paths[max(paths)])
-    steps = [{"label": f"step {step}", "step": step} for step in paths] if has else []
-    held = [{"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)]
+    has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
+    steps: list[GameGroup] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
+    held: list[GameGroup] = [
+        {"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)
+    ]
     return [*held[:1], *steps, *held[1:]]
 
 
-def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, Any]]:
+def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, object]]:
     """Return at most `most` games of a step, or of the held-out games `when` ("before", "after"), won and lost in turn.
 
     Raises: OperantError and FileNotFoundError where the file of the step cannot be read.
@@ -92,7 +97,6 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
 
 
 def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
-    """Return the games of evaluation.json."""
     path = folder / "evaluation.json"
     if not path.is_file():
         return []
@@ -101,7 +105,7 @@ def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
     return [reply["game"] for reply in judged.get("replies", ()) if reply.get("game")]
 
 
-def shortened(game: Mapping[str, Any]) -> dict[str, Any]:
+def shortened(game: Mapping[str, Any]) -> dict[str, object]:
     """Return a game as a page holds it, with the number of `further` turns that are left out."""
     turns = game.get("turns") or []
     return {
@@ -115,7 +119,7 @@ def shortened(game: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: object) -> object:
     if isinstance(value, str) and len(value) > TEXT:
         return f"{value[:TEXT]} … ({len(value) - TEXT:,} more characters)"
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -7,18 +7,19 @@ The files are in `page/`. In the JSON of the data every `<` is escaped, so that 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+T = TypeVar("T")
 _FILES = Path(__file__).parent / "page"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def page(
     title: str,
-    data: Mapping[str, Any],
+    data: object,
     *,
     scripts: Sequence[str],
     styles: Sequence[str] = ("style.css",),
@@ -40,10 +41,37 @@ def page(
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _read("page.html"))
 
 
-def as_json(data: Mapping[str, Any]) -> str:
+def as_json(data: object) -> str:
     """Encode as compact JSON. Raises: ValueError for NaN and infinity."""
     return json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def _read(name: str) -> str:
     return (_FILES / name).read_text(encoding="utf-8")
+
+
+def cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[:longest] + " …"
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Select at most `most` evenly spaced items, with both ends: `spread("abcde", 3) == ["a", "c", "e"]`."""
+    if most >= len(items):
+        return list(items)
+    if most < 2:
+        return list(items[len(items) - most :])
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+
+
+def fitting(make: Callable[[int], T], most: int, budget: float) -> T:
+    """Return `make(n)` for a large n of at most `most` whose JSON fits into the budget of bytes."""
+    made = make(most)
+    while most and (bytes_made := size(made)) > budget:
+        most = min(most - 1, int(most * budget / bytes_made))
+        made = make(most)
+    return made
+
+
+def size(data: object) -> int:
+    text = as_json(data)
+    return len(text.encode("utf-8", errors="replace")) + 5 * text.count("<")

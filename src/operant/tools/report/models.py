@@ -1,9 +1,5 @@
 """Compares models by the scores of their replies to the same tasks: a table, JSON, and a page of replies side by side.
 
-    compared = Compared(["runs/sft", "runs/ppo"], tasks, replies, ["letters:e"])
-    compared.rows()[1].won               # Share(mean=0.64, low=0.55, high=0.72): of the tasks, against the first model
-    compared.page("page.html", "About")
-
 Every number is of tasks: the scores of several replies to one task are averaged first. Differences and win rates are
 between replies to the same task, and a task counts where both models have a score.
 """
@@ -71,12 +67,10 @@ class Compared:
     """[M][N] by name: numbers of all replies of a model to a task, such as pass@8. They stand beside the rewards."""
 
     def rows(self) -> list[ModelScore]:
-        """The scores by reward, then model."""
         names = [*self.rewards, *self.measured]
         return [self.score(name, place) for name in names for place in range(len(self.models))]
 
     def score(self, reward: str, place: int) -> ModelScore:
-        """The scores of one model by one reward."""
         own, first = self.known(reward, place), self.known(reward, 0)
         means = [statistics.fmean(scores) for scores in own if scores]
         mean = statistics.fmean(means) if means else None
@@ -104,7 +98,6 @@ class Compared:
         return statistics.fmean(reply.tokens for replies in self.replies[place] for reply in replies)
 
     def table(self) -> list[dict[str, str]]:
-        """The rows as texts, for a terminal."""
         rows = []
         for row in self.rows():
             error = "" if row.error is None else f" ± {row.error:.2g}"
@@ -121,7 +114,7 @@ class Compared:
             )
         return rows
 
-    def label_rows(self) -> list[dict[str, Any]]:
+    def label_rows(self) -> list[dict[str, object]]:
         """One row for each task, with the different replies of all models and where each is from."""
         rows = []
         for n, task in enumerate(self.tasks):
@@ -132,8 +125,7 @@ class Compared:
             rows.append({**task, "replies": [*found], "sources": [*found.values()]})
         return rows
 
-    def as_plain(self) -> dict[str, Any]:
-        """The scores and all replies as plain data."""
+    def as_plain(self) -> dict[str, object]:
         replies = []
         for n, task in enumerate(self.tasks):
             listed = [
@@ -159,13 +151,16 @@ class Compared:
         title = " and ".join(self.models) if len(self.models) < 3 else f"{len(self.models)} models"
         atomic_io.write(path, html.page(title, data, scripts=SCRIPTS, styles=STYLES))
 
-    def cell(self, n: int) -> dict[str, Any]:
+    def cell(self, n: int) -> dict[str, object]:
         """What the page shows of a task: the prompt, and of each model [text, scores] of each reply."""
         sides = [
-            [[cut(reply.text), [short(reply.scores[name]) for name in self.rewards]] for reply in of_model[n]]
+            [
+                [html.cut(reply.text, LONGEST), [short(reply.scores[name]) for name in self.rewards]]
+                for reply in of_model[n]
+            ]
             for of_model in self.replies
         ]
-        return {"prompt": cut(as_text(self.tasks[n]["prompt"])), "sides": sides}
+        return {"prompt": html.cut(as_text(self.tasks[n]["prompt"]), LONGEST), "sides": sides}
 
 
 def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -174,20 +169,13 @@ def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def between(share: Share | None, form: str) -> str:
-    """A number and its interval as text; empty if there is none."""
     if share is None:
         return ""
     ends = "" if share.low is None or share.high is None else f" [{share.low:{form}}, {share.high:{form}}]"
     return f"{share.mean:{form}}{ends}"
 
 
-def as_text(prompt: Any) -> str:
-    """A prompt for people: text, or a line for each message."""
+def as_text(prompt: object) -> str:
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
     return str(prompt)
-
-
-def cut(text: str) -> str:
-    """A text that is not too long for the page."""
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"

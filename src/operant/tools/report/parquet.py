@@ -8,10 +8,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant.storage import atomic_io
 from operant.types import OperantError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 PER_TOKEN = ("tokens", "logprobs", "ref_logprobs", "values", "advantages", "passing")
 """Columns with one entry per token: its text, and the numbers that the page colours it by."""
@@ -52,7 +56,7 @@ def stamp(path: Path) -> Stamp | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def lines(path: Path) -> Any:
+def lines(path: Path) -> "pa.Table":
     """Read one row per reply as a `pyarrow.Table`: task, query, reply, end, outcome, message, reward, `reward/<part>`,
     rollout, turn, reply_tokens, kl (nats, summed log-prob minus reference log-prob) and row (the index in the file).
 
@@ -86,14 +90,8 @@ def tokens(path: Path, rows: Sequence[int]) -> list[dict[str, list | None]]:
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of a file's columns. Raises as `lines`."""
     with _opened(path) as file:
         return file.schema_arrow.names
-
-
-def has_games(path: Path) -> bool:
-    """Whether a file has transcripts of games. Raises as `lines`."""
-    return "game" in names(path)
 
 
 def games(path: Path) -> list[dict[str, Any]]:
@@ -114,12 +112,11 @@ def games(path: Path) -> list[dict[str, Any]]:
 
 
 def count(path: Path) -> int:
-    """Return the number of rows in a file. Raises as `lines`."""
     with _opened(path) as file:
         return file.metadata.num_rows
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Convert a cell for JSON: floats are rounded to three decimals, NaN and infinity become None."""
     if not isinstance(value, float):
         return value
@@ -133,7 +130,7 @@ def compute() -> Any:
     return module
 
 
-def _read(path: Path, names: Sequence[str], parts: bool = False) -> Any:
+def _read(path: Path, names: Sequence[str], parts: bool = False) -> "pa.Table":
     """Read the named columns that the file has; parts: also every `reward/<part>`."""
     with _opened(path) as file:
         available = file.schema_arrow.names
@@ -142,7 +139,7 @@ def _read(path: Path, names: Sequence[str], parts: bool = False) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     """Keep the file open, so that it cannot be replaced between reading its footer and its columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -161,7 +158,7 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:160]
 
 
-def _column(table: Any, name: str, kind: Any) -> Any:
+def _column(table: "pa.Table", name: str, kind: "pa.DataType") -> "pa.Array":
     """Cast a column to an Arrow type, with nulls for NaN, infinity and a column that is missing."""
     import pyarrow as pa
 
@@ -172,7 +169,7 @@ def _column(table: Any, name: str, kind: Any) -> Any:
     return pc.if_else(pc.is_finite(column), column, None) if pa.types.is_floating(kind) else column
 
 
-def _summed_kl(table: Any) -> Any:
+def _summed_kl(table: "pa.Table") -> "pa.Array":
     """Return [rows] log-prob minus reference log-prob, summed over each reply; null where either is unknown."""
     import numpy as np
     import pyarrow as pa

@@ -1,9 +1,7 @@
 """Selects what the page of a run shows of its prompts: those found in the end, and those of every step.
 
-data = embedded("runs/prompt")
-data["found"]     rows of prompts and baselines, from `prompts.json`; None before the run has ended
-data["steps"]     {"step": [1, ...], "best": [...], "mean": [...], "text": [...]}, from the rollouts
-data["tokens"]    the most frequent ones of the first steps and of the last ones
+`found`: rows of prompts and baselines, from `prompts.json`; None before the run has ended. `steps`: number, best and
+mean score, and best text of each. `tokens`: the most frequent ones of the first steps and of the last ones.
 """
 
 from collections import Counter
@@ -17,7 +15,8 @@ from operant.apps.prompts.prompt_reward import PARTS
 from operant.apps.prompts.templates import PromptTemplate
 from operant.tools.report import parquet, prompts
 from operant.tools.report.downsample import short
-from operant.tools.report.replies import Reader, spread
+from operant.tools.report.html import spread
+from operant.tools.report.replies import Reader
 
 STEPS, TEXT, TOKENS = 500, 400, 16
 """Most steps that are read, characters of a prompt in the chart, and tokens in the table."""
@@ -36,14 +35,17 @@ class Written(NamedTuple):
     tokens: Counter[str]
 
 
-def embedded(folder: str | Path) -> dict[str, Any] | None:
+def embedded(folder: str | Path) -> dict[str, object] | None:
     """Collect the prompts of a run; None where its replies are no prompts.
 
     Raises: OperantError for a damaged `prompts.json`.
     """
     folder, read = Path(folder), Reader()
     paths, found = parquet.steps(folder / "rollouts"), prompts.read(folder)
-    if not (paths and read(are_prompts, paths[max(paths)])):
+    columns = (
+        {name.removeprefix("reward/") for name in read(parquet.names, paths[max(paths)]) or ()} if paths else set()
+    )
+    if not any(parts <= columns for parts in _PARTS_OF_PROMPTS):
         return None if found is None else {"found": outcome(found), "steps": None, "tokens": None}
     known = {step: read(written, paths[step], parquet.stamp(paths[step])) for step in spread(list(paths), STEPS)}
     steps = {step: one for step, one in known.items() if one is not None}
@@ -60,15 +62,6 @@ def embedded(folder: str | Path) -> dict[str, Any] | None:
     }
 
 
-# --- the steps --------------------------------------------------------------------------------------------------------
-
-
-def are_prompts(path: Path) -> bool:
-    """Whether the replies of a file are scored as prompts. Raises as `parquet.lines`."""
-    names = {name.removeprefix("reward/") for name in parquet.names(path)}
-    return any(parts <= names for parts in _PARTS_OF_PROMPTS)
-
-
 @lru_cache(maxsize=2 * STEPS)
 def written(path: Path, stamp: parquet.Stamp | None) -> Written:
     """Read the prompts of a step, once for each `stamp` of its file. Raises as `parquet.lines`."""
@@ -81,7 +74,7 @@ def written(path: Path, stamp: parquet.Stamp | None) -> Written:
     return Written(best, text, mean, Counter(token for row in every for token in row["tokens"] or ()))
 
 
-def frequencies(steps: Mapping[int, Written]) -> dict[str, Any] | None:
+def frequencies(steps: Mapping[int, Written]) -> dict[str, object] | None:
     """Compare the tokens of the first steps with those of the last ones; None for a single step.
 
     `first`, `last`: the steps, and how many different tokens they wrote. `rows`: [token, its share of the first ones,
@@ -104,43 +97,32 @@ def frequencies(steps: Mapping[int, Written]) -> dict[str, Any] | None:
     }
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
-
-
-def outcome(found: Mapping[str, Any]) -> dict[str, Any]:
+def outcome(found: Mapping[str, Any]) -> dict[str, object]:
     """Return what `prompts.json` holds with one list of `rows`: prompts, then baselines, each with what to paste."""
-    template = PromptTemplate(found["template"])
-    rows = [
-        {
-            "from": source(one),
-            **{name: one[name] for name in ("text", "train", "test", "confusion")},
-            "score": short(one["score"]),
-            "calls": found["calls"],
-            "paste": template.render(one["text"], "{sentence}", "{mask}"),
-        }
-        for one in found["prompts"]
-    ]
-    kept = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
-    kept = {name: found[name] for name in kept if name in found}
-    return kept | {"rows": rows + [baseline(Baseline(**row), template) for row in found["baselines"]]}
-
-
-def source(one: Mapping[str, Any]) -> str:
-    """Where a prompt is from. Weights after step n write the replies of step n + 1."""
-    after = one["step"]
-    return f"{one['source']}, " + (f"after step {after}" if one["source"] == "greedy" else f"step {after + 1}")
-
-
-def baseline(row: Baseline, template: PromptTemplate) -> dict[str, Any]:
-    """Return the row of a baseline. What answers by a trained head is no text to paste."""
-    lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
-    return {
-        "from": prompts.name_of(row),
-        "baseline": True,
-        "text": row.prompt,
-        "train": row.train,
-        "test": row.test,
-        "score": short(row.score),
-        "calls": row.calls,
-        "paste": None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}"),
-    }
+    template, rows = PromptTemplate(found["template"]), list[dict[str, object]]()
+    for one in found["prompts"]:
+        step = one["step"]  # weights after step n write the replies of step n + 1
+        when = f"after step {step}" if one["source"] == "greedy" else f"step {step + 1}"
+        rows.append(
+            {
+                "from": f"{one['source']}, {when}",
+                **{name: one[name] for name in ("text", "train", "test", "confusion")},
+                "score": short(one["score"]),
+                "calls": found["calls"],
+                "paste": template.render(one["text"], "{sentence}", "{mask}"),
+            }
+        )
+    for row in (Baseline(**row) for row in found["baselines"]):
+        lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
+        rows.append(
+            {
+                "from": prompts.name_of(row),
+                "baseline": True,
+                **{"text": row.prompt, "train": row.train, "test": row.test, "score": short(row.score)},
+                "calls": row.calls,
+                # What answers by a trained head is no text to paste.
+                "paste": None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}"),
+            }
+        )
+    names = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
+    return {name: found[name] for name in names if name in found} | {"rows": rows}

@@ -21,7 +21,9 @@ from operant.apps.prompts.measures import accuracy
 from operant.apps.prompts.prompt_reward import PromptReward
 from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
+from operant.sampling import Sampling
 from operant.storage import atomic_io
+from operant.tools.report.summary import aligned
 from operant.types import OperantError
 
 FILE = "prompts.json"
@@ -86,13 +88,11 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     }
 
 
-def greedily(run: Run) -> Any:
-    """The run's sampling, with the likeliest token at each place."""
+def greedily(run: Run) -> Sampling:
     return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 
 def measured(setting: Classification, text: str, ids: Sequence[int], source: str, step: int) -> dict[str, Any]:
-    """A prompt on all training texts and all held-out ones."""
     on_train = setting.logprobs([text], setting.train)
     offset = setting.bias([text], on_train)
     answers = setting.logprobs([text], setting.test) - offset
@@ -123,22 +123,14 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """The table of prompts and baselines, for a terminal."""
     texts = found["texts"]
     held_out = f"held-out ({texts['test']})"
     rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
     best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
-        rows.append(
-            (
-                repr(one["text"]),
-                SOURCES.get(one["source"], one["source"]),
-                calls,
-                f"{one['train']:.3f}",
-                f"{one['test']:.3f}",
-            )
-        )
+        origin = SOURCES.get(one["source"], one["source"])
+        rows.append((repr(one["text"]), origin, calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
     about = (
         f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
@@ -146,17 +138,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     return [f"{about}; held-out: {texts['of']}", *aligned(rows)]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def row_of(row: Baseline) -> tuple[str, str, str, str, str]:
-    """The cells of a baseline."""
     return repr(row.prompt), name_of(row), f"{row.calls:,}", f"{row.train:.3f}", f"{row.test:.3f}"
 
 
 def name_of(row: Baseline) -> str:
-    """The name of a baseline with its calibration."""
     return row.name if row.calibrate == "none" else f"{row.name}, {row.calibrate} calibration"

@@ -1,21 +1,26 @@
-"""Selects the replies that a report embeds: the probes, and a sample of the others that keeps the page small.
+"""Selects the replies that a report embeds, and finds any of them for the live page.
 
     data = embedded("runs/sentiment")
     data["summary"]    "50 of 128 replies per step are embedded; `operant report runs/sentiment --serve` shows all."
+    Index("runs/sentiment").find(search="great", sort="reward", limit=20)["rows"]
 
-The sample has at most 50 replies per step and 5,000 in all, evenly over the steps, and always includes the first and
-the newest step. Its JSON stays under a budget of bytes: where replies are long, fewer are embedded, and the newest have
-priority for the numbers of their tokens.
+Embedded are the probes, and of the others at most 50 replies per step and 5,000 in all, evenly over the steps, always
+with the first and the newest step. Their JSON stays under a budget of bytes: where replies are long, fewer are
+embedded, and the newest have priority for the numbers of their tokens.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from operant.tools.report import parquet
-from operant.tools.report.html import as_json
+from operant.tools.report.html import fitting, size, spread
 from operant.tools.report.parquet import plain
 from operant.types import OperantError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_PER_STEP, MOST_IN_ALL = 50, 5_000
 FEWEST_PER_STEP = 10
@@ -26,6 +31,11 @@ MOST_NOTES = 20
 _TEXT_SHARE = 0.3
 """Share of the budget for the texts of the probes, and the same for those of the other replies."""
 _COLUMNS = ("row", "query", "reply", "reward", "kl", "reply_tokens", "end")
+
+SORTS = ("step", "reward", "kl", "reply_tokens", "end", "outcome")
+MOST_FOUND = 500
+"""Most rows of one answer."""
+_SHOWN = ("step", "row", "query", "reply", "reward", "kl", "reply_tokens", "end", "outcome", "message")
 
 Columns = dict[str, list]
 
@@ -100,9 +110,9 @@ def probes(folder: Path, read: Reader, most: int | None = None) -> dict[str, Any
     }
 
 
-def _answers(table: Any) -> dict[str, dict[str, Any]]:
+def _answers(table: "pa.Table") -> dict[str, dict[str, object]]:
     """Return by task the last reply of the first attempt."""
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, object]] = {}
     for row in table.to_pylist():
         known = answers.get(row["task"])
         if known is None or known["rollout"] == row["rollout"]:
@@ -110,37 +120,12 @@ def _answers(table: Any) -> dict[str, dict[str, Any]]:
     return answers
 
 
-def _side(answers: dict[str, dict[str, Any]], tasks: Sequence[str]) -> Columns:
+def _side(answers: Mapping[str, Mapping[str, object]], tasks: Sequence[str]) -> Columns:
     names = [name for name in _COLUMNS if name != "query"]
     return {name: [plain(answers[task][name]) if task in answers else None for task in tasks] for name in names}
 
 
-def spread(items: Sequence[Any], most: int) -> list[Any]:
-    """Select at most `most` evenly spaced items, with both ends: `spread("abcde", 3) == ["a", "c", "e"]`."""
-    if most >= len(items):
-        return list(items)
-    if most < 2:
-        return list(items[len(items) - most :])
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-def size(data: Any) -> int:
-    """Return the number of bytes that `data` takes on a page."""
-    text = as_json(data)
-    return len(text.encode("utf-8", errors="replace")) + 5 * text.count("<")
-
-
-def fitting(make: Callable[[int], Any], most: int, budget: float) -> Any:
-    """Return `make(n)` for a large n of at most `most` whose JSON fits into the budget of bytes."""
-    made = make(most)
-    while most and (bytes_made := size(made)) > budget:
-        most = min(most - 1, int(most * budget / bytes_made))
-        made = make(most)
-    return made
-
-
-def _sample(tables: dict[int, Any], most: int) -> Columns:
-    """Select at most `most` replies, evenly over the steps and over the replies of a step."""
+def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
     steps = spread(list(tables), max(min(most, 2), most // FEWEST_PER_STEP))
     per_step = min(MOST_PER_STEP, most // len(steps)) if steps else 0
     parts = sorted({name for step in steps for name in tables[step].column_names if name.startswith("reward/")})
@@ -154,9 +139,6 @@ def _sample(tables: dict[int, Any], most: int) -> Columns:
             for name, column in rows.items():
                 column.append(step if name == "step" else plain(row.get(name)))
     return rows
-
-
-# --- the numbers of every token ---------------------------------------------------------------------------------------
 
 
 def _add_tokens(data: dict[str, Any], folder: Path, read: Reader, budget: int) -> int:
@@ -215,3 +197,94 @@ def _summary(data: dict[str, Any], with_tokens: int, run: str) -> str:
         text += f", {with_tokens:,} of them with the numbers of every token"
     complete = len(rows) == available["replies"] and with_tokens in (0, len(rows))
     return text + ("." if complete else f"; `operant report {run} --serve` shows all.")
+
+
+class Index:
+    """Every reply of a run in memory, without its tokens, to search, sort and page through them.
+
+    Each query first reads the files that are new or have changed, so the answers follow a run in progress. It may be
+    queried from several threads.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder) / "rollouts"
+        self._lock = threading.Lock()
+        self._files: dict[int, tuple[parquet.Stamp, pa.Table | None, list[str]]] = {}
+        """By step: the stamp of the file, its table (None where it cannot be read), and notes about it."""
+        self._joined: pa.Table | None = None
+
+    def find(
+        self,
+        search: str = "",
+        sort: str = "step",
+        descending: bool = True,
+        step: int | None = None,
+        offset: int = 0,
+        limit: int = 50,
+        outcome: str | None = None,
+    ) -> dict[str, object]:
+        """Find the replies whose query, reply or message contains `search`, ignoring case, with this outcome class.
+
+        Equal rows are ordered by step, newest first, then as in the file; rows without a value of `sort` come last.
+        Returns `total`: number of replies found; `available`: numbers of steps and replies of the run; `steps`: the
+        steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files
+        that could not be read.
+        Raises: OperantError for a sort, offset or limit that is not allowed.
+        """
+        if sort not in SORTS:
+            raise OperantError(f"sort={sort!r}: it must be one of {', '.join(SORTS)}")
+        if offset < 0 or not 1 <= limit <= MOST_FOUND:
+            raise OperantError(f"offset={offset}, limit={limit}: offset must be at least 0, limit 1 to {MOST_FOUND}")
+        with self._lock:
+            self._refresh()
+            found, files = self._joined, self._files
+        steps = [step for step, (_, table, _) in files.items() if table is not None]
+        notes = [note for _, _, notes in files.values() for note in notes]
+        available = {"steps": len(steps), "replies": 0 if found is None else found.num_rows}
+        answer = {"total": 0, "available": available, "steps": steps, "rows": [], "notes": notes, "outcomes": []}
+        if found is None:
+            return answer
+        pc = parquet.compute()
+        answer["outcomes"] = sorted(pc.unique(found["outcome"]).drop_null().to_pylist())
+        if outcome is not None:
+            found = found.filter(pc.equal(found["outcome"], outcome))
+        if step is not None:
+            found = found.filter(pc.equal(found["step"], step))
+        if search:
+            found = found.filter(pc.match_substring(found["text"], search.lower()))
+        keys = [(sort, "descending" if descending else "ascending"), ("step", "descending"), ("row", "ascending")]
+        order = pc.sort_indices(found, sort_keys=keys)  # nulls come last; a repeated "step" changes nothing
+        parts = sorted(name for name in found.column_names if name.startswith("reward/"))
+        columns = [*_SHOWN, *(parts if len(parts) > 1 else ())]
+        page = found.select(columns).take(order[offset : offset + limit]).to_pylist()
+        rows = [{name: plain(value) for name, value in row.items()} for row in page]
+        return answer | {"total": found.num_rows, "rows": rows}
+
+    def _refresh(self) -> None:
+        """Read the files that are new or have changed, and drop those that are gone."""
+        files = {}
+        for step, path in parquet.steps(self._folder).items():
+            stamp, file = parquet.stamp(path), self._files.get(step)
+            if stamp is None:  # removed meanwhile
+                continue
+            if file is None or file[0] != stamp:
+                read = Reader()
+                file = stamp, read(parquet.lines, path), read.notes
+            files[step] = file
+        if {step: file[0] for step, file in files.items()} != {step: file[0] for step, file in self._files.items()}:
+            self._joined = _joined({step: table for step, (_, table, _) in files.items() if table is not None})
+        self._files = files
+
+
+def _joined(tables: Mapping[int, "pa.Table"]) -> "pa.Table | None":
+    """All replies as one table, with their step and the lower-case text to search in; None without replies."""
+    import pyarrow as pa
+
+    pc = parquet.compute()
+    parts = []
+    for step, table in tables.items():
+        texts = [table[name] for name in ("query", "reply", "message")]
+        text = pc.utf8_lower(pc.binary_join_element_wise(*texts, "\n", null_handling="replace"))
+        steps = pa.array([step] * table.num_rows, pa.int64())
+        parts.append(table.append_column("step", steps).append_column("text", text))
+    return pa.concat_tables(parts, promote_options="default").combine_chunks() if parts else None

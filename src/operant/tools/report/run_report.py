@@ -11,16 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.storage import atomic_io
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
-from operant.tools.diagnosis.history import RECENT, counted
+from operant.tools.diagnosis.history import RECENT, capitalised, counted
 from operant.tools.diagnosis.progress import progress
 from operant.tools.report import games, html, prompt_page
 from operant.tools.report.cycle import cycle
-from operant.tools.report.downsample import Heatmaps, curves, short, steps_per_interval
+from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, short, steps_per_interval
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes
 
@@ -67,7 +67,7 @@ def write_report(run_folder: str | Path) -> Path:
     return path
 
 
-def page(data: Mapping[str, Any], live: bool = False) -> str:
+def page(data: Mapping[str, object], live: bool = False) -> str:
     """Build the page's HTML from `page_data`, with `replies` added unless the page is live."""
     return html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES, live=live)
 
@@ -104,14 +104,18 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         },
         "blocks": {name: found for name in ("gradient", "update", "weight") if (found := heatmaps.blocks(name))},
         "metrics": metric_table(metrics),
-        "chosen": chosen_metrics(metrics),
+        "chosen": [  # the metrics of the option `evaluation.metrics`, without their spread
+            name
+            for name in dict.fromkeys(name for m in metrics for name in m if not name.endswith(("_std", "_before")))
+            if (metric := describe(name)) and metric.group == CHOSEN
+        ],
         "target": history.option("kl.target") if history.option("kl.control") in _CONTROLLERS else None,
         "config": _text(folder / "config.yaml"),
         "environment": json.loads(_text(folder / "environment.json") or "{}"),
     }
 
 
-def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | None) -> dict[str, Any]:
+def _with_first_probe(data: Curves, found_probes: Mapping[str, Any] | None) -> Curves:
     """Prepend the probes' mean score before training to their curve, because the metrics of the steps lack it."""
     curve = data["values"].get("probe/reward")
     if found_probes is None or found_probes["steps"][0] != 0 or not isinstance(curve, dict) or 0 in curve["steps"]:
@@ -123,10 +127,7 @@ def _with_first_probe(data: dict[str, Any], found_probes: Mapping[str, Any] | No
     return data
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def in_reward_units(history: History) -> Sequence[Mapping[str, Any]]:
+def in_reward_units(history: History) -> Sequence[Metrics]:
     """Return the metrics, with KL penalty and return also in units of the reward where the scores are scaled.
 
     A step trains on (score - mean) / spread of all scores so far, so the ratio of the two recorded spreads is that
@@ -149,87 +150,84 @@ def in_reward_units(history: History) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def key_numbers(history: History) -> list[dict[str, Any]]:
-    """List the few numbers below the verdict: label, note on where it was measured, unit, before and after.
+class Number(TypedDict):
+    label: str
+    note: str
+    unit: str
+    before: NotRequired[float | None]
+    after: float
+
+
+def key_numbers(history: History) -> list[Number]:
+    """List the few numbers below the verdict, with a note on where each was measured.
 
     Numbers whose start means nothing have only `after`. Like the verdict, they average noisy metrics over the newest
     few steps; those on held-out tasks were measured once, after training.
     """
-    given = history.supervised
-    score, seconds = progress(history), sum(history.values("time/step"))
-    first, entropy = history.first("policy/entropy"), history.recent("policy/entropy")
-    label = score.label[0].upper() + score.label[1:] if score else ""
-    steps = min(RECENT, len(history.metrics))
+    score, steps = progress(history), min(RECENT, len(history.metrics))
     last = f"mean of the last {steps} steps" if steps > 1 else "step 1"
-    tasks = len({row["task"] for row in (history.evaluation.get("after") or {}).get("replies") or () if "task" in row})
-    known = f"{counted(tasks, 'task')}, before and after training" if tasks else "before and after training"
-    known = known if label.startswith("Held-out") else f"start, {last}"
-    ends = [history.evaluation.get(key) or {} for key in ("before", "after")]
-    numbers = [
-        {
-            "label": label,
-            "note": known,
-            "unit": "%" if score and score.share else "",
-            "before": score and score.before * (100 if score.share else 1),
-            "after": score and score.after * (100 if score.share else 1),
-        },
-        {
-            "label": "Log-ratio to the reference" if given else "KL per reply",
-            "note": f"of the given replies, {last}" if given else last,
-            "unit": "nats",
-            "after": history.recent("kl/per_reply"),
-        },
-        {"label": "KL per held-out reply", "note": "after training", "unit": "nats", "after": ends[1].get("kl")},
-        {"label": "Entropy per token", "note": f"step 1, {last}", "unit": "nats", "before": first, "after": entropy},
-        {
-            "label": "Training time",
-            "note": counted(history.step, "step"),
-            "unit": "s",
-            "after": seconds or None,
-        },
+    before, after = (history.evaluation.get(when) or {} for when in ("before", "after"))
+    rows = list[tuple[str, str, str, tuple[float | None, ...]]]()  # label, note, unit, (before,) after
+    if score is not None:
+        tasks = len({row["task"] for row in after.get("replies") or () if "task" in row})
+        note, scale = f"start, {last}", 100 if score.share else 1
+        if score.label.startswith("held-out"):
+            note = f"{counted(tasks, 'task') + ', ' if tasks else ''}before and after training"
+        rows += [
+            (capitalised(score.label), note, "%" if score.share else "", (score.before * scale, score.after * scale))
+        ]
+    label, note = ("Log-ratio to the reference", f"of the given replies, {last}")
+    label, note = (label, note) if history.supervised else ("KL per reply", last)
+    entropy = history.first("policy/entropy"), history.recent("policy/entropy")
+    rows += [
+        (label, note, "nats", (history.recent("kl/per_reply"),)),
+        ("KL per held-out reply", "after training", "nats", (after.get("kl"),)),
+        ("Entropy per token", f"step 1, {last}", "nats", entropy),
+        ("Training time", counted(history.step, "step"), "s", (sum(history.values("time/step")) or None,)),
     ]
-    chosen = [end.get("metrics", {}) for end in ends]
-    numbers += [
-        {
-            "label": HELD_OUT.get(name, name),
-            "note": "held-out tasks",
-            "unit": "",
-            "before": chosen[0].get(name),
-            "after": x,
-        }
-        for name, x in chosen[1].items()
-        if name in HELD_OUT or not name.startswith(("game/", "preference/"))
-    ]
-    return [{name: short(value) for name, value in number.items()} for number in numbers if number["after"] is not None]
+    for name, value in after.get("metrics", {}).items():
+        if name in HELD_OUT or not name.startswith(("game/", "preference/")):
+            ends = before.get("metrics", {}).get(name), value
+            rows += [(HELD_OUT.get(name, name), "held-out tasks", "", ends)]
+    found = list[Number]()
+    for label, note, unit, (*start, end) in rows:
+        if end is not None:
+            measured = {"before": short(start[0])} if start else {}
+            found.append({"label": label, "note": note, "unit": unit, **measured, "after": short(end)})
+    return found
 
 
-def metric_table(metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def metric_table(metrics: Sequence[Metrics]) -> list[dict[str, object]]:
     """List the first and newest value of every metric with its description, in the registry's order."""
     places = {name: place for place, name in enumerate(METRICS)}
-    names = dict.fromkeys(name for m in metrics for name in m if name != "step")
+    known = {name: describe(name) for m in metrics for name in m if name != "step"}
     rows = []
-    for name in sorted(names, key=lambda name: places[known.name] if (known := describe(name)) else len(places)):
+    for name, metric in sorted(known.items(), key=lambda item: places[item[1].name] if item[1] else len(places)):
         values = [m[name] for m in metrics if m.get(name) is not None]
         if not values:
             continue
         row = {"name": name, "first": short(values[0]), "last": short(values[-1])}
-        if metric := describe(name):
+        if metric is not None:
             row |= {"unit": metric.unit, "healthy": metric.healthy, "meaning": metric.meaning, "band": metric.band}
             row["odd"] = metric.unhealthy(values[-1])
         rows.append(row)
     return rows
 
 
-def chosen_metrics(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the metrics of the option `evaluation.metrics` that the run has, without their spread."""
-    names = dict.fromkeys(name for m in metrics for name in m if not name.endswith(("_std", "_before")))
-    return [name for name in names if (known := describe(name)) and known.group == CHOSEN]
+class Answer(TypedDict):
+    reply: str
+    reward: float | None
 
 
-# --- sample replies ---------------------------------------------------------------------------------------------------
+class Sample(TypedDict):
+    """A reply to a query before training, if it is known, and after it."""
+
+    query: str
+    before: Answer | None
+    after: Answer
 
 
-def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
+def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, object]:
     """Collect probe prompts with the newest answers beside those of the reference, or else the oldest."""
     steps, sides, reference = found_probes["steps"], found_probes["policy"], found_probes["reference"]
     before, label = (reference, "reference") if reference else (sides[0], f"policy, step {steps[0]}")
@@ -239,8 +237,7 @@ def _probe_samples(found_probes: Mapping[str, Any]) -> dict[str, Any]:
     return {"before": label, "after": f"policy, step {steps[-1]}", "queries": "probe prompts", **_showcase(rows)}
 
 
-def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Collect held-out tasks with their replies before and after training, in a run without probes."""
+def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, object] | None:
     before, after = ((evaluation.get(key) or {}).get("replies") or [] for key in ("before", "after"))
     earlier = {row["task"]: _answer(row["reply"], row["score"]) for row in reversed(before)}
     rows = [
@@ -250,7 +247,7 @@ def _held_out_samples(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"before": "before", "after": "after", "queries": "held-out tasks", **_showcase(rows)} if rows else None
 
 
-def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _showcase(rows: Sequence[Sample]) -> dict[str, object]:
     """Choose the median, the best and the worst gain: the first queries alone may be exceptions.
 
     Returns them, or the first three without scores; the number of all; and how many improved, None without scores.
@@ -270,7 +267,7 @@ def _showcase(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"of": len(gains), "better": sum(gain > 0 for gain, _ in gains), "rows": picked}
 
 
-def _answer(reply: str | None, reward: float | None) -> dict[str, Any] | None:
+def _answer(reply: str | None, reward: float | None) -> Answer | None:
     return None if reply is None else {"reply": reply, "reward": short(reward)}
 
 

@@ -36,18 +36,16 @@ class RunRecord:
     folder: Path
     history: History
     findings: Sequence[Finding]
-    held_out: Mapping[str, Mapping[str, Any]]
+    held_out: Mapping[str, Mapping[str, float | None]]
     """Results on the held-out tasks `before` and `after` training, as far as there are any: reward, kl, empty, top_word
     and the chosen metrics by name."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Options by full name."""
         return self.history.config
 
     @property
     def finished(self) -> bool:
-        """Whether every step has been made."""
         return self.history.step >= (self.config.get("steps") or 0)
 
     @property
@@ -70,7 +68,7 @@ class RunRecord:
             fell = statistics.fmean(scores[0]) - statistics.fmean(scores[1]) > 2 * error
         return fell or any(finding.level == "problem" for finding in self.findings)
 
-    def result(self, name: str, held_out: bool, when: str = "after") -> Any:
+    def result(self, name: str, held_out: bool, when: str = "after") -> float | None:
         """Return a result on the held-out tasks; else that of the first step (`before`) or the mean of the last ones.
 
         The replies of the first step are those of the policy before training. The `reward` is `measure`.
@@ -96,11 +94,7 @@ class Group:
     runs: Sequence[RunRecord]
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def is_sweep(place: str | Path) -> bool:
-    """Whether a folder holds the runs of a sweep."""
     return (Path(place) / FILE).is_file()
 
 
@@ -129,8 +123,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     return RunRecord(name or folder.name, folder, history, findings, held_out)
 
 
-def _judged(judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of one evaluation of the held-out tasks, by name."""
+def _judged(judged: Mapping[str, Any]) -> dict[str, float | None]:
     texts = [str(reply.get("reply") or "") for reply in judged.get("replies", [])]
     statistics = collect.of_texts(texts).result() if texts else {}
     found = {name: statistics.get(f"text/{name}") for name in ("empty", "top_word")}
@@ -170,9 +163,6 @@ def read_sweep(folder: Path) -> dict[str, Any]:
             raise OperantError(f"{path} has {part}={options!r}: it must be a mapping of names to values")
         record[part] = old_names.current({"schema": schema, **options}, path)
     return record
-
-
-# --- differences ------------------------------------------------------------------------------------------------------
 
 
 def differing(runs: Sequence[RunRecord]) -> list[str]:
@@ -233,11 +223,10 @@ def _shared(runs: Sequence[RunRecord]) -> str:
 
 
 def _common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Return the items that all lists begin with."""
     return [same[0] for same in itertools.takewhile(lambda items: len(set(items)) == 1, zip(*lists))]
 
 
-def as_text(value: Any) -> str:
+def as_text(value: object) -> str:
     """Write the value of an option as in a sentence: `2` for 2.0, `none`, `true`, `[1, 2]`."""
     if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
         return str(int(value))
@@ -248,7 +237,7 @@ def as_text(value: Any) -> str:
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: object) -> tuple[int, float, str]:
     """Return a sort key that orders numbers by size, and other values after them by their text."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, as_text(value))

@@ -1,21 +1,31 @@
 """Serves the page of a run over HTTP, live while the run is in progress: `operant report runs/x --serve`.
 
-`api.py` answers the requests. By default the server listens on this machine alone; it refuses requests whose Host
-header is not a name of this server, because a page of another site could have sent them (DNS rebinding).
+GET /               the page; it fetches its data from the paths below
+GET /data.json      the page's data without replies
+GET /probes.json    the probe prompts and their answers
+GET /replies.json   ?search= &sort= &descending=0|1 &step= &outcome= &offset= &limit=    any of the run's replies
+GET /games.json     the groups of games of the run; ?step= or ?when=before|after: the games of one
+GET /tokens.json    ?of=rollouts|probes|reference &step= &row=                 the tokens of one reply
+
+Only the files of the run folder are read. By default the server listens on this machine alone; it refuses requests
+whose Host header is not a name of this server, because a page of another site could have sent them (DNS rebinding).
 """
 
 import errno
 import ipaddress
+import re
 import socket
 import socketserver
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from operant.bounds import bounded, check_bounds
-from operant.tools.report.api import RequestError, Site
+from operant.storage import atomic_io
+from operant.tools.report import games, parquet, replies, run_report
 from operant.tools.report.html import as_json
 from operant.types import OperantError
 
@@ -27,6 +37,119 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+_NOT_SHOWN = ("report.html", "log.txt")
+"""Files of a run that the page does not depend on."""
+
+
+class RequestError(Exception):
+    """A request that is refused: (HTTP status, message)."""
+
+
+class Site:
+    """Answers requests about one run folder. It may be used from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.index = folder, replies.Index(folder)
+        self._results: dict[str, tuple[object, object]] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, path: str, query: str) -> object:
+        """Return the HTML of the page, or an object to send as JSON.
+
+        Raises: RequestError for an unknown path or parameter; OperantError where the folder cannot be read.
+        """
+        if path not in _PATHS:
+            raise RequestError(404, f"there is nothing at {path}; there are: {', '.join(_PATHS)}")
+        method, types = _PATHS[path]
+        return method(self, **_parameters(query, types))
+
+    def page(self) -> str:
+        return run_report.page(self.data(), live=True)
+
+    def data(self) -> object:
+        return self._cached("data", run_report.page_data)
+
+    def probes(self) -> object:
+        read = replies.Reader()
+        return self._cached("probes", lambda folder: {"probes": replies.probes(folder, read), "notes": read.notes})
+
+    def replies(self, **parameters: str | int | None) -> object:
+        try:
+            return self.index.find(**parameters)
+        except OperantError as error:
+            raise RequestError(400, str(error)) from error
+
+    def games(self, step: int | None = None, when: str | None = None) -> object:
+        if when not in (None, *games.HELD_OUT):
+            raise RequestError(400, f"when={when!r}: it must be before or after")
+        if step is None and when is None:
+            return {"groups": self._cached("games", games.groups)}
+        try:
+            return {"games": games.games(self.folder, step, when)}
+        except FileNotFoundError:
+            raise RequestError(404, f"there are no games of step {step} any more") from None
+
+    def tokens(self, of: str = "rollouts", step: int = 0, row: int = 0) -> object:
+        if of not in ("rollouts", "probes", "reference") or row < 0:
+            raise RequestError(400, f"of={of!r}, row={row}: of must be rollouts, probes or reference, row at least 0")
+        folder = self.folder / ("rollouts" if of == "rollouts" else "probes")
+        name = "reference" if of == "reference" else atomic_io.step_name(step)
+        try:
+            return parquet.tokens(folder / f"{name}.parquet", [row])[0]
+        except (FileNotFoundError, IndexError):
+            raise RequestError(404, f"there is no reply {row} at step {step} any more") from None
+
+    def _cached(self, name: str, make: Callable[[Path], object]) -> object:
+        """Return `make(folder)`, computed again only after a file of the run has changed, so that polling is cheap."""
+        with self._lock:
+            paths = [path for part in (".", "rollouts", "probes") for path in sorted((self.folder / part).glob("*.*"))]
+            stamps = [(path, parquet.stamp(path)) for path in paths if path.name not in _NOT_SHOWN]
+            if name not in self._results or self._results[name][0] != stamps:
+                self._results[name] = stamps, make(self.folder)
+            return self._results[name][1]
+
+
+_PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
+    "/": (Site.page, {}),
+    "/data.json": (Site.data, {}),
+    "/probes.json": (Site.probes, {}),
+    "/replies.json": (
+        Site.replies,
+        {"search": str, "sort": str, "descending": bool, "step": int, "outcome": str, "offset": int, "limit": int},
+    ),
+    "/games.json": (Site.games, {"step": int, "when": str}),
+    "/tokens.json": (Site.tokens, {"of": str, "step": int, "row": int}),
+}
+"""By path: the method that answers, and the types of its parameters."""
+_FORMATS = {
+    bool: ("[01]", "0 or 1"),
+    int: ("[0-9]{1,9}", "a whole number of at least 0"),
+}
+
+
+def _parameters(query: str, types: dict[str, type]) -> dict[str, str | int]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=20)
+    except ValueError:
+        raise RequestError(400, "the parameters are not well-formed") from None
+    parameters: dict[str, str | int] = {}
+    for name, text in pairs:
+        if name not in types:
+            raise RequestError(400, f"parameter {name!r} is unknown; there are: {', '.join(types) or 'none'}")
+        if name in parameters:
+            raise RequestError(400, f"parameter {name!r} appears twice")
+        if not text:
+            continue
+        if types[name] is str:
+            parameters[name] = text
+            continue
+        pattern, description = _FORMATS[types[name]]
+        if not re.fullmatch(pattern, text):
+            raise RequestError(400, f"{name}={text!r}: it must be {description}")
+        parameters[name] = types[name](int(text))
+    return parameters
 
 
 @dataclass(frozen=True)
@@ -79,16 +202,10 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address of the page in a browser."""
         return url_of(self.host, self.server_address[1])
-
-    def knows(self, host: str | None) -> bool:
-        """Whether a request's Host header names this server."""
-        return is_known_host(host, self.host)
 
 
 def listening_error(error: OSError, host: str, port: int) -> OperantError:
-    """Why nothing can listen at that address, with the remedy."""
     reason = {
         errno.EADDRINUSE: "the port is in use; choose another --port, or 0 for any",
         errno.EACCES: "permission denied; choose a --port above 1023",
@@ -98,7 +215,6 @@ def listening_error(error: OSError, host: str, port: int) -> OperantError:
 
 
 def url_of(host: str, port: int) -> str:
-    """The address for a browser on this machine of a server that listens on `host`."""
     host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
     return f"http://{host}:{port}/"
 
@@ -114,7 +230,7 @@ def is_known_host(header: str | None, listening: str) -> bool:
     return name == listening.lower() or is_local(name)
 
 
-def _address(name: str) -> Any:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -122,7 +238,6 @@ def _address(name: str) -> Any:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or address means this machine alone."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -136,10 +251,9 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer from the site of the run."""
         status = 200
         try:
-            if not self.server.knows(self.headers.get("Host")):
+            if not is_known_host(self.headers.get("Host"), self.server.host):
                 raise RequestError(403, f"this page is available at {self.server.url} only")
             url = urlsplit(self.path)
             answer = self.server.site.answer(url.path, url.query)
@@ -178,5 +292,5 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:
             self.close_connection = True
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, format: str, *arguments: object) -> None:
         """Print nothing about single requests."""

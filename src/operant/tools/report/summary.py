@@ -1,8 +1,6 @@
 """Summarises runs: a mean and a 95 % interval over the seeds of each group, as numbers, tables and sentences.
 
-interval([7.1, 7.4, 6.9])                # Interval(mean=7.13, half=0.625, n=3)
-results(runs, held_out=True)["reward"]   # Result(before=Interval(7.88, ...), after=Interval(18.1, ...), change=...)
-brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
+    brief("runs/letters")                    # "reward 7.52 -> 18.1 and KL 8.3 on held-out tasks"
 
 The interval is that of Student's t: one run has none, and that of two runs is wide.
 """
@@ -13,11 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from operant.metrics.games import numbers
 from operant.tools.diagnosis.history import RECENT
-from operant.tools.diagnosis.intervals import t_quantile
+from operant.tools.diagnosis.intervals import t_quantile, wilson
 from operant.tools.diagnosis.progress import EARLY
 from operant.tools.report.downsample import short
 from operant.tools.report.runs import SEED, Group, RunRecord, as_text, read_run
@@ -44,20 +42,13 @@ class Result:
     change: Interval | None
 
 
-# --- intervals --------------------------------------------------------------------------------------------------------
-
-
 def interval(values: Sequence[float | None]) -> Interval | None:
-    """Compute the interval of the finite values; None where there are none."""
     known = [float(v) for v in values if v is not None and math.isfinite(v)]
     if not known:
         return None
     n = len(known)
     half = t_quantile(n - 1) * statistics.stdev(known) / math.sqrt(n) if n > 1 else None
     return Interval(statistics.fmean(known), half, n)
-
-
-# --- results of runs and groups ---------------------------------------------------------------------------------------
 
 
 def results(runs: Sequence[RunRecord], held_out: bool) -> dict[str, Result]:
@@ -73,7 +64,7 @@ def results(runs: Sequence[RunRecord], held_out: bool) -> dict[str, Result]:
     return {name: result for name, result in found.items() if result.before or result.after}
 
 
-def row(runs: Sequence[RunRecord]) -> dict[str, Any]:
+def row(runs: Sequence[RunRecord]) -> dict[str, object]:
     """Return the results of runs as a row of a table, as JSON can hold it: `held_out` and `training`, by name."""
     return {
         where: {name: _plain(asdict(result)) for name, result in results(runs, where == "held_out").items()}
@@ -87,23 +78,21 @@ def game_row(name: str, games: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     games: records as in `metrics.games`. The interval of the share that was won is Wilson's.
     """
     each, n, won = [numbers(game) for game in games], len(games), sum(bool(game["won"]) for game in games)
-    z = statistics.NormalDist().inv_cdf(0.975)
-    half = z * math.sqrt(won * (n - won) / n + z * z / 4)
-    low, high = ((won + z * z / 2 + sign * half) / (n + z * z) for sign in (-1, 1))
+    low, high = wilson(won / n, n)
     means = {key: interval([found[key] for found in each]) for key in ("score", "turns", "turns_to_win")}
     return {
         "player": name,
         "games": str(n),
         "won": f"{won} ({100 * won / n:.0f} %)",
-        "95 %": f"{abs(100 * low):.0f} to {100 * high:.0f} %",
+        "95 %": f"{100 * low:.0f} to {100 * high:.0f} %",
     } | {key.replace("_", " "): _plus_minus(mean) for key, mean in means.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, Mapping) else short(value)
 
 
-def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
+def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, object]:
     """Return one run as a row of a table. base: the folder that the link to its report is relative to."""
     report = run.folder / "report.html"
     return {
@@ -118,8 +107,7 @@ def run_row(run: RunRecord, group: int, base: str | Path) -> dict[str, Any]:
     } | row([run])
 
 
-def group_row(group: Group) -> dict[str, Any]:
-    """Return one group as a row of a table."""
+def group_row(group: Group) -> dict[str, object]:
     return {
         "name": group.name,
         "values": {name: as_text(value) for name, value in group.values.items()},
@@ -131,7 +119,16 @@ def group_row(group: Group) -> dict[str, Any]:
     } | row(group.runs)
 
 
-def _counted_findings(group: Group) -> list[dict[str, Any]]:
+class CountedFinding(TypedDict):
+    """A finding and the number of runs that have it."""
+
+    name: str
+    level: str
+    runs: int
+    message: str
+
+
+def _counted_findings(group: Group) -> list[CountedFinding]:
     """List the findings of a group, worst first, with the number of its runs that have them."""
     messages: dict[tuple[str, str], list[str]] = {}
     for run in group.runs:
@@ -140,9 +137,6 @@ def _counted_findings(group: Group) -> list[dict[str, Any]]:
     order = ("problem", "warning", "note")
     found = sorted(messages.items(), key=lambda item: (order.index(item[0][1]), -len(item[1])))
     return [{"name": name, "level": level, "runs": len(each), "message": each[0]} for (name, level), each in found]
-
-
-# --- sentences --------------------------------------------------------------------------------------------------------
 
 
 def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
@@ -184,7 +178,6 @@ def _problems(group: Group) -> list[str]:
 
 
 def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -> list[str]:
-    """Compare the best group with its value before training, and with the other groups."""
     group, own, reward = best
     change, alone, what = reward.change, len(known) == 1, group.runs[0].measure
     after = _plus_minus(reward.after)
@@ -252,16 +245,20 @@ def table(data: Mapping[str, Any]) -> str:
         numbers += [_plus_minus(Interval(**found) if found else None) for found in own]
         ended = [f"{group['collapsed']} of {group['n']}", f"{group['seconds']:.3g}"]
         lines.append([group["name"], str(group["n"]), *numbers, *ended, findings or "none"])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+    text = "\n".join(aligned(lines))
     differ, more = ", ".join(data["options"][:_LISTED]), len(data["options"]) - _LISTED
     lines = [f"They differ in: {differ}{f' and {more} more options' if more > 0 else ''}."] if differ else []
     lines += [""] + [(f"{r['name']}: " if r["name"] else "") + " ".join(r["verdict"]) for r in data["rewards"]]
     return "\n".join([text, *lines, *data["notes"]])
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def brief(folder: str | Path) -> str:
-    """Summarise the result of a run in a few words."""
     run = read_run(Path(folder))
     held_out = "after" in run.held_out
     own = results([run], held_out)

@@ -1,20 +1,40 @@
-"""Diagnoses a run during training and reports new findings to its log and its trackers."""
+"""What a run does beside its steps: it reports new findings, and keeps `report.html` up to date."""
 
 from operant.runs.pace import Pace
 from operant.runs.run import Observer, Run
 from operant.tools.diagnosis import diagnose
+from operant.tools.report.run_report import write_report
 
-SECONDS = 2.0
-"""Least time between two diagnoses of a run in progress."""
+SECONDS = 20.0
+"""Least time between two writes of the report during a run."""
+DIAGNOSIS_SECONDS = 2.0
+"""Least time between two diagnoses."""
+
+
+class ReportObserver(Observer):
+    """Writes the report at the end of a run, and after a step where enough time has passed."""
+
+    name = "report"
+
+    def __init__(self) -> None:
+        self._pace = Pace(SECONDS)
+
+    def after_step(self, run: Run) -> None:
+        if self._pace.due:
+            self.at_end(run)
+
+    def at_end(self, run: Run) -> None:
+        with self._pace, run.learner.timing("report"):
+            write_report(run.path)
 
 
 class DiagnosisObserver(Observer):
-    """Reports each problem and each warning once, when it is first found."""
+    """Reports each problem and each warning to the log and the trackers once, when it is first found."""
 
     name = "diagnosis"
 
     def __init__(self) -> None:
-        self._pace = Pace(SECONDS)
+        self._pace = Pace(DIAGNOSIS_SECONDS)
         self._reported: set[str] = set()
 
     def after_step(self, run: Run) -> None:
