@@ -219,7 +219,7 @@ CASES = {
         "maxrl",
         lambda: climbed(likelihood_of_right),
         IN_LOSS,
-        [grpo_end, lambda: climbed(lambda p: p[REWARDS > 0.5].sum())],
+        [grpo_end],
         rewards=(REWARDS > 0.5).double(),
     ),
     "distill": Case(

@@ -59,8 +59,7 @@ METHODS = {
         "ilql",
         "soft_q",
     )
-}
-METHODS |= {
+} | {
     "reinforce++": "operant.algorithms.reinforce_pp",
     "reinforce++-baseline": "operant.algorithms.reinforce_pp_baseline",
 }
