@@ -67,7 +67,7 @@ WIDE = {"clip": 0.3, "clip_high": 0.4}
 LOSSES = {
     "gspo": (ratios.sequence_ratio, WIDE, lambda p, q, a, s: cut(a, exp(s), 0.3, 0.4)),
     "gspo, its own bounds": (ratios.sequence_ratio, {}, lambda p, q, a, s: cut(a, exp(s), 3e-4, 4e-4)),
-    "gspo, token": (ratios.sequence_ratio, {**WIDE, "level": "token"}, lambda p, q, a, s: cut(a, exp(s), 0.3, 0.4)),
+    "gspo, token": (ratios.sequence_ratio, {**WIDE, "ratio": "token"}, lambda p, q, a, s: cut(a, exp(s), 0.3, 0.4)),
     "cispo, at most 5": (
         ratios.clipped_weight,
         {},
@@ -82,7 +82,7 @@ LOSSES = {
     "dppo, tv": (ratios.divergence_mask, {}, lambda p, q, a, s: masked(p, q, a, abs(exp(p) - exp(q)), 0.15, 20)),
     "dppo, kl": (
         ratios.divergence_mask,
-        {"divergence": "kl", "most": 0.05, "ratio_cap": 3.0},
+        {"distance": "kl", "max_distance": 0.05, "ratio_cap": 3.0},
         lambda p, q, a, s: masked(p, q, a, two_outcomes(p, q), 0.05, 3.0),
     ),
 }
@@ -215,13 +215,13 @@ def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("gspo", {"level": "word"}, "loss.level='word': it must be sequence or token"),
+        ("gspo", {"ratio": "word"}, "loss.ratio='word': it must be reply or token"),
         ("gspo", {"clip": 0.0}, "loss.clip=0.0: it must be above 0"),
         ("cispo", {"bound": "ratio"}, "loss.bound='ratio': it must be weight"),
         ("cispo", {"high": -1.0}, "loss.high=-1.0: it must be above 0"),
         ("sapo", {"temperature": 0.0}, "loss.temperature=0.0: it must be above 0"),
-        ("dppo", {"divergence": "js"}, "loss.divergence='js': it must be tv or kl"),
-        ("dppo", {"most": 0.0}, "loss.most=0.0: it must be above 0"),
+        ("dppo", {"distance": "js"}, "loss.distance='js': it must be tv or kl"),
+        ("dppo", {"max_distance": 0.0}, "loss.max_distance=0.0: it must be above 0"),
     ],
 )
 def test_an_option_of_a_loss_is_refused(name, options, sentence):

@@ -6,7 +6,7 @@ and GRPO's advantage:
 $$\text{loss} = \frac{1}{n}\sum_i \max\big(-s_i A_i,\ -\mathrm{clip}(s_i, 1 - \epsilon, 1 + \epsilon') A_i\big)$$
 
 with $\epsilon = 3 \cdot 10^{-4}$ and $\epsilon' = 4 \cdot 10^{-4}$. A whole reply is clipped, or none of it. The
-bounds are as small as a mean of log-ratios is. `loss.level=token` is GSPO-token, whose gradient is the token's own.
+bounds are as small as a mean of log-ratios is. `loss.ratio=token` is GSPO-token, whose gradient is the token's own.
 TRL has it as `importance_sampling_level="sequence"` with `loss_type="grpo"`; its other loss types then add the ratio
 of a reply once for each of its tokens.
 """

@@ -36,28 +36,28 @@ def sequence_ratio(
     *,
     clip: float = 3e-4,
     clip_high: float = 4e-4,
-    level: str = "sequence",
+    ratio: str = "reply",
     entropy_coef: float = 0.0,
 ) -> dict[str, Tensor]:
     """GSPO [B, T]: the surrogate with one ratio for each reply, s = exp(mean_t log r_t) (arXiv:2507.18071).
 
     The loss of each token of a reply is max(-A s, -A clip(s, 1 - clip, 1 + clip_high)), equation 5. A reply is a row:
-    the actions that were written in one context. `level`: sequence, or token (GSPO-token, equation 13), where the ratio
+    the actions that were written in one context. `ratio`: reply, or token (GSPO-token, equation 13), where the ratio
     has the value of s and the gradient of the token's own r_t, for advantages that differ from token to token.
-    Raises: OperantError for another `level` or a bound that is not above 0.
+    Raises: OperantError for another `ratio` or a bound that is not above 0.
     """
     _positive(clip=clip, clip_high=clip_high)
-    if level not in ("sequence", "token"):
-        raise OperantError(f"loss.level={level!r}: it must be sequence or token")
+    if ratio not in ("reply", "token"):
+        raise OperantError(f"loss.ratio={ratio!r}: it must be reply or token")
     log_ratio = torch.where(batch.actions, out.logprobs - batch.logprobs, 0.0)
     mean = (log_ratio.sum(1, keepdim=True) / batch.actions.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
-    if level == "token":
+    if ratio == "token":
         mean = mean.detach() + log_ratio - log_ratio.detach()
-    ratio = mean.exp()
-    free, clipped = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - clip, 1 + clip_high)
+    weight = mean.exp()
+    free, clipped = -batch.advantages * weight, -batch.advantages * weight.clamp(1 - clip, 1 + clip_high)
     loss = torch.maximum(free, clipped)
     terms = _terms(loss, log_ratio, loss != free, out, entropy_coef)
-    return terms | {"policy/sequence_ratio": ratio.detach()}
+    return terms | {"policy/ratio_mean": weight.detach()}
 
 
 def clipped_weight(
@@ -111,31 +111,31 @@ def divergence_mask(
     out: Outputs,
     batch: Batch,
     *,
-    divergence: str = "tv",
-    most: float = 0.15,
+    distance: str = "tv",
+    max_distance: float = 0.15,
     ratio_cap: float = 20.0,
     entropy_coef: float = 0.0,
 ) -> dict[str, Tensor]:
     """DPPO [B, T]: -A min(r, ratio_cap), without a gradient where the policy has moved too far (arXiv:2602.04879).
 
-    A token is masked if its divergence is above `most` and its advantage would move it farther: A > 0 with r > 1, or
-    A < 0 with r < 1. The divergence is that of the two outcomes "this token" and "another", with probabilities p (now)
-    and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
-    Raises: OperantError for another `divergence` or a bound that is not above 0.
+    A token is masked if its divergence is above `max_distance` and its advantage would move it farther: A > 0 with
+    r > 1, or A < 0 with r < 1. The divergence is that of the two outcomes "this token" and "another", with
+    probabilities p (now) and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
+    Raises: OperantError for another `distance` or a bound that is not above 0.
     """
-    _positive(most=most, ratio_cap=ratio_cap)
-    if divergence not in ("tv", "kl"):
-        raise OperantError(f"loss.divergence={divergence!r}: it must be tv or kl")
+    _positive(max_distance=max_distance, ratio_cap=ratio_cap)
+    if distance not in ("tv", "kl"):
+        raise OperantError(f"loss.distance={distance!r}: it must be tv or kl")
     log_ratio = out.logprobs - batch.logprobs
     now, then = out.logprobs.detach(), batch.logprobs
     p, q = now.exp(), then.exp()
-    if divergence == "tv":
-        distance = (p - q).abs()
+    if distance == "tv":
+        moved = (p - q).abs()
     else:
         rest = torch.finfo(p.dtype).tiny
         others = (1 - q) * ((1 - q).clamp(min=rest).log() - (1 - p).clamp(min=rest).log())
-        distance = q * (then - now) + others
+        moved = q * (then - now) + others
     outward = batch.advantages * log_ratio.detach() > 0
-    masked = outward & (distance > most)
+    masked = outward & (moved > max_distance)
     loss = -batch.advantages * log_ratio.exp().clamp(max=ratio_cap)
     return _terms(torch.where(masked, loss.detach(), loss), log_ratio, masked, out, entropy_coef)
