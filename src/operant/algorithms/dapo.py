@@ -5,7 +5,9 @@ surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all 
 
 - A group whose replies all have one score teaches nothing. With `data.redraw` such groups are drawn again, with other
   tasks, at most that many times a step ("dynamic sampling").
-- `score.overlong` takes from the score what the last tokens before the limit cost ("soft overlong punishment").
+- `score.overlong_tokens` takes score from replies that come near to their limit: nothing at that many tokens before it,
+  `score.overlong_penalty` (1) at it, in proportion between ("soft overlong punishment"). The paper takes a fifth of the
+  limit.
 """
 
 from operant.algorithms.base import Algorithm, Needs
