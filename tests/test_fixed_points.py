@@ -92,6 +92,43 @@ def grpo_end(*, kl: str = "k3", scale: bool = True, fewer: int = 0, size: int = 
 
 
 @cache
+def whitened_end(gain: float = 1.0) -> Tensor:
+    """[V] where the reward over its deviation under the policy itself, times `gain`, and KL hold each other.
+
+    A policy that is surer has a smaller deviation, and so a larger gain: at a low price it ends at one token.
+    """
+    p = REFERENCE
+    for _ in range(500):
+        spread = (p @ REWARDS**2 - (p @ REWARDS) ** 2).sqrt()
+        p = (p.log() + (REFERENCE.log() + gain * REWARDS / (DEAR * spread)).log_softmax(0)).div(2).softmax(0)
+    return p
+
+
+@cache
+def climbed(objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """[V] the policy with the largest `objective(p)` - price * KL(p || reference), by its gradient from autograd."""
+    logits = REFERENCE.log().requires_grad_()
+    for _ in range(4000):
+        logp = logits.log_softmax(0)
+        goal = objective(logp.exp()) - LOSS_PRICE * (logp.exp() * (logp - REFERENCE.log())).sum()
+        (slope,) = torch.autograd.grad(goal, logits)
+        if float(slope.abs().max()) < 1e-10:
+            break
+        logits = (logits + slope).detach().requires_grad_()
+    return logits.detach().softmax(0)
+
+
+def best_of_two(p: Tensor) -> Tensor:
+    return (p[:, None] * p[None, :] * torch.maximum(REWARDS[:, None], REWARDS[None, :])).sum()
+
+
+def likelihood_of_right(p: Tensor) -> Tensor:
+    """Of log P(right), the terms that groups of four replies can estimate."""
+    wrong = 1 - p[REWARDS > 0.5].sum()
+    return -sum(wrong**k / k for k in range(1, GROUP))
+
+
+@cache
 def rejection_end(share: float) -> Tensor:
     """[V] where imitating the best `share` of many replies and KL(policy || reference) hold each other.
 
@@ -122,6 +159,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     others: list[Callable[[], Tensor]] = field(default_factory=list)
     steps: int = STEPS
+    rewards: Tensor = REWARDS
 
 
 IN_LOSS = {"kl.loss_coef": LOSS_PRICE}
@@ -156,6 +194,33 @@ CASES = {
         lambda: grpo_end(scale=False),
         IN_LOSS | {"advantage.scale": False},
         [grpo_end, lambda: tilted(LOSS_PRICE)],
+    ),
+    "dapo": Case("dapo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
+    "dr-grpo": Case("dr-grpo", lambda: grpo_end(scale=False), IN_LOSS, [grpo_end]),
+    "gspo": Case("gspo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
+    "cispo": Case("cispo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
+    "sapo": Case("sapo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
+    "dppo": Case("dppo", grpo_end, IN_LOSS, [lambda: grpo_end(scale=False)]),
+    "opo": Case("opo", lambda: grpo_end(scale=False), IN_LOSS, [grpo_end]),
+    "reinforce++": Case("reinforce++", whitened_end, {"kl.loss_coef": DEAR}, [lambda: tilted(DEAR)]),
+    "reinforce++-baseline": Case(
+        "reinforce++-baseline",
+        lambda: whitened_end(0.75**0.5),
+        {"kl.loss_coef": DEAR},
+        [lambda: tilted(DEAR), whitened_end],
+    ),
+    "vapo": Case(
+        "vapo", whitened_end, {"kl.loss_coef": DEAR, "advantage.right": 9.0}, [lambda: tilted(DEAR)], steps=96
+    ),
+    "pass-at-k": Case(
+        "pass-at-k", lambda: climbed(best_of_two), IN_LOSS | {"advantage.k": 2}, [lambda: tilted(LOSS_PRICE)]
+    ),
+    "maxrl": Case(
+        "maxrl",
+        lambda: climbed(likelihood_of_right),
+        IN_LOSS,
+        [grpo_end],
+        rewards=(REWARDS > 0.5).double(),
     ),
     "distill": Case(
         "distill",
@@ -209,7 +274,7 @@ def reached(case: Case, seed: int) -> Tensor:
             learner.step([PROMPT] * len(DATA), [[v] for v in DATA])
         else:
             replies = learner.generate(asked)
-            learner.step(replies, [float(REWARDS[r.ids[0]]) for r in replies])
+            learner.step(replies, [float(case.rewards[r.ids[0]]) for r in replies])
         policies.append(spoken(learner.policy.model))
     return torch.stack(policies[case.steps // 2 :]).mean(0)
 

@@ -538,6 +538,19 @@ def test_missing_stop_replaces_or_adds():
     assert penalised(tokens, rollouts[1:2], [True], adds) == [[1.0, 2.0, 2.0]]
 
 
+def test_a_reply_near_its_limit_loses_score_in_proportion():
+    """DAPO's soft overlong punishment (arXiv:2503.14476, equation 13): limit 10, the last 4 tokens cost."""
+
+    def of_length(n: int) -> Rollout:
+        made = rollout_of("", end="stop")
+        return replace(made, turns=[replace(made.turns[0], action=[0] * n, logprobs=[0.0] * n)])
+
+    rollouts = [replace(of_length(n), sampling=Sampling(max_tokens=10)) for n in (1, 6, 7, 9, 10)]
+    options = ScoreOptions(overlong_tokens=4, overlong_penalty=2.0)
+    assert penalised([1.0] * 5, rollouts, [True] * 5, options) == [1.0, 1.0, 0.5, -0.5, -1.0]
+    assert penalised([1.0], [of_length(10)], [True], options) == [1.0]  # from elsewhere: its limit is unknown
+
+
 class Letters:
     """A tokenizer whose token i is the i-th letter; 26 is the full stop."""
 

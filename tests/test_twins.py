@@ -214,6 +214,10 @@ ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql",
 ELSEWHERE |= {"online-dpo": "test_dpo.py", "kto": "test_dpo.py", "reward-model": "test_labelled.py"}
 ELSEWHERE |= {"coderl": "test_critic.py", "outcome-critic": "test_critic.py"}
 ELSEWHERE |= {"trpo": "test_trust_region.py", **dict.fromkeys(("a2c", "nlpo", "reinforce"), "test_policy_gradients.py")}
+ELSEWHERE |= dict.fromkeys(
+    "dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo reinforce++ reinforce++-baseline".split(),
+    "test_group_methods.py",
+)
 """Their losses are compared with bare models, by hand and by enumeration in the test file of each."""
 
 

@@ -36,6 +36,16 @@ METHODS = {
         "coderl",
         "grpo",
         "rloo",
+        "dapo",
+        "dr-grpo",
+        "gspo",
+        "cispo",
+        "sapo",
+        "dppo",
+        "opo",
+        "maxrl",
+        "pass-at-k",
+        "vapo",
         "gigpo",
         "rejection",
         "sft",
@@ -49,6 +59,9 @@ METHODS = {
         "ilql",
         "soft_q",
     )
+} | {
+    "reinforce++": "operant.algorithms.reinforce_pp",
+    "reinforce++-baseline": "operant.algorithms.reinforce_pp_baseline",
 }
 """The module of each method, which is imported when the method is asked for."""
 ALGORITHMS = Lazy({name: f"{module}:ALGORITHM" for name, module in METHODS.items()})

@@ -4,6 +4,8 @@ The recursions run over the actions of an episode only. Padding and the environm
 neither decay a reward nor change a mean.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -222,27 +224,26 @@ def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "populatio
     """
     if deviation not in DEVIATIONS:
         raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}")
-    returns, groups = _returns(batch)
-    return _to_actions(batch, group_relative(returns, groups, scale=scale, deviation=deviation))
+    return of_episodes(
+        batch, lambda returns, groups, _: group_relative(returns, groups, scale=scale, deviation=deviation)
+    )
 
 
 def with_leave_one_out(batch: Batch) -> Batch:
     """Give every action of an episode the episode's return minus the mean of the others of its group."""
-    return _to_actions(batch, leave_one_out(*_returns(batch)))
+    return of_episodes(batch, lambda returns, groups, _: leave_one_out(returns, groups))
 
 
-def _returns(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The sum of each episode's rewards and its group, each [E], in order of the episodes' numbers."""
-    numbers, first = torch.unique(batch.episodes, return_inverse=True)
-    returns = batch.rewards.new_zeros(len(numbers)).index_add(0, first, (batch.rewards * batch.actions).sum(1))
-    groups = batch.groups.new_zeros(len(numbers)).scatter(0, first, batch.groups)
-    return returns, groups
+def of_episodes(batch: Batch, rule: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Batch:
+    """The batch in which every action has the advantage of its episode.
 
-
-def _to_actions(batch: Batch, advantages: Tensor) -> Batch:
-    """The batch in which every action has the advantage [E] of its episode."""
-    row = torch.unique(batch.episodes, return_inverse=True)[1]
-    return batch.with_(advantages=advantages[row][:, None] * batch.actions)
+    `rule(returns, groups, episodes)` gets the sum of each episode's rewards, its group and its number, each [E], and
+    returns the advantages [E].
+    """
+    numbers, row = torch.unique(batch.episodes, return_inverse=True)
+    returns = batch.rewards.new_zeros(len(numbers)).index_add(0, row, (batch.rewards * batch.actions).sum(1))
+    groups = batch.groups.new_zeros(len(numbers)).scatter(0, row, batch.groups)
+    return batch.with_(advantages=rule(returns, groups, numbers)[row][:, None] * batch.actions)
 
 
 def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:

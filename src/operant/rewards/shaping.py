@@ -4,7 +4,8 @@ A score is the whole of what an attempt is paid: what its world paid and what a 
 are off by default. They are applied in this order:
 1. the text that the reward sees ends at the first truncate token, and replies without one get a penalty instead of
    their score (Ziegler et al., 2019);
-2. replies that hit the length limit get the missing-stop penalty, in the reward's own units;
+2. replies that hit the length limit get the missing-stop penalty, in the reward's own units, and replies that come
+   near to it the overlong penalty (arXiv:2503.14476, equation 13);
 3. the running mean of scores is subtracted, and they are divided by their running standard deviation (as TRL's
    `use_score_scaling` and `use_score_norm`), and clipped.
 
@@ -48,6 +49,10 @@ class ScoreOptions:
     """Penalty of a reply that hit the length limit."""
     missing_stop_mode: str = bounded("replace", choices=("replace", "add"))
     """`replace` the score by `missing_stop`, or `add` it."""
+    overlong_tokens: int = bounded(0, at_least=0)
+    """A reply loses score for each of its tokens among the last so many before its limit; 0: for none."""
+    overlong_penalty: float = bounded(1.0, fits=math.isfinite, rule="finite")
+    """What a reply loses that reaches its limit."""
     truncate_token: int | str | None = None
     """The reward sees the reply up to and with the first such token at position >= `truncate_after`."""
     truncate_after: int = bounded(0, at_least=0)
@@ -153,6 +158,8 @@ def penalised(
     for total, rollout, has_token in zip(scores, rollouts, found):
         if total is not None and _misses_stop(rollout, options):
             total = _pay(total, options.missing_stop or 0.0, replaces=options.missing_stop_mode == "replace")
+        if total is not None and options.overlong_tokens:
+            total = _pay(total, -options.overlong_penalty * _overlong(rollout, options.overlong_tokens), replaces=False)
         if total is not None and not has_token:
             total = _pay(total, options.truncate_penalty, replaces=True)
         out.append(total)
@@ -203,6 +210,16 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
 
 def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
     return options.missing_stop is not None and rollout.turns[-1].end == "length"
+
+
+def _overlong(rollout: Rollout, tokens: int) -> float:
+    """How many of the last `tokens` tokens before its limit the longest reply of the rollout has, as a share of them.
+
+    Without a known limit, as for replies from elsewhere, it is 0.
+    """
+    limit = getattr(rollout.sampling, "max_tokens", None)
+    longest = max((len(turn.action) for turn in rollout.turns), default=0)
+    return 0.0 if limit is None else min(max(longest - (limit - tokens), 0), tokens) / tokens
 
 
 def _with_pay(rollout: Rollout, factor: float) -> Rollout:

@@ -22,6 +22,8 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("kl", "end_coef", lambda kl: kl.control == "linear", "kl.control=linear"),
     ("learner", "importance_cap", lambda own: own.importance != "none", "learner.importance"),
     ("learner", "select_unit", lambda own: own.select is not None, "learner.select"),
+    ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
+    ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
     ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
     (
         "score",

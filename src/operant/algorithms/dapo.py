@@ -1,0 +1,31 @@
+r"""DAPO: GRPO with a higher upper clip, a mean over tokens, groups drawn again, and a soft limit of length.
+
+[Yu et al. 2025](https://arxiv.org/abs/2503.14476). The advantage is GRPO's, divided by the group's deviation. The
+surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all tokens of a step, and there is no KL.
+
+- A group whose replies all have one score teaches nothing. The paper draws others in their place until the batch is
+  full ("dynamic sampling"); here such groups stay, with advantages of 0, and `policy/advantage_zero` counts them.
+- `score.overlong_tokens` takes score from replies that come near to their limit: nothing at that many tokens before it,
+  `score.overlong_penalty` (1) at it, in proportion between ("soft overlong punishment"). The paper takes a fifth of the
+  limit.
+"""
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.objectives import advantages, losses
+
+DEFAULTS: dict[str, object] = {
+    "samples": 8,
+    "update.epochs": 1,
+    "kl.coef": 0.0,
+    "loss.clip": 0.2,
+    "loss.clip_high": 0.28,
+}
+
+ALGORITHM = Algorithm(
+    losses.surrogate,
+    advantages.with_groups,
+    copies={"reference": "frozen"},
+    needs=Needs(samples=2),
+    kl=("loss",),
+    defaults=DEFAULTS,
+)

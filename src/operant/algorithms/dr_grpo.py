@@ -1,0 +1,25 @@
+r"""Dr. GRPO: GRPO without a deviation, and every token with one weight for all lengths.
+
+[Liu et al. 2025](https://arxiv.org/abs/2503.20783). The advantage is $r_i - \mathrm{mean}(r)$, and a reply's sum over
+its tokens is divided by the same constant, the limit of length `sampling.max_tokens`. So neither easy nor hard
+prompts, and neither short nor long replies, are preferred: the gradient is that of the mean score, times a constant.
+`grpo` divides by the group's deviation and by the length of each reply. TRL's `loss_type="dr_grpo"` divides by the
+same constant, and keeps the deviation unless `scale_rewards=False`; verl's `seq-mean-token-sum-norm` divides by the
+width of the batch.
+"""
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.objectives import advantages, losses
+
+DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0, "advantage.scale": False}
+
+ALGORITHM = Algorithm(
+    losses.surrogate,
+    advantages.with_groups,
+    per="horizon",
+    copies={"reference": "frozen"},
+    needs=Needs(samples=2),
+    kl=("loss",),
+    title="Dr. GRPO",
+    defaults=DEFAULTS,
+)

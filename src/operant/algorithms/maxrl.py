@@ -1,0 +1,23 @@
+r"""MaxRL: the likelihood of a right reply is raised, not its probability: hard prompts count more.
+
+[Tajwar et al. 2026](https://arxiv.org/abs/2602.02710). $A_i = (r_i - \mathrm{mean}(r)) / \mathrm{mean}(r)$: GRPO
+divides by the group's deviation, this by its rate of success $p$. As $\nabla \log p = \nabla p / p$, the steps climb
+$\log p$, cut after n - 1 terms with n replies: $\sum_{k < n} \text{pass@}k$, each with the weight $1 / k$.
+Rewards have to be 0 for a wrong reply and above 0 for a right one, so KL is charged in the loss alone.
+"""
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.objectives import group_baselines, losses
+
+DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
+
+ALGORITHM = Algorithm(
+    losses.surrogate,
+    group_baselines.with_success_rate,
+    per="sequence",
+    copies={"reference": "frozen"},
+    needs=Needs(samples=2),
+    kl=("loss",),
+    title="MaxRL",
+    defaults=DEFAULTS,
+)

@@ -1,0 +1,28 @@
+r"""REINFORCE++ with a baseline: the mean of the group is subtracted, and the whole step is whitened.
+
+[Hu 2025](https://arxiv.org/abs/2501.03262). $r_i - \mathrm{mean}(r)$ of each group, less the mean and divided by the
+deviation of all tokens of the step: the deviation of the step in the place of the group's, so that a prompt whose
+replies hardly differ does not count as much as any other. KL is charged in the loss (`k2`, whose gradient is that of
+KL). Without KL and with an upper clip of 0.28 it is Lite PPO ([Liu et al. 2025](https://arxiv.org/abs/2508.08221)).
+"""
+
+from operant.algorithms.base import Algorithm, Needs
+from operant.objectives import group_baselines, losses
+
+DEFAULTS: dict[str, object] = {
+    "samples": 8,
+    "update.epochs": 1,
+    "kl.coef": 0.0,
+    "kl.loss_coef": 0.2,
+    "kl.loss_kind": "k2",
+}
+
+ALGORITHM = Algorithm(
+    losses.surrogate,
+    group_baselines.with_group_mean,
+    copies={"reference": "frozen"},
+    needs=Needs(samples=2),
+    kl=("loss",),
+    title="REINFORCE++ with a baseline",
+    defaults=DEFAULTS,
+)
