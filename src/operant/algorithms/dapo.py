@@ -1,4 +1,4 @@
-r"""DAPO: GRPO with a higher upper clip, a mean over tokens, groups drawn again, and a soft limit of length.
+r"""DAPO: GRPO with a higher upper clip, a mean over tokens, and a soft limit of length.
 
 [Yu et al. 2025](https://arxiv.org/abs/2503.14476). The advantage is GRPO's, divided by the group's deviation. The
 surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all tokens of a step, and there is no KL.
