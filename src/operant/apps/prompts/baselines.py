@@ -71,6 +71,7 @@ class Classification:
     model: TaskModel
     """What answers."""
     template: PromptTemplate
+    """What sentence and prompt are filled into."""
     words: tuple[str, ...]
     """The word of each label."""
     train: Examples

@@ -100,6 +100,7 @@ def prompt(rows: Row, *, start: str = "Prompt:", conditioned: bool = False) -> l
     Rows have a text and a label, the number of its class. The task's target has the name of the set and `examples`, the
     pairs of text and label. start: what the policy reads. conditioned: one task for each row instead, of which the
     policy reads the text, and writes a prompt for it alone.
+    Raises: OperantError for a row without a text or label, and for rows of one class.
     """
     pairs = [_pair(row, number) for number, row in enumerate(rows["rows"])]
     if pairs and len({label for _, label in pairs}) < 2:

@@ -57,6 +57,7 @@ class TaskModel:
     template: str
     """The template that it has unless another one is given."""
     notes: list[str]
+    """Sentences for the log of a run."""
 
     def __init__(self, name: str, kind: Kind, template: str):
         self.name, self.kind, self.template = name, kind, template

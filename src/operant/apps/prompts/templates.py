@@ -26,6 +26,7 @@ class PromptTemplate:
     """
 
     text: str
+    """With each slot in braces."""
     lead: str = ""
     """Text before it all, in which braces mean nothing: examples for in-context learning."""
 
