@@ -225,12 +225,8 @@ class IsolatedEnv:
             elif not pool.level:
                 pool.start(max(self._limits["timeout"], START))
 
-        memory = self._limits["memory_gb"]
-        limits = Limits(
-            level=self._limits["level"],
-            memory=memory and int(memory * (1 << 30)),
-            processes=self._limits["processes"],
-        )
+        memory, kept = self._limits["memory_gb"], {name: self._limits[name] for name in ("level", "processes")}
+        limits = Limits(memory=memory and int(memory * (1 << 30)), **kept)
         argument = {"spec": self.spec, "options": self.options, "anew": self.anew}
         argument |= {"counting": self._counting, "evaluating": self._evaluating}
         job = Job("operant.envs.world_job:WorldHandler", argument)

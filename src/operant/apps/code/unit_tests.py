@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Literal
 
 from operant.apps.code.problems import problem_of
-from operant.apps.code.verdicts import Journal, Verdicts
+from operant.apps.code.verdicts import VerdictFile, Verdicts
 from operant.rewards.feedback import Feedback
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
@@ -178,7 +178,7 @@ class UnitTests:
         """End the actors of Ray; programs that are judged later start others."""
         self.verdicts.close()
 
-    def keep_in(self, journal: Journal) -> None:
+    def keep_in(self, journal: VerdictFile) -> None:
         """Write verdicts to a journal from now on, and read those of an earlier part of the run there."""
         self.verdicts.keep_in(journal)
 

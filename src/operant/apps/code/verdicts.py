@@ -14,7 +14,7 @@ from operant.sandbox.ray import RayJail
 from operant.types import OperantError
 
 
-class Journal(Protocol):
+class VerdictFile(Protocol):
     """A file of the run to which lines are added, such as a `runs.journal.Journal`."""
 
     path: Path
@@ -41,7 +41,7 @@ class Verdicts:
         """most: programs that are remembered, the newest ones. make: what makes the jail, such as one on Ray."""
         self.options, self.most, self.make = options or JailOptions(), most, make
         self._known: dict[str, Verdict] = {}
-        self._journal: Journal | None = None
+        self._journal: VerdictFile | None = None
 
     @cached_property
     def jail(self) -> Jail | RayJail:
@@ -66,7 +66,7 @@ class Verdicts:
         self._forget()
         return found
 
-    def keep_in(self, journal: Journal) -> None:
+    def keep_in(self, journal: VerdictFile) -> None:
         """Write verdicts to a file of the run from now on, and read those of the run so far there."""
         self._journal = journal
         text = journal.path.read_text(encoding="utf-8") if journal.path.is_file() else ""
