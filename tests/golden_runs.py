@@ -22,6 +22,8 @@ STEPS = 20
 FOLDER = Path(__file__).parent / "golden"
 ALGORITHMS = ("ppo", "grpo", "rloo", "gigpo", "rejection", "sft", "distill", "decision", "ilql")
 ALGORITHMS += ("dpo", "online-dpo", "kto", "a2c", "trpo", "nlpo", "reinforce", "coderl", "soft_q")
+ALGORITHMS += ("dapo", "dr-grpo", "gspo", "cispo", "sapo", "dppo", "opo", "pass-at-k", "vapo")
+ALGORITHMS += ("reinforce++", "reinforce++-baseline")
 ISLANDS = ("llama", "qwen2", "gpt_neox", "t5")
 RUNS = {name: ("gpt2", name) for name in ALGORITHMS} | {f"ppo-{kind}": (kind, "ppo") for kind in ISLANDS}
 """The architecture and the algorithm of each file."""
@@ -45,6 +47,17 @@ MORE = {
     },
     "grpo": {"score.scale": True, "kl.coef": 0.0, "kl.loss_coef": 0.05, "kl.loss_kind": "k3"},
     "rloo": {"score.scale": True, "kl.kind": "k2", "kl.coef": 0.05, "loss.clip_high": 0.28},
+    "dapo": {"kl.loss_coef": 0.05},
+    "dr-grpo": {"kl.loss_coef": 0.05},
+    "gspo": {"kl.loss_coef": 0.05, "loss.clip": 0.01, "loss.clip_high": 0.02},
+    "cispo": {"kl.loss_coef": 0.05, "loss.high": 1.01, "loss.low": 0.02},
+    "sapo": {"kl.loss_coef": 0.05, "loss.temperature": 3.0},
+    "dppo": {"kl.loss_coef": 0.05, "loss.max_distance": 0.002},
+    "opo": {"update.epochs": 1, "kl.loss_coef": 0.05},
+    "pass-at-k": {"kl.loss_coef": 0.05, "advantage.k": 2},
+    "vapo": {"kl.loss_coef": 0.05, "advantage.alpha": 0.5, "advantage.right": 0.8},
+    "reinforce++": {"kl.coef": 0.05, "advantage.gamma": 0.97},
+    "reinforce++-baseline": {"kl.loss_coef": 0.05},
     "gigpo": {"kl.loss_coef": 0.05, "advantage.omega": 0.5},
     "rejection": {"kl.loss_coef": 0.05, "kl.coef": 0.02, "loss.entropy_coef": 0.01},
     "sft": {},

@@ -1,6 +1,6 @@
 """The engine of a policy that generates its own replies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from operant.models.base import PolicyBase
@@ -31,6 +31,7 @@ class OwnEngine:
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        if not hasattr(self.policy, "choose"):
+        choose: Callable[..., list[tuple[int, Completion]]] | None = getattr(self.policy, "choose", None)
+        if choose is None:
             raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
-        return self.policy.choose(prompts, options, sampling, keys)
+        return choose(prompts, options, sampling, keys)

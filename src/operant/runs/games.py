@@ -127,7 +127,7 @@ def game_world(name: str, options: Mapping[str, object], run: Mapping[str, objec
     It is played in this process, also if the run has played it in others (`workers:rooms`).
     Raises: OperantError for a world that does not exist or has no games, and for an unknown option.
     """
-    name = without_form(name)
+    name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
     trained = _trained_options(run) | {"examples": 0.0} if without_form(run.get("env")) == name else {}
@@ -161,7 +161,7 @@ def playable(env: object) -> str | None:
     name, made = without_form(env), None
     with suppress(OperantError):  # such as a file that is no longer there
         made = ENVS.find(name) if isinstance(name, str) else None
-    return name if inspect.isclass(made) and issubclass(made, TextGames) else None
+    return str(name) if inspect.isclass(made) and issubclass(made, TextGames) else None
 
 
 def _trained_options(run: Mapping[str, object]) -> dict[str, Any]:

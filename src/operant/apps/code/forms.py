@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from operant.apps.code.problems import program_in
 from operant.data.forms import Row, found_in, text_of, texts_in
@@ -48,7 +48,9 @@ def code(row: Row) -> Mapping[str, object]:
     for field, form in (("test_list", mbpp), ("entry_point", humaneval), ("input_output", apps)):
         if field in row:
             return form(row)
-    return found_in(row, ("tests",), "; or it is no programming problem as MBPP, HumanEval or APPS publish theirs")
+    return cast(
+        "Row", found_in(row, ("tests",), "; or it is no programming problem as MBPP, HumanEval or APPS publish theirs")
+    )
 
 
 def mbpp(

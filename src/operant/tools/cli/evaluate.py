@@ -17,6 +17,7 @@ from operant.data import DataOptions
 from operant.data.sources import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
@@ -44,7 +45,7 @@ from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, TrainablePolicy, shown
+from operant.types import Engine, OperantError, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -223,8 +224,8 @@ def answer(
     plan: Plan,
     tasks: TaskSet,
     place: int,
-    loaded: list[tuple[TrainablePolicy, Engine]],
-    searches: Callable[[str], tuple[Search, TrainablePolicy]] | None,
+    loaded: list[tuple[Policy, Engine]],
+    searches: Callable[[str], tuple[Search, Policy]] | None,
     kept: Kept,
     progress: ReplyProgress,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.runs import named_parts
 from operant.runs.judged_replies import scorer
@@ -22,7 +23,7 @@ from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
-from operant.types import Engine, EngineParts, OperantError, Rollout, Task, TrainablePolicy, Turn
+from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Turn
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Speaker:
     """A model that replies."""
 
     name: str
-    policy: TrainablePolicy
+    policy: Policy
     engine: Any
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
@@ -102,11 +103,11 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _speaker(name: str, policy: TrainablePolicy, engine: Engine, options: Mapping[str, object]) -> Speaker:
+def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:
     return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
 
 
-def _reference(model: str, config: Mapping[str, Any]) -> tuple[TrainablePolicy, Engine]:
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     if not config:
         raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")

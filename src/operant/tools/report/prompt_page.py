@@ -97,7 +97,7 @@ def frequencies(steps: Mapping[int, Written]) -> dict[str, object] | None:
     }
 
 
-def outcome(found: Mapping[str, Any]) -> dict[str, object]:
+def outcome(found: Mapping[str, Any]) -> Mapping[str, object]:
     """Return what `prompts.json` holds with one list of `rows`: prompts, then baselines, each with what to paste."""
     template, rows = PromptTemplate(found["template"]), list[dict[str, object]]()
     for one in found["prompts"]:
