@@ -48,9 +48,8 @@ def code(row: Row) -> Mapping[str, object]:
     for field, form in (("test_list", mbpp), ("entry_point", humaneval), ("input_output", apps)):
         if field in row:
             return form(row)
-    return cast(
-        "Row", found_in(row, ("tests",), "; or it is no programming problem as MBPP, HumanEval or APPS publish theirs")
-    )
+    remedy = "; or it is no programming problem as MBPP, HumanEval or APPS publish theirs"
+    return cast("Row", found_in(row, ("tests",), remedy))  # which raises
 
 
 def mbpp(
