@@ -282,7 +282,7 @@ def test_demonstrations_are_those_of_the_trained_tasks(ahead, tmp_path, monkeypa
         given.append([task.id for task in tasks])
         return demonstration_rollouts(demonstrations, tasks)
 
-    monkeypatch.setattr("operant.runs.run.demonstration_rollouts", shown)
+    monkeypatch.setattr("operant.runs.parts.demonstration_rollouts", shown)
     tasks = [Task(f"t/{i}", "abcdef"[i % 6], replies=["ab"]) for i in range(24)]
     more = options(partial_rollout_tokens=2, steps=4, rollouts_ahead=ahead, max_tokens=8, algorithm="coderl", gamma=1)
     train(model(), tasks, judge, out=tmp_path / "run", **more)

@@ -25,7 +25,7 @@ REFUSED = [
     ("ilql", {"importance": "token"}, "learner.importance with algorithm=ilql"),
     ("ppo", {"sampling.guidance": 2.0}, "algorithm ppo has no Q values"),
     ("ppo", {"value.actions": True}, "value.actions=True: algorithm ppo decides it"),
-    ("ppo", {"importance": "tokens"}, "none, token, sequence"),
+    ("ppo", {"importance": "tokens"}, "none, token or sequence"),
     ("ppo", {"importance": "token", "importance_cap": 0}, "above 0"),
     ("ppo", {"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
     (
@@ -67,7 +67,7 @@ REFUSED = [
         "eps_placement=tensorflow.*kind=rmsprop",
     ),
     ("ppo", {"optimizer.momentum": 0.9}, "momentum=0.9.*kind=adamw"),
-    ("ppo", {"optimizer.kind": "adam"}, "kind='adam': it must be adamw, rmsprop, sgd, own"),
+    ("ppo", {"optimizer.kind": "adam"}, "kind='adam': it must be adamw, rmsprop, sgd or own"),
     ("ppo", {"optimizer.kind": "sgd", "optimizer.momentum": 1.0}, r"momentum=1.0: it must be in \[0, 1\)"),
     ("ppo", {"optimizer.kind": "own"}, "Python object.*optimizer=..."),
     ("trpo", {"update.kl": "exactly"}, r"update.kl='exactly': it must be exact or sampled"),

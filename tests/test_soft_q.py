@@ -104,7 +104,7 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
         ({"loss.version": "v4"}, "it must be v1, v2, v3, v2_v3"),
         ({"loss.version": "v0"}, "nothing would ever move; use v1, v2, v3, v2_v3"),
-        ({"target.rate": 0}, "it must be above 0"),
+        ({"target.rate": 0}, r"it must be in \(0, 1\]"),
         ({"target.every": -1}, "it must be a number of steps"),
         ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
         ({"advantage.shape": (0, 0, 0, 5)}, "give four numbers"),

@@ -725,7 +725,7 @@ def test_a_run_refuses_before_a_model_is_loaded(rows, options, reason, tmp_path,
     if "blank" not in reason:  # the second row is seen when all tasks are read
         monkeypatch.setattr("operant.runs.build.Learner", None)
     else:
-        monkeypatch.setattr("operant.runs.run.play_and_score", None)
+        monkeypatch.setattr("operant.runs.parts.play_and_score", None)
     with pytest.raises(OperantError, match=reason):
         train("builtin:reviews-lm", rows, out=tmp_path / "run", **options, **SMALL)
 

@@ -53,26 +53,27 @@ def by_success(returns: Tensor, groups: Tensor) -> Tensor:
     return _within(returns, groups, rule)
 
 
-def best_of(returns: Tensor, groups: Tensor, k: int) -> Tensor:
+def best_of(returns: Tensor, groups: Tensor, k: int | None = None) -> Tensor:
     """pass@k [E]: what a reply adds to the best of k (arXiv:2503.19595), averaged over the subsets of its group.
 
-    A_i = k mean_S [max(S) - max(S without i)] over all S of k replies that contain i. With k the size of the group it
-    is k times the lead of the best reply, and 0 for the others. Its mean over the group is an unbiased gradient of
-    E[max of k returns].
+    A_i = k mean_S [max(S) - max(S without i)] over all S of k replies that contain i. With k the size of the group
+    (None) it is k times the lead of the best reply, and 0 for the others. Its mean over the group is an unbiased
+    gradient of E[max of k returns].
     Raises: OperantError if a group has fewer than `k` replies.
     """
 
     def rule(mine: Tensor, _: Tensor) -> Tensor:
         n = len(mine)
-        if n < k:
+        best = n if k is None else k
+        if n < best:
             raise OperantError(f"a group of {n} replies: the best of advantage.k={k} needs samples of at least {k}")
-        if k == 1:
+        if best == 1:
             return mine
         value, order = mine.sort()
         # Reply p is the best of S and reply q < p the second best in C(q, k - 2) of the C(n - 1, k - 1) subsets.
-        counts = torch.tensor([comb(q, k - 2) for q in range(n)], dtype=mine.dtype, device=mine.device)
+        counts = torch.tensor([comb(q, best - 2) for q in range(n)], dtype=mine.dtype, device=mine.device)
         lead = (value[:, None] - value[None, :]).tril(-1) @ counts
-        return torch.zeros_like(mine).scatter(0, order, k * lead / comb(n - 1, k - 1))
+        return torch.zeros_like(mine).scatter(0, order, best * lead / comb(n - 1, best - 1))
 
     return _within(returns, groups, rule)
 
@@ -89,12 +90,12 @@ def with_success_rate(batch: Batch) -> Batch:
     return of_episodes(batch, lambda returns, groups, _: by_success(returns, groups))
 
 
-def with_best_of(batch: Batch, *, k: int = 4) -> Batch:
-    """Give every action of an episode what the episode adds to the best of `k`: see `best_of`. Raises: OperantError.
+def with_best_of(batch: Batch, *, k: int | None = None) -> Batch:
+    """Give every action of an episode what the episode adds to the best of `k`: see `best_of`.
 
     Raises: OperantError for `k` below 1 or above the size of a group.
     """
-    if k < 1:
+    if k is not None and k < 1:
         raise OperantError(f"advantage.k={k}: it must be at least 1")
     return of_episodes(batch, lambda returns, groups, _: best_of(returns, groups, k))
 

@@ -46,7 +46,8 @@ class Saveable(LearnerParts):
         """Write everything that `load` needs to go on bit-identically, in place of an earlier save of this learner.
 
         The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
-        folder for other programs. With several ranks, every rank calls it.
+        folder for other programs. With several ranks, every rank calls it. Raises: OperantError after an update that
+        failed half-way.
         """
         if self.updating:
             raise OperantError(

@@ -17,7 +17,6 @@ from operant.data import DataOptions
 from operant.data.sources import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
-from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
@@ -224,8 +223,8 @@ def answer(
     plan: Plan,
     tasks: TaskSet,
     place: int,
-    loaded: list[tuple[Policy, Engine]],
-    searches: Callable[[str], tuple[Search, Policy]] | None,
+    loaded: list[tuple[Any, Engine]],
+    searches: Callable[[str], tuple[Search, Any]] | None,
     kept: Kept,
     progress: ReplyProgress,
 ) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
-from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.runs import named_parts
 from operant.runs.judged_replies import scorer
@@ -31,7 +30,7 @@ class Speaker:
     """A model that replies."""
 
     name: str
-    policy: Policy
+    policy: Any
     engine: Any
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
@@ -103,11 +102,11 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:
+def _speaker(name: str, policy: Any, engine: Engine, options: Mapping[str, object]) -> Speaker:
     return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
 
 
-def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     if not config:
         raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")

@@ -19,8 +19,7 @@ from operant.tools.diagnosis.history import FINDINGS, Finding, History, latest, 
 from operant.tools.diagnosis.verdict import short_verdict, verdict
 
 if TYPE_CHECKING:
-    from operant.runs.run import Run
-    from operant.training.learner import Learner
+    from operant.runs.run import Learner, Run
 
 __all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "short_verdict", "verdict"]
 

@@ -1,4 +1,4 @@
-"""Labels as files for training: pairs of the community's form, or one row for each label (docs/labels.md).
+"""Labels as files for training: pairs of the community's form, or one row for each label (docs/rlhf.md).
 
 Pairs with an empty reply are left out, because nothing can be trained on it, and so are gold items, whose labels say
 something about the labellers. Rows of labels can be read back by `operant label`.
