@@ -9,7 +9,7 @@ from browsing import LAPTOP, PHONE, visit
 from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
-from operant.tools.labels.server import LabelServer, order
+from operant.tools.labels.server import LabelServer, moved, order
 from operant.tools.labels.store import Store
 
 HOSTILE = [
@@ -74,6 +74,13 @@ def answers(server):
 
 def card(page, text):
     return page.locator(".card", has_text=text)
+
+
+def test_an_answer_follows_its_replies_into_another_order():
+    places, answer = [1, 2, 0], {"best": 1, "ranks": [3, 1, 2]}  # reply 1 is shown first
+    shown = moved(answer, places)
+    assert shown == {"best": 0, "ranks": [1, 2, 3]}
+    assert moved(shown, [places.index(i) for i in range(3)]) == answer
 
 
 # --- keys, mouse, touch -----------------------------------------------------------------------------------------------

@@ -125,4 +125,4 @@ def outcome(found: Mapping[str, Any]) -> Mapping[str, object]:
             }
         )
     names = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
-    return {name: found[name] for name in names if name in found} | {"rows": rows}
+    return {**{name: found[name] for name in names if name in found}, "rows": rows}
