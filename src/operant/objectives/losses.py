@@ -1,7 +1,7 @@
 """Losses: one pure function per objective, (Outputs, Batch) -> named [B, T] tensors, one of them `loss`.
 
-The other tensors are metrics, which are averaged over actions. None of the functions averages: only `total` does, with
-`batch.weights`, so cutting a batch into micro-batches changes nothing.
+The other tensors are metrics, which are averaged over actions. None of the functions averages: `total` adds up with
+`batch.weights`, which sum to 1 over a minibatch, so cutting it into micro-batches changes nothing.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Layer 3: from a configuration to a run folder.
 
-tasks -> play -> score -> collate -> observe -> advantage -> update -> sync -> log
+tasks -> play -> reward -> select -> rows -> score -> credit -> update -> sync -> log
 
 for run in runs("runs/sentiment", recipe="sentiment"): ...
 """

@@ -94,7 +94,8 @@ def _given(learner: LearnerParts) -> bool:
 
 
 def _compares(learner: LearnerParts) -> bool:
-    """Whether it reads log-probs of the rows: demonstrations need none, unless policy and reference are compared."""
+    """Whether it needs log-probs of the rows before the update. Demonstrations need them only for a reference to compare
+    with, and replies to a wanted return never do."""
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 

@@ -181,8 +181,8 @@ def update(
     If a log-prob, logsumexp, value, loss or gradient is NaN or infinite on any rank, that optimizer step is not made on
     any rank, and the update ends.
     seed ... keep_gradients: as in `UpdateRun`; without `places`, episodes are numbered round robin over the ranks.
-    step_on: makes the optimizer step of a minibatch whose gradients are in place, in the place of `optimizer`; its
-    second argument is the factor that clips the gradients.
+    step_on(minibatch, factor): makes the optimizer step of a minibatch, whose gradients are computed by then. `factor`
+    clips them. By default `optimizer` makes it.
     """
     tally = Tally()
     for name in ("update/steps", "update/epochs"):
