@@ -94,8 +94,10 @@ def _given(learner: LearnerParts) -> bool:
 
 
 def _compares(learner: LearnerParts) -> bool:
-    """Whether it needs log-probs of the rows before the update. Demonstrations need them only for a reference to compare
-    with, and replies to a wanted return never do."""
+    """Whether it needs log-probs of the rows before the update.
+
+    Demonstrations need them only for a comparison with a reference, and replies to a wanted return never do.
+    """
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
