@@ -94,10 +94,7 @@ def _given(learner: LearnerParts) -> bool:
 
 
 def _compares(learner: LearnerParts) -> bool:
-    """Whether it needs log-probs of the rows before the update.
-
-    Demonstrations need them only for a comparison with a reference, and replies to a wanted return never do.
-    """
+    """Whether it needs log-probs of the rows: demonstrations only beside a reference, replies to wanted returns never."""
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
