@@ -139,6 +139,7 @@ def test_a_value_outside_its_bounds_is_refused(sentence):
 @dataclass(frozen=True)
 class Bounded:
     share: float = bounded(0.5, above=0, at_most=1)
+    most: float = bounded(0.5, at_most=1)
     count: int | None = bounded(None, at_least=2)
     odd: int = bounded(1, fits=lambda n: n % 2, rule="odd")
     size: float = bounded(1.0, above=0, below=float("inf"))
@@ -149,8 +150,15 @@ class Bounded:
 
 def test_the_ends_of_bounds_are_allowed_or_not():
     assert Bounded(share=1, count=2, odd=3, size=1e300).count == 2
-    assert rules(Bounded) == {"share": "in (0, 1]", "count": "at least 2", "odd": "odd", "size": "above 0"}
+    assert rules(Bounded) == {
+        "share": "in (0, 1]",
+        "most": "at most 1",
+        "count": "at least 2",
+        "odd": "odd",
+        "size": "above 0",
+    }
     for name, value, why in (
+        ("most", 1.5, "x.most=1.5: it must be at most 1"),
         ("share", 0.0, r"x.share=0.0: it must be in \(0, 1\]"),
         ("share", float("nan"), "x.share=nan"),
         ("count", 1, "x.count=1: it must be at least 2, or none"),

@@ -9,6 +9,7 @@ from toys import letters, lm
 
 from operant import Observer, OperantError, steps, train
 from operant.algorithms import METHODS, find, presets
+from operant.engines.native.engine import NativeEngine
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
@@ -33,6 +34,27 @@ def test_a_reward_that_fails_once_changes_no_number(tmp_path):
     given = {k: v for k, v in options.items() if k == "tokenizer"}
     again = train(model(), TASKS, flaky, out=tmp_path / "broken", resume=True, **given)
     assert told(again) == told(whole)
+    for name, value in weights(whole).items():
+        assert torch.equal(value, again.policy.state_dict()[name]), name
+
+
+def test_a_failed_sync_leaves_no_checkpoint_of_half_a_step(tmp_path, monkeypatch):
+    """The weights have moved by then: the last checkpoint is of the step before, and a resume plays it again."""
+    options = {"tokenizer": letters(), "checkpoint_minutes": 0.0, **SMALL}
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
+    take, gone = NativeEngine.sync, []
+
+    def sync(self, policy, version):
+        if version == 2 and not gone:
+            gone.append(version)
+            raise OperantError("the server is gone")
+        take(self, policy, version)
+
+    monkeypatch.setattr(NativeEngine, "sync", sync)
+    with pytest.raises(OperantError, match="the server is gone"):
+        train(model(), TASKS, count_a, out=tmp_path / "broken", **options)
+    again = train(model(), TASKS, count_a, out=tmp_path / "broken", resume=True, tokenizer=letters())
+    assert gone and told(again) == told(whole)
     for name, value in weights(whole).items():
         assert torch.equal(value, again.policy.state_dict()[name]), name
 

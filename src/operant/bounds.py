@@ -50,6 +50,8 @@ def bounded(
         rule = " or ".join(filter(None, [", ".join(map(str, allowed[:-1])), str(allowed[-1])]))
     elif not rule and high in (None, math.inf):
         rule = f"above {above:g}" if at_least is None else f"at least {at_least:g}"
+    elif not rule and low is None:
+        rule = f"below {below:g}" if at_most is None else f"at most {at_most:g}"
     elif not rule:
         rule = f"in {'(' if at_least is None else '['}{low:g}, {high:g}{')' if at_most is None else ']'}"
     return field(default=default, metadata={"good": good, "rule": rule})

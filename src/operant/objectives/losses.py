@@ -43,7 +43,7 @@ def clipped(
     `dual_clip` c > 1: the loss of a bad action that became likely is at most -A c (arXiv:1912.09729, equation 5).
     Raises: OperantError if `low` or `high` is not above 0, or `dual_clip` not above 1.
     """
-    _above(0, clip=min(low, high))
+    _above(0, clip=low, clip_high=high)
     _above(1, dual_clip=dual_clip)
     log_ratio = out.logprobs - batch.logprobs
     ratio = torch.exp(log_ratio)

@@ -221,6 +221,7 @@ class Learner(Saveable):
             if self.refused.whole:
                 self.moments.load_state_dict(moments_before)
         sync(self, metrics)
+        self.updating = False  # an engine that did not take the weights leaves a step that nobody may save
         return self._log(metrics, step.coef, lr)
 
     @cached_property

@@ -50,9 +50,7 @@ class Saveable(LearnerParts):
         failed half-way.
         """
         if self.updating:
-            raise OperantError(
-                "the last update failed half-way, so the weights are those of no step: nothing was saved"
-            )
+            raise OperantError("the last step failed half-way, so the weights are those of no step: nothing was saved")
         attempts = distributed.gathered(self.attempts.state_dict())
         state, first = _state(self), distributed.rank() == 0
         content = distributed.together(lambda: prepare(self, Path(folder), attempts, state) if first else None)

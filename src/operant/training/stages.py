@@ -94,7 +94,7 @@ def _given(learner: LearnerParts) -> bool:
 
 
 def _compares(learner: LearnerParts) -> bool:
-    """Whether it needs log-probs of the rows: demonstrations only beside a reference, replies to wanted returns never."""
+    """Whether it needs log-probs of the rows: demonstrations only beside a reference, wanted returns never."""
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
@@ -372,7 +372,6 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
             detailed=bool(own.watch_every) and number % own.watch_every == 0,
             keep_gradients=own.keep_gradients,
         )
-    learner.updating = False
     step.tally.merge(tally)
     if bad is not None:
         learner.refused = refuse("update", bad.fault, bad.batch, {}, **about, tokens=bad.tokens, whole=bad.first)
