@@ -19,7 +19,8 @@ from operant.tools.diagnosis.history import FINDINGS, Finding, History, latest, 
 from operant.tools.diagnosis.verdict import short_verdict, verdict
 
 if TYPE_CHECKING:
-    from operant.runs.run import Learner, Run
+    from operant.runs.ahead import Learner
+    from operant.runs.run import Run
 
 __all__ = ["RULES", "Finding", "History", "diagnose", "latest", "read_history", "short_verdict", "verdict"]
 
