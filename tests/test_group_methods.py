@@ -219,6 +219,7 @@ def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
         ("gspo", {"clip": 0.0}, "loss.clip=0.0: it must be above 0"),
         ("cispo", {"bound": "ratio"}, "loss.bound='ratio': it must be weight"),
         ("cispo", {"high": -1.0}, "loss.high=-1.0: it must be above 0"),
+        ("grpo", {"clip_high": -1.0}, "loss.clip_high=-1.0: it must be above 0"),
         ("sapo", {"temperature": 0.0}, "loss.temperature=0.0: it must be above 0"),
         ("dppo", {"distance": "js"}, "loss.distance='js': it must be tv or kl"),
         ("dppo", {"max_distance": 0.0}, "loss.max_distance=0.0: it must be above 0"),
