@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
@@ -80,3 +81,36 @@ def test_wrong_options_are_seen_before_the_script_runs(found: dict[str, dict[int
 
 def test_the_package_says_that_it_is_typed() -> None:
     assert (SRC / "operant/py.typed").is_file()
+
+
+def test_a_build_writes_them_with_the_packages_that_it_asks_for_alone(tmp_path: Path) -> None:
+    """A build is isolated from what is installed: it has the standard library and `build-system.requires`."""
+    skipped = shutil.ignore_patterns("builtin", "keywords.pyi", "figures", "__pycache__")
+    for name in ("docs", "src"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=skipped)
+    code = f"""
+import re, sys, tomllib, types
+from importlib.metadata import packages_distributions
+wanted = tomllib.load(open({str(ROOT / "pyproject.toml")!r}, "rb"))["build-system"]["requires"]
+wanted = {{re.split("[<>=]", each)[0].lower() for each in wanted}}
+others = {{name for name, owners in packages_distributions().items() if not wanted & {{o.lower() for o in owners}}}}
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in others - {{"operant"}}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+interface.BuildHookInterface = object
+for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules[interface.__name__] = interface
+sys.path[:0] = [{str(tmp_path / "docs")!r}]
+from build_hook import KeywordsHook
+hook = KeywordsHook()
+hook.root, data = {str(tmp_path)!r}, {{"artifacts": []}}
+hook.initialize("editable", data)
+print(data["artifacts"])
+"""
+    assert run_python(code).endswith("['/src/operant/keywords.pyi']")
+    written = (tmp_path / "src/operant/keywords.pyi").read_text(encoding="utf-8")
+    assert written == runpy.run_path(str(ROOT / "docs/keywords.py"))["keywords"]()
