@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.report import RESULTS, machine
 from operant.storage.checkpoint import RunState, Saved
+from operant.storage.checkpoint_store import Retention
 from operant.training.learner import Learner
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -79,7 +80,7 @@ def measured(name: str, made: Learner, folder: Path, rounds: int) -> list[dict[s
     for step in range(rounds):
         for way, (state, kind) in ways.items():
             place = folder / name / way
-            taken[way].append(state.save(place, step, kind=kind, keep=1))
+            taken[way].append(state.save(place, step, kind=kind, retention=Retention(keep=1)))
             time.sleep(0.5)  # so that writes still pending on the disk do not slow the next checkpoint
     return [
         {"run": name, "kind": way, "bytes": saved[-1].bytes, "seconds": statistics.median(s.seconds for s in saved)}

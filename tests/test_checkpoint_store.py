@@ -13,7 +13,7 @@ from disks import FULL, Box, Watched, named, quiet
 from operant import machine
 from operant.storage import atomic_io, manifest
 from operant.storage.checkpoint import RunState, about, newest_whole, to_resume
-from operant.storage.checkpoint_store import verify
+from operant.storage.checkpoint_store import Retention, verify
 from operant.types import OperantError
 
 
@@ -23,9 +23,9 @@ def a_state(value=0):
     return state, state.register("policy", Box({"n": value, "x": torch.full((5,), float(value))}))
 
 
-def put(state, box, folder, value, **more):
+def put(state, box, folder, value, keep=2, every=0, spare=(), **more):
     box.state = {"n": value, "x": torch.full((5,), float(value))}
-    return state.save(folder, value, **more)
+    return state.save(folder, value, retention=Retention(keep, every, frozenset(spare)), **more)
 
 
 @pytest.fixture
@@ -316,16 +316,16 @@ def test_a_manifest_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
 def test_the_newest_every_nth_and_the_spared_ones_stay(tmp_path):
     state, box = a_state()
     for step in range(1, 24):
-        put(state, box, tmp_path, step, keep=2, keep_every=10, spare=[7])
+        put(state, box, tmp_path, step, keep=2, every=10, spare=[7])
     assert named(tmp_path) == [f"step-000{step}" for step in ("07", "10", "20", "22", "23")]
-    put(state, box, tmp_path, 24, keep=1, keep_every=10, spare=[23])  # another one is the best now
+    put(state, box, tmp_path, 24, keep=1, every=10, spare=[23])  # another one is the best now
     assert named(tmp_path) == [f"step-000{step}" for step in ("10", "20", "23", "24")]
 
 
 def test_step_0_is_not_an_nth_step(tmp_path):
     state, box = a_state()
     for step in (0, 1, 2):
-        put(state, box, tmp_path, step, keep=1, keep_every=1 if step else 0)
+        put(state, box, tmp_path, step, keep=1, every=1 if step else 0)
     assert named(tmp_path) == ["step-00001", "step-00002"]
 
 
@@ -357,7 +357,7 @@ def test_nothing_is_deleted_before_the_new_one_is_complete(tmp_path):
     put(state, box, tmp_path, 1, keep=1)
     box.state = {"x": torch.tensor(float("nan"))}
     with pytest.raises(OperantError, match="holds NaN"):
-        state.save(tmp_path, 2, keep=1)
+        state.save(tmp_path, 2, retention=Retention(1))
     assert named(tmp_path) == ["step-00001"] and verify(tmp_path / "step-00001") is None
 
 

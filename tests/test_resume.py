@@ -80,6 +80,18 @@ def damage_line(out, name):
     (out / name).write_text("?" + (out / name).read_text(encoding="utf-8"), encoding="utf-8")
 
 
+def test_a_resume_deletes_what_a_killed_save_left_over(tmp_path):
+    """The kill came after the last checkpoint was complete, before those that are not kept were deleted."""
+    out = tmp_path / "run"
+    train(model(), TASKS, count_a, out=out, **options(checkpoint="both", steps=3, keep=1))
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert names == ["light-00003", "step-00003"]
+    shutil.copytree(out / "checkpoints/light-00003", out / "checkpoints/light-00002.old")
+    (out / "checkpoints/light-00001").mkdir()
+    again(out)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == names
+
+
 def test_a_resume_says_after_which_step_it_goes_on(tmp_path, capsys):
     cut(tmp_path / "run", 2)
     step = about(newest_whole(tmp_path / "run/checkpoints"))["step"]

@@ -20,7 +20,7 @@ from operant.runs.parts import RunParts
 from operant.runs.periodic_eval import PeriodicEvaluation
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState
-from operant.storage.checkpoint_store import path_of
+from operant.storage.checkpoint_store import Retention, path_of, prune
 from operant.training.saved_learner import measured_modes, set_modes, stateful_parts
 from operant.types import OperantError
 
@@ -117,6 +117,13 @@ class Checkpoints:
         """Write a checkpoint of the current step, unless all its kinds exist. Raises: OperantError as `save`."""
         if self._last != self.learner.progress.step:
             self.save(to_go_on=to_go_on)
+        elif not distributed.rank():  # a kill may have come before the last save deleted what is not kept
+            with atomic_io.explained(self.folder.checkpoints, "delete old checkpoints in"):
+                prune(self.folder.checkpoints, self.learner.progress.step, self._retention())
+
+    def _retention(self) -> Retention:
+        spare = () if self.best is None else (self.best["step"],)
+        return Retention(self.options.keep, self.options.keep_every, frozenset(spare))
 
     def save_when_due(self) -> None:
         """Write a checkpoint after a step, if one is due. Training goes on if the disk refuses it."""
@@ -145,9 +152,7 @@ class Checkpoints:
                 extra | small,
                 kind=kind,
                 lengths=self.folder.lengths(),
-                keep=self.options.keep,
-                keep_every=self.options.keep_every,
-                spare=[self.best["step"]] if self.best is not None else [],
+                retention=self._retention(),
             )
         self._next = time.monotonic() + self._wait
         self._mark_written(step)

@@ -112,15 +112,12 @@ class RunState:
         *,
         kind: str = "resume",
         lengths: Mapping[str, int] | None = None,
-        keep: int = 2,
-        keep_every: int = 0,
-        spare: Iterable[int] = (),
+        retention: Retention | None = None,
     ) -> Saved:
         """Write `folder/step-00012`, or `folder/light-00012` of kind `light`, with only the trained weights.
 
-        extra: any value that a part's state may hold. lengths: bytes of the run's growing files, for the manifest. Of
-        each kind, the newest `keep` checkpoints, those of every `keep_every`-th step, and those of the steps in `spare`
-        stay; the others are deleted once the new one is complete.
+        extra: any value that a part's state may hold. lengths: bytes of the run's growing files, for the manifest. What
+        `retention` (None: the newest two of each kind) does not keep is deleted once the new one is complete.
         Raises: OperantError, which leaves older checkpoints as they are, for a tensor or number that is NaN or infinity
         (by its name), and for an error of the disk.
         """
@@ -156,7 +153,7 @@ class RunState:
                 write_folder(temporary, tensors, encoded, info, others)
                 atomic_io.replace_folder(temporary, path)
                 size = sum(file.stat().st_size for file in path.iterdir())
-                prune(folder, step, Retention(keep, keep_every, frozenset(spare)))
+                prune(folder, step, retention or Retention())
                 return size
 
         encoded = run(content)

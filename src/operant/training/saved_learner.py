@@ -24,7 +24,7 @@ from operant.models.loading import MODELS, copies, copy_models
 from operant.options import resolve
 from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
-from operant.storage.checkpoint_store import newest_whole
+from operant.storage.checkpoint_store import Retention, newest_whole
 from operant.training.options import checked_options, schema
 from operant.training.parts import LearnerParts
 from operant.training.refused_step import name as name_of
@@ -55,7 +55,7 @@ class Saveable(LearnerParts):
         state, first = _state(self), distributed.rank() == 0
         content = distributed.together(lambda: prepare(self, Path(folder), attempts, state) if first else None)
         if first or state.ranks is not None:
-            state.save(folder, self.progress.step, content, keep=1)
+            state.save(folder, self.progress.step, content, retention=Retention(keep=1))
         return Path(folder)
 
     @classmethod
