@@ -17,7 +17,7 @@ from torch import Tensor
 
 from operant.models.logprobs import divergence
 from operant.objectives import advantages, losses
-from operant.objectives.kl import EXACT, KLOptions, estimate
+from operant.objectives.kl import EXACT, SAMPLED, KLOptions, estimate
 from operant.sampling import Sampling
 from operant.training.objective import Objective, forward
 from operant.training.scoring import charge_kl
@@ -33,8 +33,8 @@ STEPS, RATE, SHRINK = (200, 150), 4.0, 0.95
 """Steps of gradient descent: at a constant rate, then at a shrinking one, for the kink of the absolute difference."""
 GONE = 40.0
 """A token this many nats below the likeliest counts as vanished; logits are clamped there."""
-KINDS = ("k1", "k2", "k3", "absolute", "reverse", "forward")
-LOSS_KINDS = ("k1", "k2", "k3", "plain_k3", "reverse", "forward")
+KINDS = (*SAMPLED, *EXACT)
+LOSS_KINDS = ("k1", "k2", "k3", "plain_k3", *EXACT)
 
 
 def candidates(logits: Tensor) -> dict[str, Tensor]:
@@ -47,6 +47,7 @@ def candidates(logits: Tensor) -> dict[str, Tensor]:
         "KL(reference, policy)": -(q * d).sum(),
         "E[d^2] / 2": (p * d**2).sum() / 2,
         "E[abs d]": (p * d.abs()).sum(),
+        "JS(policy, reference)": sum((x * (x / ((p + q) / 2)).log()).sum() for x in (p, q)) / 2,
         "nothing": 0.0 * z.sum(),
     }
     return {name: torch.autograd.grad(x, z, retain_graph=True)[0] for name, x in expected.items()}
@@ -55,10 +56,10 @@ def candidates(logits: Tensor) -> dict[str, Tensor]:
 def constant_policy(logits: Tensor, tokens: Tensor) -> Callable[..., Outputs]:
     """A policy without a model that has the same logits [V] before each of the `tokens` [B]."""
 
-    def policy(batch: Batch, sampling: Any, *, against: Any = None, entropy_gradient: bool = False) -> Outputs:
+    def policy(batch: Batch, sampling: Any, *, divergences: tuple[str, ...] = (), **_: Any) -> Outputs:
         p, q = logits.log_softmax(0), REFERENCE.log()
         spread = partial(_at_actions, batch)
-        kl = {"reverse": divergence(p[None], q[None]), "forward": divergence(q[None], p[None])}
+        kl = {kind: divergence(p[None], q[None], kind) for kind in divergences}
         chosen = spread(p[tokens])
         return Outputs(chosen, chosen, kl={name: spread(x.expand(len(tokens))) for name, x in kl.items()})
 
@@ -105,8 +106,7 @@ def gradient(logits: Tensor, kl: KLOptions, *, samples: int = 1, scale: bool = F
 
 
 def _exact(p: Tensor, kind: str, count: int) -> Tensor:
-    pair = (p.log()[None], REFERENCE.log()[None])
-    return divergence(*(pair[::-1] if kind == "forward" else pair)).expand(count)
+    return divergence(p.log()[None], REFERENCE.log()[None], kind).expand(count)
 
 
 @cache

@@ -7,6 +7,7 @@ import torch
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
+from operant.objectives.kl import EXACT
 from operant.rollouts.collate import collate
 from operant.rollouts.prompts import TeacherOptions, with_hints
 from operant.sampling import Sampling
@@ -95,13 +96,14 @@ def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
 # --- the divergence ---------------------------------------------------------------------------------------------------
 
 
-def divergence(student, teacher, prompt, told, action, *, forward=False):
+def divergence(student, teacher, prompt, told, action, kind):
     """[A] by bare forward passes: before each token of the reply, over the whole vocabulary."""
     p = (student(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1)
     with torch.no_grad():
         q = (teacher(torch.tensor([told + action])).logits[0, len(told) - 1 : -1].double() / T).log_softmax(-1)
-    p, q = (q, p) if forward else (p, q)
-    return (p.exp() * (p - q)).sum(-1)
+    m = ((p.exp() + q.exp()) / 2).log()
+    kl = {name: (a.exp() * (a - b)).sum(-1) for name, a, b in (("pq", p, q), ("qp", q, p), ("pm", p, m), ("qm", q, m))}
+    return {"reverse": kl["pq"], "forward": kl["qp"], "jensen_shannon": (kl["pm"] + kl["qm"]) / 2}[kind]
 
 
 EPISODES = [
@@ -114,10 +116,10 @@ TOLD = [[12, 13, 3, 4], [14, 8], [15, 16, 17, 3, 4], [15, 16, 17, 3, 4, 5, 6, 11
 """What the teacher reads before each of the five replies, by hand."""
 
 
-@pytest.mark.parametrize("forward", [False, True])
+@pytest.mark.parametrize("ways", EXACT)
 @pytest.mark.parametrize("chunk", [48_000_000, 40])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, forward, monkeypatch):
+def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, ways, monkeypatch):
     """Rows of other lengths for the teacher, in micro-batches of one row and in chunks of two tokens."""
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     student, teacher = lm(kind).double(), lm(kind, seed=1).double()
@@ -133,7 +135,7 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, forward, monkey
         **{
             "teacher.hint": lambda r: HINTS[int(r.task.id)],
             "update.micro_tokens": 8 if chunk == 40 else 8192,
-            "loss.divergence": "forward" if forward else "reverse",
+            "loss.divergence": ways,
         },
     )
     metrics = learner.learn(rollouts, None)
@@ -141,8 +143,7 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, forward, monkey
     twin = lm(kind).double()
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     each = [
-        divergence(twin, teacher, turn.prompt, told, turn.action, forward=forward)
-        for turn, told in zip(turns, TOLD, strict=True)
+        divergence(twin, teacher, turn.prompt, told, turn.action, ways) for turn, told in zip(turns, TOLD, strict=True)
     ]
     loss = torch.cat(each).mean()
     loss.backward()

@@ -11,7 +11,7 @@ from toys import bare_logprobs, lm
 from operant.models.logprobs import divergence
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
-from operant.objectives.kl import KLOptions, controller, estimate, loss_term
+from operant.objectives.kl import EXACT, KLOptions, controller, estimate, loss_term
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling
 from operant.training.learner import Learner
@@ -23,7 +23,7 @@ from operant.types import OperantError
 
 # --- one token, enumerated (test 10) ----------------------------------------------------------------------------------
 
-KINDS = ["k1", "k2", "k3", "reverse", "forward"]
+KINDS = ["k1", "k2", "k3", *EXACT]
 
 
 def categorical(seed: int) -> torch.Tensor:
@@ -31,23 +31,17 @@ def categorical(seed: int) -> torch.Tensor:
 
 
 def exact_gradient(logits: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
-    """The gradient of sum_v p log(p / q), or of sum_v q log(q / p) for `forward`, from its formula."""
+    """The gradient of a divergence from its formula, which is that of `reverse` for what is estimated."""
     logits = logits.clone().requires_grad_()
-    p, q = logits.softmax(0), ref.softmax(0)
-    kl = (q * (q / p).log()).sum() if kind == "forward" else (p * (p / q).log()).sum()
-    return torch.autograd.grad(kl, logits)[0]
+    p, q = logits.log_softmax(0), ref.log_softmax(0)
+    return torch.autograd.grad(CHARGES[kind if kind in EXACT else "reverse"](p, q), logits)[0]
 
 
 def expected_gradient(logits: torch.Tensor, behaviour: torch.Tensor, ref: torch.Tensor, kind: str) -> torch.Tensor:
     """The gradient of the library's loss term, each of the six tokens weighted by its probability under the sampler."""
     logits = logits.clone().requires_grad_()
     p, b, q = logits.log_softmax(0), behaviour.log_softmax(0), ref.log_softmax(0)
-    if kind == "reverse":
-        mean = divergence(p[None], q[None]).sum()
-    elif kind == "forward":
-        mean = divergence(q[None], p[None]).sum()
-    else:
-        mean = (b.exp() * loss_term(kind, p, b, q)).sum()
+    mean = divergence(p[None], q[None], kind).sum() if kind in EXACT else (b.exp() * loss_term(kind, p, b, q)).sum()
     return torch.autograd.grad(mean, logits)[0]
 
 
@@ -99,7 +93,7 @@ def true_gradient(kind: str) -> torch.Tensor:
     model, ref = small(0).double(), small(1).double()
     p, q = ((m(torch.tensor([PROMPT])).logits[0, -1] / T).log_softmax(0) for m in (model, ref))
     q = q.detach()
-    ((q.exp() * (q - p)).sum() if kind == "forward" else (p.exp() * (p - q)).sum()).backward()
+    CHARGES[kind if kind in EXACT else "reverse"](p, q).backward()
     return flat(model)
 
 
@@ -165,6 +159,7 @@ CHARGES = {
     "absolute": lambda p, q: (p.exp() * (p - q).abs()).sum(),
     "reverse": lambda p, q: (p.exp() * (p - q)).sum(),
     "forward": lambda p, q: (q.exp() * (q - p)).sum(),
+    "jensen_shannon": lambda p, q: sum((x.exp() * (x - ((p.exp() + q.exp()) / 2).log())).sum() for x in (p, q)) / 2,
 }
 """What is expected of each charge, [V] log-probs in."""
 
@@ -183,7 +178,7 @@ def test_a_charge_in_the_reward_has_the_whole_gradient(kind):
     p, q = ((m(torch.tensor([PROMPT])).logits[0, -1] / T).log_softmax(0) for m in (model, ref))
     (coef * CHARGES[kind](p, q.detach())).backward()
     assert gap(expected("full"), flat(model)) < 1e-4
-    if kind in ("reverse", "forward"):
+    if kind in EXACT:
         assert float(expected("score").norm()) < 1e-5 < float(flat(model).norm()) / 100
 
 
@@ -251,7 +246,7 @@ def test_a_learner_with_truncated_sampling_warns_of_its_kl():
 KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp() - 1 + d, "absolute": lambda d: d.abs()}
 
 
-@pytest.mark.parametrize("kind", [*KL_OF, "reverse", "forward"])
+@pytest.mark.parametrize("kind", [*KL_OF, *EXACT])
 def test_the_logged_kl_is_the_charged_kl(kind):
     """Logged and charged KL agree with two plain models, for replies of unequal length at temperature 0.8."""
     model, ref = lm(), lm(seed=1)
@@ -284,7 +279,7 @@ def whole_kl(model, ref, prompt: list[int], ids: list[int], kind: str) -> float:
     with torch.no_grad():
         rows = torch.tensor([prompt + ids])
         p, q = ((m(rows).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1) for m in (model, ref))
-    return float((p.exp() * (p - q)).sum() if kind == "reverse" else (q.exp() * (q - p)).sum())
+    return float(CHARGES[kind](p, q))
 
 
 # --- who sets the price -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ REFUSED = [
     ("distill", {"teacher.rate": 1.5}, r"teacher.rate=1.5: it must be in \[0, 1\]"),
     ("distill", {"teacher.rate": 0.5, "reference": 3}, "only a copy follows the policy"),
     ("distill", {"reference": None}, "it is the teacher"),
-    ("distill", {"loss.divergence": "sideways"}, "it must be reverse or forward"),
+    ("distill", {"loss.divergence": "sideways"}, "it must be reverse, forward or jensen_shannon"),
     ("distill", {"kl.coef": 0.1}, "algorithm distill has no reference to measure KL to"),
     ("ilql", {"loss.tau": 1.0}, "loss.tau=1.0: it must lie between 0 and 1"),
     ("ilql", {"advantage.gamma": 1.5}, "advantage.gamma=1.5: it must lie in 0..1"),
@@ -27,7 +27,8 @@ REFUSED = [
     ("ppo", {"value.actions": True}, "value.actions=True: algorithm ppo decides it"),
     ("ppo", {"importance": "tokens"}, "none, token or sequence"),
     ("ppo", {"importance": "token", "importance_cap": 0}, "above 0"),
-    ("ppo", {"importance_mask": True}, "with learner.importance=none: no weight is above a cap"),
+    ("ppo", {"importance_floor": 0.5}, "importance_floor with learner.importance=none: no weight is bounded"),
+    ("ppo", {"importance_mask": True}, "with learner.importance=none: no weight is bounded"),
     (
         "ppo",
         {"importance": "token", "importance_cap": None, "importance_mask": True},

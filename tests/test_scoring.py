@@ -17,6 +17,7 @@ from operant.models.logprobs import Sweep, SweepInput, _spread, _statistics, com
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives import losses
+from operant.objectives.kl import EXACT
 from operant.rollouts.collate import collate, token_weights
 from operant.sampling import Sampling, uniforms
 from operant.training.learner import Learner
@@ -301,7 +302,7 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
     logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
     other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
     ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
-    inputs = SweepInput(ids, places, Sampling(**how), other, True)
+    inputs = SweepInput(ids, places, Sampling(**how), other, EXACT, True)
     assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, inputs), (logits,))
     z = inputs.sampling.adjust(logits.detach(), places)
     p = z.softmax(-1)
@@ -310,7 +311,9 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
     if other is not None:
         q = inputs.sampling.adjust(other, places).softmax(-1)
         logq = q.clamp(min=1e-300).log()
+        logm = ((p + q) / 2).clamp(min=1e-300).log()
         right += [(p * (logp - logq)).sum(-1), (q * (logq - logp)).sum(-1)]
+        right += [((p * (logp - logm)).sum(-1) + (q * (logq - logm)).sum(-1)) / 2]
     for mine, true in zip(Sweep.apply(logits, inputs), right, strict=True):
         torch.testing.assert_close(mine.detach(), true, atol=1e-12, rtol=1e-10)
 
@@ -329,12 +332,10 @@ def test_what_a_gpu_runs_compiled_compiles_and_says_the_same():
     """The two functions agree with themselves compiled, here for a CPU."""
     torch.manual_seed(1)
     z, other, ids = torch.randn(5, 40), torch.randn(5, 40), torch.tensor([1, 3, 4, 6, 7])
-    for beside in (None, other):
-        plain = _statistics(z, beside, ids, True)
-        fused = compiled(_statistics)(z, beside, ids, True)
+    for beside, compared in ((None, ()), (other, EXACT)):
+        plain = _statistics(z, beside, ids, True, compared)
+        fused = compiled(_statistics)(z, beside, ids, True, compared)
         torch.testing.assert_close(fused, plain)
-        weights = [torch.randn(5, 1) for _ in range(3 if beside is not None else 1)]
-        out = torch.stack(plain[2:-1])[..., None]
-        torch.testing.assert_close(
-            compiled(_spread)(z, beside, out, weights, True), _spread(z, beside, out, weights, True)
-        )
+        given = torch.stack(plain[2:-1])[..., None], [torch.randn(5, 1) for _ in range(1 + len(compared))]
+        how = (z, beside, *given, True, compared)
+        torch.testing.assert_close(compiled(_spread)(*how), _spread(*how))

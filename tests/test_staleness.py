@@ -56,24 +56,27 @@ def test_current_turns_and_replies_from_elsewhere_have_no_age():
 
 
 @pytest.mark.parametrize(
-    ("kind", "cap", "expected"),
+    ("kind", "cap", "floor", "expected"),
     [
-        ("token", None, [[exp(0.5), exp(1.0)], [exp(-0.3)], [exp(0.0), exp(-0.25)]]),
-        ("token", 1.5, [[1.5, 1.5], [exp(-0.3)], [1.0, exp(-0.25)]]),
-        ("sequence", None, [[exp(1.2)] * 2, [exp(1.2)], [exp(-0.25)] * 2]),
-        ("sequence", 2.0, [[2.0] * 2, [2.0], [exp(-0.25)] * 2]),
+        ("token", None, 0.0, [[exp(0.5), exp(1.0)], [exp(-0.3)], [exp(0.0), exp(-0.25)]]),
+        ("token", 1.5, 0.0, [[1.5, 1.5], [exp(-0.3)], [1.0, exp(-0.25)]]),
+        ("token", None, 0.76, [[exp(0.5), exp(1.0)], [0.76], [exp(0.0), exp(-0.25)]]),
+        ("token", 1.5, 0.9, [[1.5, 1.5], [0.9], [1.0, 0.9]]),
+        ("sequence", None, 0.0, [[exp(1.2)] * 2, [exp(1.2)], [exp(-0.25)] * 2]),
+        ("sequence", 2.0, 0.8, [[2.0] * 2, [2.0], [0.8] * 2]),
     ],
 )
-def test_importance_weights_by_hand(kind, cap, expected):
+def test_importance_weights_by_hand(kind, cap, floor, expected):
     """The policy's log-probs are -0.5, -1; -0.8; -0.25, -1. A weight multiplies that of its token in the mean."""
     batch = collate(two_episodes(), [0.0, 0.0])
     sampled, now = batch.logprobs, batch.logprobs.clone()
     now[batch.actions] = torch.tensor([-0.5, -1.0, -0.8, -0.25, -1.0])
-    found = with_importance(batch.with_(logprobs=now), sampled, kind, cap)
+    found = with_importance(batch.with_(logprobs=now), sampled, kind, cap, floor=floor)
     flat = torch.tensor([w for row in expected for w in row])
     torch.testing.assert_close(found.importance[batch.actions], flat)
-    masked = with_importance(batch.with_(logprobs=now), sampled, kind, cap, mask=True).importance[batch.actions]
-    torch.testing.assert_close(masked, flat if cap is None else torch.where(flat == cap, 0.0, flat))
+    how = {"floor": floor, "mask": True}
+    masked = with_importance(batch.with_(logprobs=now), sampled, kind, cap, **how).importance[batch.actions]
+    torch.testing.assert_close(masked, torch.where((flat == cap) | (flat == floor), 0.0, flat))
     weights = update.weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
     torch.testing.assert_close(weights[batch.actions], flat / 5)
     assert torch.equal(token_weights(found)[batch.actions], torch.full((5,), 0.2))

@@ -24,17 +24,22 @@ def enumerated(model, other, ways):
             gone = [13] + ([2, 3] if place < 2 else [])
             possible = [v for v in range(20) if v not in gone]
             p, q = p[possible].log_softmax(0), q[possible].log_softmax(0).detach()
-            yield sum((p.exp() * (p - q)) if ways == "reverse" else (q.exp() * (q - p)))
+            m = ((p.exp() + q.exp()) / 2).log()
+            yield {
+                "reverse": lambda p, q, _: (p.exp() * (p - q)).sum(),
+                "forward": lambda p, q, _: (q.exp() * (q - p)).sum(),
+                "jensen_shannon": lambda p, q, m: ((p.exp() * (p - m)).sum() + (q.exp() * (q - m)).sum()) / 2,
+            }[ways](p, q, m)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-@pytest.mark.parametrize("ways", ["reverse", "forward"])
+@pytest.mark.parametrize("ways", ["reverse", "forward", "jensen_shannon"])
 def test_values_and_gradients_are_those_of_the_enumeration(kind, ways):
     model, other = lm(kind, seed=1), lm(kind, seed=2)
     # Early stop tokens in the given replies have no probability at all; the KL of the state is defined all the same.
     rollouts = [Rollout(Task(str(i), p), i, [Turn(p, a)], [""]) for i, (p, a) in enumerate(TURNS)]
     batch = collate(rollouts, [0.0] * len(TURNS))
-    out = Policy(model).forward(batch, SAMPLING, against=Policy(other))
+    out = Policy(model).forward(batch, SAMPLING, against=Policy(other), divergences=(ways,))
     mine = out.kl[ways][batch.actions]
     mine.sum().backward()
 

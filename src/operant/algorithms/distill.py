@@ -29,7 +29,8 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
   chat, the template is applied to the last message. It stands in the prompt that opens a row; later turns of the same
   row go on from there. One hint for each turn needs a world with fresh prompts.
 - **The gradient** is that of the divergence in the states that the policy visited. That a reply leads to other states
-  is no part of it. `loss.divergence=forward` is KL(teacher || policy).
+  is no part of it. `loss.divergence=forward` is KL(teacher || policy), and `jensen_shannon` lies between the two.
+  The vocabulary is never cut to its likeliest tokens: a teacher in the same process costs no transfer.
 - A hint helps only a teacher that can use it. If the teacher ignores its hint, the divergence is about 0 from the
   beginning (`distill/divergence`), and nothing is learnt. With `--reward`, the replies are scored as well, and the
   scores are shown and not trained on. `kl/per_reply` is measured to the teacher without the hint.
@@ -38,17 +39,19 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
 from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
+from operant.objectives.kl import EXACT
 from operant.types import Batch, OperantError, Outputs
 
 
 def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> dict[str, Tensor]:
     """The divergence of the policy from its teacher before each action [B, T], over the whole vocabulary.
 
-    `divergence`: reverse, KL(policy || teacher), or forward, KL(teacher || policy) (arXiv:2306.13649, equation 4).
+    `divergence`: reverse, KL(policy || teacher); forward, KL(teacher || policy); or jensen_shannon, the mean of both
+    to the mixture of the two in equal parts (arXiv:2306.13649, equations 1 and 4).
     Raises: OperantError for another name, or a policy that computes none.
     """
-    if divergence not in ("reverse", "forward"):
-        raise OperantError(f"loss.divergence={divergence!r}: it must be reverse or forward")
+    if divergence not in EXACT:
+        raise OperantError(f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")
     if out.kl is None:
         raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
     return {"loss": out.kl[divergence], "distill/divergence": out.kl[divergence].detach()}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from operant.models.layout import ModelInput
+from operant.models.logprobs import divergence
 from operant.sampling import Sampling
 from operant.types import Batch, Choices
 
@@ -102,18 +103,19 @@ def among(logprobs: Tensor, options: Sequence[Branch], choices: Choices, samplin
     return table.log_softmax(-1)
 
 
-def chosen(table: Tensor, picked: Tensor, other: Tensor | None = None) -> dict[str, Tensor]:
+def chosen(
+    table: Tensor, picked: Tensor, other: Tensor | None = None, divergences: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """Log-prob, entropy, logsumexp and exact divergences of choices, each [C].
 
     `table` [C, O]: log-probs of the options. `picked` [C]: the chosen option. `other` [C, O]: log-probs of the options
-    under another model, for the divergences.
+    under another model, for the `divergences`.
     """
     found = {"logprobs": table.gather(-1, picked.to(table.device)[:, None]).squeeze(-1)}
     known = torch.where(table == -torch.inf, 0.0, table)
     found["entropy"] = -(table.exp() * known).sum(-1)
     found["logsumexp"] = torch.zeros_like(found["logprobs"])  # their scores are log-probs of one distribution
     if other is not None:
-        theirs = torch.where(other == -torch.inf, 0.0, other)
-        found["reverse"] = (table.exp() * (known - theirs)).sum(-1)
-        found["forward"] = (other.exp() * (theirs - known)).sum(-1)
+        least = torch.finfo(table.dtype).min / 4  # finite: beyond the last option, the gradient of a gap would be NaN
+        found |= {kind: divergence(table.clamp(min=least), other.clamp(min=least), kind) for kind in divergences}
     return found

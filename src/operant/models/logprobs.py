@@ -7,6 +7,7 @@ instead of storing them. The second sweep is written by hand and has no gradient
 torch's own operations compute the same numbers, and can be differentiated twice.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ BLOCK = 1 << 20
 Head = Callable[[Tensor], Tensor]
 """[N, D] -> [N, V]."""
 
-NAMES: tuple[str, ...] = ("logprobs", "logsumexp", "entropy", "reverse", "forward")
+NAMES = ("logprobs", "logsumexp", "entropy")
+DIVERGENCES = ("reverse", "forward")
+"""The exact divergences where nobody asks for others; `divergence` has them all."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,16 @@ class SweepInput:
     sampling: Sampling
     other: Tensor | None = None
     """[N, V] logits of another model, for the exact divergences."""
+    divergences: tuple[str, ...] = DIVERGENCES
+    """Which of them to compute."""
     entropy_gradient: bool = False
     """Whether the entropy is part of the loss."""
     double_backward: bool = False
     """Whether gradients of gradients are wanted."""
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return () if self.other is None else self.divergences
 
     @property
     def spreads(self) -> bool:
@@ -56,22 +65,24 @@ class SweepInput:
 
 
 class Sweep(torch.autograd.Function):
-    """Log-prob of the chosen ids, logsumexp, entropy and both divergences of logits [N, V], each [N].
+    """Log-prob of the chosen ids, logsumexp, entropy and the divergences of logits [N, V], each [N].
 
-    With z = adjusted logits, p = softmax(z), q the other model's, H the entropy and R = KL(p || q):
+    With z = adjusted logits, p = softmax(z), q the other model's, m = (p + q) / 2, H the entropy, R = KL(p || q) and
+    J = (KL(p || m) + KL(q || m)) / 2:
     d logprob / dz = onehot - p;  d logsumexp / dz = p;  dH / dz = -p (log p + H);  dR / dz = p (log p - log q - R);
-    d KL(q || p) / dz = p - q;  and dz / d logits = 1 / temperature, 0 where a token is masked.
+    d KL(q || p) / dz = p - q;  dJ / dz = p (log p - log m - KL(p || m)) / 2;  and dz / d logits = 1 / temperature, 0
+    where a token is masked.
     The saved probabilities are constants to autograd, so a gradient of this gradient would lack terms: it is refused.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, inputs: SweepInput) -> tuple[Tensor, ...]:
         wide = torch.promote_types(logits.dtype, torch.float32)
-        out = torch.zeros(5 if inputs.other is not None else 3, len(logits), dtype=wide, device=logits.device)
+        out = torch.zeros(3 + len(inputs.compared), len(logits), dtype=wide, device=logits.device)
         probs = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         for part in _blocks(logits):
             z, other = _adjusted(logits, inputs, part)
-            *numbers, p = _fused(_statistics, z, other, inputs.ids[part], inputs.masks)
+            *numbers, p = _fused(_statistics, z, other, inputs.ids[part], inputs.masks, inputs.compared)
             for row, x in zip(out, numbers, strict=True):
                 row[part] = x
             if probs is not None:
@@ -97,7 +108,9 @@ class Sweep(torch.autograd.Function):
             for part in _blocks(logits):
                 z, other = _adjusted(logits, inputs, part)
                 some = [None if w is None else w[part] for w in weights[2:]]
-                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.masks).to(grad.dtype)
+                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.masks, inputs.compared).to(
+                    grad.dtype
+                )
         if chosen is not None:
             grad.scatter_add_(-1, inputs.ids[:, None], chosen.to(grad.dtype))
         return (grad if inputs.sampling.temperature == 1 else grad.div_(inputs.sampling.temperature)), None
@@ -144,8 +157,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
-def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tuple[Tensor, ...]:
-    """The numbers of `NAMES`, each [n], and then the probabilities [n, V]. A masked token (-inf) counts 0."""
+def _statistics(
+    z: Tensor, other: Tensor | None, ids: Tensor, masks: bool, compared: Sequence[str]
+) -> tuple[Tensor, ...]:
+    """The numbers of `NAMES` and the divergences, each [n], and the probabilities [n, V]. A masked token counts 0."""
     mine = z.log_softmax(-1)
     chosen = mine.gather(-1, ids[:, None])
     normaliser = (z.gather(-1, ids[:, None]) - chosen).squeeze(-1)
@@ -153,18 +168,23 @@ def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, masks: bool) -> tu
         normaliser = torch.where(normaliser.isfinite(), normaliser, z.logsumexp(-1))
     p = mine.exp()
     spread = -torch.linalg.vecdot(p, _finite(mine, masks))
-    if other is None:
-        return chosen.squeeze(-1), normaliser, spread, p
-    theirs = other.log_softmax(-1)
-    return chosen.squeeze(-1), normaliser, spread, divergence(mine, theirs), divergence(theirs, mine), p
+    theirs = mine if other is None else other.log_softmax(-1)
+    return chosen.squeeze(-1), normaliser, spread, *(divergence(mine, theirs, kind) for kind in compared), p
 
 
-def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], masks: bool) -> Tensor:
+def _spread(
+    z: Tensor,
+    other: Tensor | None,
+    out: Tensor,
+    weights: Sequence[Tensor | None],
+    masks: bool,
+    compared: Sequence[str],
+) -> Tensor:
     """[n, V] the part of the gradient by z that comes from entropy and divergences.
 
     `out`: their values. `weights` [n, 1]: the gradients of the loss by them.
     """
-    spread, reverse, forward = [*weights, None, None][:3]
+    spread, *of_divergences = weights
     mine = z.log_softmax(-1)
     p, known = mine.exp(), _finite(mine, masks)
     grad = torch.zeros_like(p)
@@ -172,10 +192,16 @@ def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tens
         grad = grad - p * spread * (known + out[0])
     if other is not None:
         theirs = other.log_softmax(-1)
-        if reverse is not None:
-            grad = grad + p * reverse * (known - _finite(theirs, masks) - out[1])
-        if forward is not None:
-            grad = grad + forward * (p - theirs.exp())
+        for kind, weight, value in zip(compared, of_divergences, out[1:], strict=True):
+            if weight is None:
+                continue
+            if kind == "forward":
+                grad = grad + weight * (p - theirs.exp())
+            elif kind == "reverse":
+                grad = grad + p * weight * (known - _finite(theirs, masks) - value)
+            else:
+                gap = torch.where(p == 0, 0.0, mine - _between(mine, theirs))
+                grad = grad + p * weight * (gap - torch.linalg.vecdot(p, gap)[:, None]) / 2
     return grad
 
 
@@ -194,6 +220,7 @@ def score(
     vocabulary: int,
     allowed: tuple[Tensor, Tensor] | None = None,
     against: tuple[Head, Tensor] | None = None,
+    divergences: tuple[str, ...] = DIVERGENCES,
     entropy_gradient: bool = False,
     double_backward: bool = False,
     budget: int = BUDGET,
@@ -201,22 +228,22 @@ def score(
     """Score the chosen tokens `ids` [N] in the hidden states before them, `states` [N, D].
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
-    that could be drawn. `against`: the head and states of another model, for the exact divergences.
+    that could be drawn. `against`: the head and states of another model, for the exact `divergences`.
     `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
-    Returns the tensors of `NAMES` and `raw_logprobs`, each [N], in float32 or wider.
+    Returns the tensors of `NAMES`, `raw_logprobs` and those of `divergences`, each [N], in float32 or wider.
     """
     size = max(1, budget // vocabulary)
     pieces = []
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        inputs = SweepInput(ids[part], places[part], sampling, other, entropy_gradient, double_backward)
+        inputs = SweepInput(ids[part], places[part], sampling, other, divergences, entropy_gradient, double_backward)
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
         else:
             pieces.append(_score(head, states[part], inputs, _cut(allowed, part)))
     if not pieces:
-        names = ["raw_logprobs", *NAMES[: 5 if against else 3]]
+        names = ["raw_logprobs", *NAMES, *(divergences if against else ())]
         return dict.fromkeys(names, states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32)))
     return {name: torch.cat([p[name] for p in pieces]) for name in pieces[0]}
 
@@ -225,10 +252,10 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
     logits = head(states)
     if inputs.double_backward:  # the same numbers, with gradients by autograd
         z, other = _adjusted(logits, inputs, slice(None))
-        numbers = _statistics(z, other, inputs.ids, inputs.masks)[:-1]
+        numbers = _statistics(z, other, inputs.ids, inputs.masks, inputs.compared)[:-1]
     else:
         numbers = Sweep.apply(logits, inputs)
-    out: dict[str, Tensor] = dict(zip(NAMES, numbers, strict=False))
+    out: dict[str, Tensor] = dict(zip((*NAMES, *inputs.compared), numbers, strict=True))
     out["raw_logprobs"] = out["logprobs"]
     if not inputs.entropy_gradient:
         out["entropy"] = out["entropy"].detach()
@@ -243,10 +270,23 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
     return out
 
 
-def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of log-probabilities [N, V] -> [N]; tokens that p masks count 0."""
-    gap = torch.where(p == -torch.inf, 0.0, p - q)
-    return (p.exp() * gap).sum(-1)
+def divergence(p: Tensor, q: Tensor, kind: str = "reverse") -> Tensor:
+    """The divergence of log-probabilities p and q, [N, V] -> [N].
+
+    reverse: KL(p || q); forward: KL(q || p); jensen_shannon: the mean of KL(p || m) and KL(q || m), m = (p + q) / 2.
+    """
+    if kind == "reverse":
+        gap = torch.where(p == -torch.inf, 0.0, p - q)  # a masked token counts 0
+        return (p.exp() * gap).sum(-1)
+    if kind == "forward":
+        return divergence(q, p)
+    middle = _between(p, q)
+    return (divergence(p, middle) + divergence(q, middle)) / 2
+
+
+def _between(p: Tensor, q: Tensor) -> Tensor:
+    """The log-probabilities of the mixture of two distributions in equal parts."""
+    return torch.logaddexp(p, q) - math.log(2)
 
 
 def _cut(allowed: tuple[Tensor, Tensor] | None, part: slice) -> tuple[Tensor, Tensor] | None:

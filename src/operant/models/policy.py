@@ -21,7 +21,7 @@ from operant.models.capabilities import branches_exactly, check_trunk, packs_exa
 from operant.models.choices import Branch, among, branches, chosen
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
-from operant.models.logprobs import Head, score
+from operant.models.logprobs import DIVERGENCES, Head, score
 from operant.models.options import ModelOptions
 from operant.models.value_head import ActionValueHead, ValueHead, ValueOptions
 from operant.sampling import Sampling
@@ -129,12 +129,13 @@ class Policy(HiddenStates):
         sampling: Sampling = PURE,
         *,
         against: "Policy | None" = None,
+        divergences: tuple[str, ...] = DIVERGENCES,
         entropy_gradient: bool = False,
     ) -> Outputs:
         """Compute log-probs, entropy, logsumexp and values at every action of the batch: each [B, T], 0 off actions.
 
-        `against`: another policy, to which the exact divergences are computed; it reads the prompts of `batch.hinted`,
-        if there are some. `entropy_gradient`: whether the entropy has a gradient.
+        `against`: another policy, to which the exact `divergences` are computed; it reads the prompts of
+        `batch.hinted`, if there are some. `entropy_gradient`: whether the entropy has a gradient.
         """
         batch = batch.to(self.device)
         options = branches(batch, sampling.terminator) if batch.choices is not None else []
@@ -159,6 +160,7 @@ class Policy(HiddenStates):
             vocabulary=self.vocabulary,
             allowed=allowed,
             against=None if theirs is None else (against.logits, theirs[0][generated]),
+            divergences=divergences,
             entropy_gradient=entropy_gradient,
             double_backward=self._twice,
         )
@@ -168,11 +170,11 @@ class Policy(HiddenStates):
             if theirs is not None:
                 with torch.no_grad():
                     other = against._option_logprobs(batch, options, theirs[1], sampling)
-            found = chosen(table, batch.choices.picked, other)
+            found = chosen(table, batch.choices.picked, other, divergences)
             found["raw_logprobs"] = found["logprobs"]
             found["entropy"] = found["entropy"] if entropy_gradient else found["entropy"].detach()
             spread = {k: x.masked_scatter(chosen_at, found[k].to(x.dtype)) for k, x in spread.items()}
-        kl = {k: spread.pop(k) for k in ("reverse", "forward")} if against is not None else None
+        kl = {k: spread.pop(k) for k in divergences} if against is not None else None
         if batch.allowed is None:
             spread["raw_logprobs"] = spread["logprobs"]
         q = None

@@ -10,6 +10,7 @@ At a sampled token, d = log policy - log reference, both scaled by the temperatu
 | absolute | abs(d), no KL estimator  | detached ratio * abs(d)      | refused                         |
 | reverse  | sum_v p log(p / q)       | itself                       | itself                          |
 | forward  | sum_v q log(q / p)       | itself                       | itself                          |
+| jensen_shannon | the mean of both to the mixture (p + q) / 2 | itself | itself                      |
 | plain_k3 | exp(-d) - 1 + d          | refused                      | without the ratio               |
 
 In the loss, the gradient of every kind but `plain_k3` is in expectation that of the state's KL, on policy and off.
@@ -34,7 +35,7 @@ from operant.types import OperantError
 
 SAMPLED = ("k1", "k2", "k3", "absolute")
 """Kinds that are estimated from the sampled token."""
-EXACT = ("reverse", "forward")
+EXACT = ("reverse", "forward", "jensen_shannon")
 """Kinds that are computed from the whole distributions."""
 OF_THE_LOSS = ("k1", "k2", "k3", "plain_k3", *EXACT)
 """Kinds of a term in the loss; `absolute` is for the reward only."""
@@ -55,14 +56,15 @@ class KLOptions:
     coef: float = bounded(0.1, at_least=0)
     """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
     kind: str = bounded("k1", choices=SAMPLED + EXACT)
-    """k1 | k2 | k3 | absolute | reverse | forward: the KL term that is charged in the reward, per token."""
+    """k1 | k2 | k3 | absolute | reverse | forward | jensen_shannon: the divergence that is charged in the reward, per
+    token."""
     reward_gradient: str = bounded("full", choices=("full", "score"))
     """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
     every kind but k1 has another optimum (docs/ppo.md)."""
     loss_coef: float = bounded(0.0, at_least=0)
     """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
     loss_kind: str = bounded("k1", choices=OF_THE_LOSS, rule=_LOSS_RULE)
-    """k1 | k2 | k3 | reverse | forward | plain_k3: the KL term of the loss."""
+    """k1 | k2 | k3 | reverse | forward | jensen_shannon | plain_k3: the divergence of the loss."""
     control: str = bounded("fixed", choices=("fixed", "adaptive", "per_token", "linear"))
     """fixed | adaptive (Ziegler et al. 2019, per reply) | per_token (RL4LMs) | linear (to `end_coef`)."""
     target: float = bounded(6.0, above=0)

@@ -18,6 +18,7 @@ from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.metrics import collect
 from operant.models.embedding import direct_gradients
+from operant.models.logprobs import DIVERGENCES
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
@@ -41,6 +42,8 @@ class Objective:
     per: str = "token"
     horizon: int | None = None
     entropy_gradient: bool = False
+    divergences: tuple[str, ...] = DIVERGENCES
+    """The exact divergences from a teacher that the loss reads."""
     whiten: Callable[[Batch, Tensor], Batch] | None = None
     """The function that whitens advantages within a minibatch: (batch, actions) -> batch."""
     kl: KLOptions | None = None
@@ -59,6 +62,7 @@ def make_objective(
         per=algorithm.per,
         horizon=sampling.max_tokens,
         entropy_gradient=bool(loss.get("entropy_coef")),
+        divergences=(loss["divergence"],) if "divergence" in loss else DIVERGENCES,
         whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
         kl=options["kl"] if reference is not None else None,
         reference=reference,
@@ -95,9 +99,12 @@ def forward(
     """Run one forward pass, and return its outputs and its terms: `loss`, with the KL term added, and metrics."""
     kl = objective.kl
     in_loss = kl is not None and kl.loss_coef > 0
-    exact = (in_loss and kl.loss_kind in EXACT) or (batch.price is not None and kl is not None and kl.kind in EXACT)
-    against = objective.reference if exact or batch.hinted is not None else None
-    out = policy(batch, sampling, against=against, entropy_gradient=objective.entropy_gradient)
+    exact = {kl.loss_kind} if in_loss else set[str]()
+    exact |= {kl.kind} if batch.price is not None and kl is not None else set()
+    exact |= {*objective.divergences} if batch.hinted is not None else set()
+    exact &= {*EXACT}
+    compared = {"against": objective.reference if exact else None, "divergences": tuple(sorted(exact))}
+    out = policy(batch, sampling, **compared, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
     if in_loss:
         divergence = _kl_term(out, batch, kl.loss_kind, loss_term)

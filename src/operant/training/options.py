@@ -56,9 +56,11 @@ class LearnerOptions:
     sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
     importance_cap: float | None = bounded(2.0, above=0)
     """The largest importance weight; none: any."""
+    importance_floor: float = bounded(0.0, at_least=0, at_most=1)
+    """The smallest importance weight. With importance_mask and a cap, the two bounds are those of IcePop."""
     importance_mask: bool = False
-    """Masked importance sampling: tokens (or replies) whose weight is above the cap are not trained on. False: their
-    weight is the cap, truncated importance sampling."""
+    """Masked importance sampling: tokens (or replies) whose weight is above the cap or below the floor are not trained
+    on. False: their weight is the bound, truncated importance sampling."""
     select: str | None = bounded(None, fits=best.parse, rule=best.RULE)
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
@@ -84,9 +86,11 @@ class LearnerOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self, "learner")
-        if self.importance_mask and (self.importance == "none" or self.importance_cap is None):
-            idle = "importance=none" if self.importance == "none" else "importance_cap=none"
-            raise OperantError(f"learner.importance_mask with learner.{idle}: no weight is above a cap; leave it out")
+        bounds = self.importance_cap is not None or self.importance_floor > 0
+        for name in ("mask", "floor"):
+            if getattr(self, f"importance_{name}") and (self.importance == "none" or not bounds):
+                idle = "importance_cap=none" if self.importance != "none" else "importance=none"
+                raise OperantError(f"learner.importance_{name} with learner.{idle}: no weight is bounded; leave it out")
         if self.importance != "none" and self.rescore is False:
             raise OperantError(
                 f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
@@ -222,7 +226,7 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
     known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
     batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
     batch = batch.with_(anchors=batch.turns)
-    out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl={"reverse": zeros, "forward": zeros})
+    out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl=dict.fromkeys(EXACT, zeros))
     out = replace(out, outcomes=torch.zeros(*zeros.shape, len(OUTCOMES)))
     if algorithm.needs.action_values:
         out = replace(out, q=dict.fromkeys(("one", "two", "one_nll", "two_nll"), zeros))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from operant.models import layout
 from operant.models.policy import Policy
-from operant.objectives.kl import EXACT, SAMPLED, KLOptions, estimate
+from operant.objectives.kl import SAMPLED, KLOptions, estimate
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -35,7 +35,7 @@ def score_batch(
     exact = kl.exact if reference is not None else ()
     lacking = batch.logprobs is None or (policy.has_values and batch.values is None)
     if lacking or exact or rescore or (batch.allowed is not None and batch.raw_logprobs is None):
-        out = forward_batch(batch, policy, sampling, micro_tokens, reference if exact else None)
+        out = forward_batch(batch, policy, sampling, micro_tokens, reference if exact else None, exact)
         known = batch.logprobs is not None and not rescore
         if batch.logprobs is None:
             _check_probabilities(batch, out)
@@ -118,16 +118,21 @@ def charge_kl(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
 
 
 def forward_batch(
-    batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int, against: Policy | None = None
+    batch: Batch,
+    policy: Policy,
+    sampling: Sampling,
+    micro_tokens: int,
+    against: Policy | None = None,
+    divergences: tuple[str, ...] = (),
 ) -> Outputs:
     """Run one forward pass over the whole batch, in micro-batches.
 
-    against: the model to which exact KL is measured.
+    against: the model to which the exact divergences are measured.
     """
     pieces: list[tuple[list[int], Outputs]] = []
     for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
         part = batch.rows(torch.tensor(rows))
-        pieces.append((rows, policy.forward(part, sampling, against=against)))
+        pieces.append((rows, policy.forward(part, sampling, against=against, divergences=divergences)))
 
     def whole(pick) -> torch.Tensor | None:
         if pick(pieces[0][1]) is None:
@@ -138,14 +143,13 @@ def forward_batch(
             full[torch.tensor(rows), : piece.shape[1]] = piece
         return full
 
-    names = EXACT if against is not None else ()
     return Outputs(
         logprobs=whole(lambda o: o.logprobs),
         raw_logprobs=whole(lambda o: o.raw_logprobs),
         entropy=whole(lambda o: o.entropy),
         logsumexp=whole(lambda o: o.logsumexp),
         values=whole(lambda o: o.values),
-        kl={n: whole(lambda o, n=n: o.kl[n]) for n in names} or None,
+        kl={n: whole(lambda o, n=n: o.kl[n]) for n in pieces[0][1].kl or ()} or None,
         q={n: whole(lambda o, n=n: o.q[n]) for n in pieces[0][1].q or ()} or None,
     )
 

@@ -158,6 +158,7 @@ def with_importance(
     kind: str,
     cap: float | None,
     *,
+    floor: float = 0.0,
     mask: bool = False,
     unscored: torch.Tensor | None = None,
 ) -> Batch:
@@ -165,7 +166,7 @@ def with_importance(
 
     sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
     token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
-    mask: a weight above the cap is 0. A demonstration has no sampler, and the weight 1.
+    floor: the smallest. mask: a weight beyond these is 0. A demonstration has no sampler, and the weight 1.
     """
     own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
     unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
@@ -181,5 +182,5 @@ def with_importance(
         log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
     most, weights = float("inf") if cap is None else cap, log_ratio.exp()
     tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
-    masked = torch.where(weights > most, 0.0, weights.clamp(min=tiny))
-    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(max=most), 1.0))
+    masked = torch.where((weights > most) | (weights < floor), 0.0, weights.clamp(min=tiny))
+    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(floor, most), 1.0))

@@ -255,7 +255,7 @@ def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
 def weigh(learner: LearnerParts, step: TrainingStep) -> None:
     """Add importance weights."""
     own, sampled, unscored = learner.own, step.collated.logprobs, step.collated.unscored
-    how = {"mask": own.importance_mask, "unscored": unscored}
+    how = {"floor": own.importance_floor, "mask": own.importance_mask, "unscored": unscored}
     step.batch = select.with_importance(step.batch, sampled, own.importance, own.importance_cap, **how)
 
 
@@ -343,8 +343,10 @@ def measure_staleness(learner: LearnerParts, step: TrainingStep) -> None:
         tally.extreme("rollout/staleness_max", max(ages))
     if batch.importance is not None:
         tally.mean("rollout/importance_mean", batch.importance, batch.actions)
-        if (cap := learner.own.importance_cap) is not None:
-            over = batch.importance == 0 if learner.own.importance_mask else batch.importance >= cap
+        cap, floor = learner.own.importance_cap, learner.own.importance_floor
+        if cap is not None or floor:
+            at_bounds = (batch.importance <= floor) | (batch.importance >= (cap or float("inf")))
+            over = batch.importance == 0 if learner.own.importance_mask else at_bounds
             tally.mean("rollout/importance_clipped", over, batch.actions)
 
 

@@ -207,7 +207,9 @@ class TrustRegion(GradientUpdate):
         """
         if self.options["update"].kl == "exact":
             old = PolicyCopy(self.policy).policy
-            return pieces, lambda piece: self.policy(piece, sampling, against=old).kl["forward"]
+            return pieces, lambda piece: self.policy(piece, sampling, against=old, divergences=("forward",)).kl[
+                "forward"
+            ]
         drawn = []
         for piece in pieces:
             now = self.policy(piece, sampling).logprobs
@@ -233,7 +235,7 @@ class TrustRegion(GradientUpdate):
         pieces = micro_batches(batch, "episode", budget.tokens)
 
         def slopes(piece: Batch) -> Tensor:
-            kl = self.policy(piece, sampling, against=self.policy).kl
+            kl = self.policy(piece, sampling, against=self.policy, divergences=("forward",)).kl
             assert kl is not None  # `against` was given
             total = losses.total(kl["forward"], piece)
             return vector(torch.autograd.grad(total, self.moved, create_graph=True, materialize_grads=True))
