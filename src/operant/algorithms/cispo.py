@@ -8,7 +8,7 @@ $$\text{loss} = -\frac{1}{\sum_i |y_i|}\sum_{i,t} \mathrm{stop}(w_{i,t})\, A_i \
 A clipped surrogate has no gradient at a token beyond its bound; here it keeps the gradient of the bound. The bound has
 two published meanings under one name: at most `loss.high` (`loss.bound=weight`: ScaleRL, TRL's `epsilon_high`; 5 is in
 the middle of the 4 to 8 that ScaleRL found alike), and at most 1 + `loss.high` (`loss.bound=excess`: MiniMax-M1,
-verl). Neither has a lower bound; `loss.low` sets one.
+verl). The papers set no lower bound, verl 1 - `clip_ratio_low`; `loss.low` sets one.
 """
 
 from operant.algorithms.base import Algorithm, Needs
