@@ -141,6 +141,14 @@ def scatter(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
     return out.view(shape)
 
 
+def discounts_of(batch: Batch, index: Tensor, gamma: float, turn_gamma: float) -> Tensor:
+    """[E, L] what each action of an episode discounts the next one by: see `with_gae`."""
+    discounts = by_turn(gather(batch.turns, index, -1), gamma, gamma * turn_gamma, batch.values.dtype)
+    if batch.skipped is None:
+        return discounts
+    return discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
+
+
 def with_gae(
     batch: Batch,
     *,
@@ -174,9 +182,7 @@ def with_gae(
         price = price / deviation if price is not None and deviation else price
     index = episode_index(batch)
     turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
-    discounts = by_turn(turns, gamma, gamma * turn_gamma, values.dtype)
-    if batch.skipped is not None:
-        discounts = discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
+    discounts = discounts_of(batch, index, gamma, turn_gamma)
     lambdas = by_turn(turns, lam, lam if turn_lam is None else turn_lam, values.dtype)
     rewards, lengths, shape = gather(rewards, index), (index >= 0).sum(1), batch.tokens.shape
     whole = None if level == "token" else Turns.of(turns)

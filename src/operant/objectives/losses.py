@@ -17,10 +17,10 @@ def total(x: Tensor, batch: Batch) -> Tensor:
     return (torch.where(weights != 0, x, 0.0) * weights).sum()
 
 
-def _above(least: float, **options: float | None) -> None:
-    """Raises: OperantError for an option that is not above `least`."""
+def check_above(least: float, **options: float | None) -> None:
+    """Raises: OperantError for an option that is not above `least`; infinity is."""
     for name, value in options.items():
-        if value is not None and value <= least:
+        if value is not None and not value > least:
             raise OperantError(f"loss.{name}={value}: it must be above {least:g}")
 
 
@@ -43,8 +43,8 @@ def clipped(
     `dual_clip` c > 1: the loss of a bad action that became likely is at most -A c (arXiv:1912.09729, equation 5).
     Raises: OperantError if `low` or `high` is not above 0, or `dual_clip` not above 1.
     """
-    _above(0, clip=low, clip_high=high)
-    _above(1, dual_clip=dual_clip)
+    check_above(0, clip=low, clip_high=high)
+    check_above(1, dual_clip=dual_clip)
     log_ratio = out.logprobs - batch.logprobs
     ratio = torch.exp(log_ratio)
     free, limited = -batch.advantages * ratio, -batch.advantages * ratio.clamp(1 - low, 1 + high)
@@ -86,7 +86,7 @@ def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -
     `value_clip`: largest change of a value that counts; None: no clipping.
     Raises: OperantError if it is not above 0.
     """
-    _above(0, value_clip=value_clip)
+    check_above(0, value_clip=value_clip)
     error = (out.values - batch.returns) ** 2
     limited = error
     if value_clip is not None:
@@ -117,7 +117,7 @@ def ppo(
 
     Raises: OperantError for a bound that is not above 0.
     """
-    _above(0, clip=clip, value_clip=value_clip)
+    check_above(0, clip=clip, value_clip=value_clip)
     policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
     value = value_error(out, batch, value_clip=value_clip)
     loss = policy.pop("loss") + value_coef * value.pop("loss")

@@ -3,11 +3,10 @@
 Each is (Outputs, Batch) -> named [B, T] tensors, as in `losses`. Their rows in one table: docs/algorithms.md.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from operant.objectives.losses import check_above
 from operant.types import Batch, OperantError, Outputs
 
 
@@ -22,12 +21,6 @@ def _terms(loss: Tensor, log_ratio: Tensor, limited: Tensor, out: Outputs, entro
         "policy/old_new_kl": -log_ratio,
         "policy/ratio_mean": log_ratio.exp(),
     }
-
-
-def _positive(**options: float | None) -> None:
-    for name, value in options.items():
-        if value is not None and not 0 < value < math.inf:
-            raise OperantError(f"loss.{name}={value}: it must be above 0")
 
 
 def sequence_ratio(
@@ -46,7 +39,7 @@ def sequence_ratio(
     has the value of s and the gradient of the token's own r_t, for advantages that differ from token to token.
     Raises: OperantError for another `ratio` or a bound that is not above 0.
     """
-    _positive(clip=clip, clip_high=clip_high)
+    check_above(0, clip=clip, clip_high=clip_high)
     if ratio not in ("reply", "token"):
         raise OperantError(f"loss.ratio={ratio!r}: it must be reply or token")
     log_ratio = torch.where(batch.actions, out.logprobs - batch.logprobs, 0.0)
@@ -76,7 +69,7 @@ def clipped_weight(
     `low`: w is at least 1 - low; None, as in both papers: no lower bound.
     Raises: OperantError for another `bound` or a bound that is not above 0.
     """
-    _positive(high=high, low=low)
+    check_above(0, high=high, low=low)
     if bound not in ("weight", "excess"):
         raise OperantError(f"loss.bound={bound!r}: it must be weight (at most high) or excess (at most 1 + high)")
     log_ratio = out.logprobs - batch.logprobs
@@ -100,7 +93,7 @@ def soft_gate(
     differ from the surrogate's by a constant only; far from it the gradient fades.
     Raises: OperantError for a temperature that is not above 0.
     """
-    _positive(temperature=temperature, temperature_negative=temperature_negative)
+    check_above(0, temperature=temperature, temperature_negative=temperature_negative)
     log_ratio = out.logprobs - batch.logprobs
     t = torch.full_like(batch.advantages, temperature_negative).masked_fill(batch.advantages > 0, temperature)
     loss = -batch.advantages * torch.sigmoid(t * (log_ratio.exp() - 1)) * 4 / t
@@ -123,7 +116,7 @@ def divergence_mask(
     probabilities p (now) and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
     Raises: OperantError for another `distance` or a bound that is not above 0.
     """
-    _positive(max_distance=max_distance, ratio_cap=ratio_cap)
+    check_above(0, max_distance=max_distance, ratio_cap=ratio_cap)
     if distance not in ("tv", "kl"):
         raise OperantError(f"loss.distance={distance!r}: it must be tv or kl")
     log_ratio = out.logprobs - batch.logprobs

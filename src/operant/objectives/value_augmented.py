@@ -6,7 +6,7 @@ from torch import Tensor
 from operant import distributed
 from operant.objectives import losses
 from operant.objectives.advantages import (
-    by_turn,
+    discounts_of,
     episode_index,
     gae,
     gather,
@@ -43,10 +43,7 @@ def with_two_lambdas(
         batch, gamma=gamma, lam=critic_lam, turn_gamma=turn_gamma, whiten_scope=whiten_scope, unbiased=unbiased
     )
     index = episode_index(batch)
-    turns, values = gather(batch.turns, index, -1), gather(batch.values, index)
-    discounts = by_turn(turns, gamma, gamma * turn_gamma, values.dtype)
-    if batch.skipped is not None:
-        discounts = discounts * (gamma * turn_gamma) ** gather(batch.skipped, index).to(discounts)
+    values, discounts = gather(batch.values, index), discounts_of(batch, index, gamma, turn_gamma)
     lengths = (index >= 0).sum(1)
     lambdas = (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0).to(values)[:, None].expand_as(values)
     rewards = gather(batch.rewards, index)
