@@ -1,5 +1,6 @@
 """Learning from hints: what the teacher reads, the divergence from it by hand, and what a hint is worth."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,7 @@ def episode(*pairs, task=ASKED, **more):
 
 def read(rollout, **options):
     """What the teacher reads before each reply."""
-    (made,) = with_hints([rollout], letters(), TeacherOptions(**options))
+    (made,) = with_hints([rollout], [None], letters(), TeacherOptions(**options))
     return [turn.prompt for turn in made.turns]
 
 
@@ -45,13 +46,26 @@ def test_the_hint_stands_where_the_template_says():
     assert read(behind_bos, template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]
 
 
+def test_the_best_right_sibling_is_the_hint():
+    """Scores above 0.5 are right: by hand, who reads whose reply; the message of a judgement where there is none."""
+    told = {"info": {"judgement": Judgement(0.0, message="m")}}
+    group = [episode((ids("a"), ids(x)), **told) for x in "bcde"]
+    other = replace(episode((ids("a"), ids("f")), **told), group=1)
+    rollouts = [replace(r, texts=[x]) for r, x in zip([*group, other], "bcdef", strict=True)]
+    scores = [0.6, None, 0.9, 0.2, 1.0]
+    made = with_hints(rollouts, scores, letters(), TeacherOptions(hint="sibling", right=0.5, template="{hint}{prompt}"))
+    assert [r.turns[0].prompt for r in made] == [ids(x) for x in ("da", "da", "ba", "da", "ma")]
+    with pytest.raises(OperantError, match="hint=sibling: the replies have no scores; give a reward"):
+        with_hints(rollouts, [None] * 5, letters(), TeacherOptions(hint="sibling"))
+
+
 def test_a_chat_gets_its_hint_in_the_last_message():
     tokenizer = letters()
     tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
     talk = [{"role": "system", "content": "go"}, {"role": "user", "content": "ab"}]
     asked = tokenizer.apply_chat_template(talk, return_dict=True)["input_ids"]
     rollout = episode((asked, ids("b")), task=Task("a", talk, target="x"))
-    (made,) = with_hints([rollout], tokenizer, TeacherOptions(template="{prompt} {hint}"))
+    (made,) = with_hints([rollout], [None], tokenizer, TeacherOptions(template="{prompt} {hint}"))
     assert made.turns[0].prompt == ids("sgo.uab x.a")
 
 
@@ -179,7 +193,7 @@ def test_a_choice_is_distilled_over_its_options():
 
 def test_rows_of_the_teacher_follow_those_of_the_batch():
     """Cut to some rows, the actions of both are the same tokens in the same order."""
-    made = with_hints(EPISODES, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))
+    made = with_hints(EPISODES, [None] * 3, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))
     both = collate(EPISODES, [0.0] * 3).with_(hinted=collate(made, [0.0] * 3))
     for rows in ([0], [2, 1], [3, 0, 2]):
         part = both.rows(torch.tensor(rows))
@@ -250,6 +264,21 @@ def test_a_teacher_who_is_told_the_answer_teaches_it(told, hint, rate, ends):
     for _ in range(20):
         learner.learn(learner.generate([[question] for question in ANSWER] * 8), None)
     assert ends[0] <= right(model) <= ends[1]
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["right", "shuffled"])
+def test_a_policy_learns_from_its_own_right_replies(told, shuffled):
+    """SDPO: the first right reply of a group tells the teacher. With scores of other replies, nothing is learnt."""
+    model = lm(vocab=12)
+    model.load_state_dict(told)
+    own = {"teacher.hint": "sibling", "teacher.rate": 0.05}
+    learner = Learner(model, algorithm="distill", lr=3e-3, max_tokens=1, fixed_length=True, **own)
+    draw = random.Random(0)
+    for _ in range(30):
+        played = learner.generate([[question] for question in ANSWER] * 8)
+        scores = [float(r.ids == [ANSWER[r.turns[0].prompt[-1]]]) for r in played]
+        learner.step(played, draw.sample(scores, len(scores)) if shuffled else scores)
+    assert right(model) > 0.9 if not shuffled else right(model) < 0.5
 
 
 class Twice:

@@ -25,6 +25,10 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
   of the rollout, or the message of its judgement (the world `feedback`); `answer` is what the world answered to each
   reply. A function of your own (`my_hints.py:hint`) may also return a list with one text for each turn. An empty hint
   tells the teacher nothing.
+- **A right reply as the hint**: `sibling` is the best other reply to the same prompt, if it scores at least
+  `teacher.right` (1); without one, it is the feedback. With a teacher that follows the policy, this is SDPO
+  ([2026](https://arxiv.org/abs/2601.20802)): `--preset sdpo --reward ...`. The world's feedback and the right reply
+  are alternatives here; there the teacher may read both.
 - **Where the hint stands** is `teacher.template`, `{hint}\n{prompt}` by default. The prompt keeps its token ids. In a
   chat, the template is applied to the last message. It stands in the prompt that opens a row; later turns of the same
   row go on from there. One hint for each turn needs a world with fresh prompts.
@@ -65,3 +69,13 @@ ALGORITHM = Algorithm(
     defaults={"update.epochs": 1, "kl.coef": 0.0},
     title="Distill",
 )
+_SOLVED = "Correct solution:\n{hint}\n\nCorrectly solve the original question.\n{prompt}"
+PRESETS: dict[str, dict[str, object]] = {
+    "sdpo": {
+        "algorithm": "distill",
+        "samples": 8,
+        "teacher.hint": "sibling",
+        "teacher.template": _SOLVED,
+        "teacher.rate": 0.05,
+    },
+}

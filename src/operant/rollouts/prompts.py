@@ -3,6 +3,7 @@
 A prompt keeps its token ids. What is added is encoded by itself, and put before or behind them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,8 +91,24 @@ def answer(rollout: Rollout) -> list[list[int]]:
     return answers[::-1]
 
 
-HINTS = Table("hint", "operant.hints", {"target": target, "feedback": feedback, "answer": answer})
-"""Functions from a rollout to the hint that its teacher reads."""
+def sibling(rollouts: Sequence[Rollout], scores: Sequence[float | None], right: float) -> list[object]:
+    """For each rollout the best other reply to its prompt, if that scores at least `right`; otherwise `feedback`.
+
+    scores: one for each rollout, with what its world paid. Raises: OperantError if none has one.
+    """
+    if rollouts and all(score is None for score in scores):
+        raise OperantError("teacher.hint=sibling: the replies have no scores; give a reward, or name another hint")
+    ranked = sorted(range(len(rollouts)), key=lambda i: -math.inf if scores[i] is None else scores[i], reverse=True)
+    good = [i for i in ranked if scores[i] is not None and scores[i] >= right]
+    best = [
+        next((i for i in good if i != own and rollouts[i].group == r.group), None) for own, r in enumerate(rollouts)
+    ]
+    replies = [rollout.reply or rollout.turns[-1].action for rollout in rollouts]  # ids where nothing decodes them
+    return [feedback(r) if i is None else replies[i] for i, r in zip(best, rollouts, strict=True)]
+
+
+HINTS = Table("hint", "operant.hints", {"target": target, "feedback": feedback, "answer": answer, "sibling": sibling})
+"""Functions from a rollout to the hint that its teacher reads; `sibling` is one of all rollouts."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +120,11 @@ class TeacherOptions:
 
     hint: Any = "target"
     """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the rollout, or
-    the message of its judgement), answer (the world's answer to each reply), or module:function, from Python also a
-    function: from a rollout to a text or token ids, or to a list with one of these for each turn. Empty: nothing."""
+    the message of its judgement), answer (the world's answer to each reply), sibling (the best right reply to the
+    same prompt, else feedback), or module:function, from Python also a function: from a rollout to a text or token
+    ids, or to a list with one of these for each turn. Empty: nothing."""
+    right: float = 1.0
+    """The least score of a right reply, for the hint `sibling`."""
     template: str = "{hint}\n{prompt}"
     """Where the hint stands: before or behind {prompt}."""
     rate: float = bounded(0.0, at_least=0, at_most=1)
@@ -121,13 +141,17 @@ class TeacherOptions:
         check_bounds(self, "teacher")
 
 
-def with_hints(rollouts: Sequence[Rollout], tokenizer: Tokenizer | None, options: TeacherOptions) -> list[Rollout]:
+def with_hints(
+    rollouts: Sequence[Rollout], scores: Sequence[float | None], tokenizer: Tokenizer | None, options: TeacherOptions
+) -> list[Rollout]:
     """The rollouts as the teacher reads them: with its hint in the prompt that opens each row.
 
-    Raises: OperantError for a hint that is no text or ids, or that differs between the turns of one row.
+    scores: one for each rollout. Raises: OperantError for a hint that is no text or ids, or that differs between the
+    turns of one row.
     """
     hint = options.hint if callable(options.hint) else HINTS.find(options.hint)
-    return [_with_hint(rollout, tokenizer, hint(rollout), options.template) for rollout in rollouts]
+    hints = sibling(rollouts, scores, options.right) if hint is sibling else map(hint, rollouts)
+    return [_with_hint(r, tokenizer, told, options.template) for r, told in zip(rollouts, hints, strict=True)]
 
 
 def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, template: str) -> Rollout:

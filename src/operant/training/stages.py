@@ -24,7 +24,7 @@ from operant.training.nonfinite import find_in_batch, refuse
 from operant.training.parts import LastStep, LearnerParts
 from operant.training.replay_buffer import check_drawn
 from operant.training.select import TrainingBatch
-from operant.types import Batch, OperantError, Outputs, Rollout
+from operant.types import Batch, OperantError, Outputs, Rollout, totals
 
 
 @dataclass
@@ -187,7 +187,9 @@ def add_hints(learner: LearnerParts, step: TrainingStep) -> None:
     hinted = step.collated
     if step.learnt.rollouts:
         assert learner.reference is not None  # `check_reference` has refused it
-        rollouts = with_hints(step.learnt.rollouts, learner.policy.tokenizer, learner.options["teacher"])
+        scores = totals(step.learnt.raw_scores, step.rollouts)
+        own = [scores[place] for place in step.learnt.places]
+        rollouts = with_hints(step.learnt.rollouts, own, learner.policy.tokenizer, learner.options["teacher"])
         hinted = _collated(learner, step, rollouts)
         scoring.check_rows(hinted, learner.reference.policy, " with its hint")
     step.collated = step.collated.with_(hinted=hinted)
