@@ -23,7 +23,6 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("learner", "importance_cap", lambda own: own.importance != "none", "learner.importance"),
     ("learner", "select_unit", lambda own: own.select is not None, "learner.select"),
     ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
-    ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
     ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
     (
         "score",

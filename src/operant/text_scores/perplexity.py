@@ -1,6 +1,7 @@
 """Perplexity of the replies under a fixed model: how natural the text is that the policy writes."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import torch
 from operant.models.loading import load_policy
 from operant.models.model_passes import batches
 from operant.rollouts.demonstrations import Demonstrations
-from operant.types import Batch, OperantError, Rollout, Task
+from operant.types import Batch, Message, OperantError, Rollout, Task
 
 
 class Perplexity:
@@ -35,15 +36,15 @@ class Perplexity:
             raise OperantError(f"perplexity: batch={batch} must be at least 1")
         self.model, self.batch = model, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._policy: Any = None
+        self.policy: Any = None
 
     def check(self) -> None:
         """Load the model. Raises: OperantError if it cannot be found, or has no tokenizer."""
-        if self._policy is None:
+        if self.policy is None:
             policy = load_policy(self.model)
             if policy.tokenizer is None:
                 raise OperantError(f"perplexity.model={self.model!r} has no tokenizer, which it needs to read text")
-            self._policy = policy.to(self.device)
+            self.policy = policy.to(self.device)
 
     def __call__(self, rollouts: list[Rollout]) -> dict[str, float | list[float | None] | None]:
         found = self.nats([(r.text.removesuffix(r.reply), r.reply) for r in rollouts])
@@ -53,22 +54,23 @@ class Perplexity:
         return {"": whole, "of_replies": each}
 
     @torch.no_grad()
-    def nats(self, texts: list[tuple[str, str]]) -> list[tuple[float, int]]:
-        """The summed negative log-probs of each reply's tokens, and their number; texts: prompts and replies."""
+    def nats(self, texts: Sequence[tuple[str | list[Message], str]]) -> list[tuple[float, int]]:
+        """The summed negative log-probs of each reply's tokens, and their number; texts: prompts, as text or
+        messages, and replies."""
         self.check()
         found = [(0.0, 0)] * len(texts)
         rows = [(i, *ids) for i, text in enumerate(texts) if (ids := self._ids(*text))[1]]
         for places in batches([len(prompt) + len(reply) for _, prompt, reply in rows], self.batch, pad=True):
             some = [rows[place] for place in places]
             batch = Batch.given([prompt for _, prompt, _ in some], [reply for _, _, reply in some])
-            sums = -(self._policy(batch).logprobs.double().cpu() * batch.actions).sum(1)
+            sums = -(self.policy(batch).logprobs.double().cpu() * batch.actions).sum(1)
             for (i, _, reply), nats in zip(some, sums.tolist()):
                 found[i] = nats, len(reply)
         return found
 
-    def _ids(self, prompt: str, reply: str) -> tuple[list[int], list[int]]:
+    def _ids(self, prompt: str | list[Message], reply: str) -> tuple[list[int], list[int]]:
         """The token ids of both, cut to what the model reads."""
-        policy = self._policy
+        policy = self.policy
         if not reply:
             return [], []
         start = [t for t in (policy.tokenizer.bos_token_id, *policy.stop_tokens) if t is not None][:1]
