@@ -3,7 +3,6 @@
 A prompt keeps its token ids. What is added is encoded by itself, and put before or behind them.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,8 +97,8 @@ def sibling(rollouts: Sequence[Rollout], scores: Sequence[float | None], right: 
     """
     if rollouts and all(score is None for score in scores):
         raise OperantError("teacher.hint=sibling: the replies have no scores; give a reward, or name another hint")
-    ranked = sorted(range(len(rollouts)), key=lambda i: -math.inf if scores[i] is None else scores[i], reverse=True)
-    good = [i for i in ranked if scores[i] is not None and scores[i] >= right]
+    known = [(score, i) for i, score in enumerate(scores) if score is not None and score >= right]
+    good = [i for _, i in sorted(known, key=lambda one: -one[0])]
     best = [
         next((i for i in good if i != own and rollouts[i].group == r.group), None) for own, r in enumerate(rollouts)
     ]
