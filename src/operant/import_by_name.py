@@ -29,7 +29,8 @@ class Table:
     """The objects of one kind that a user can name.
 
     kind: the word for one of them in errors, such as "environment". built_in: by name, the object, or the text
-    "module:object", which is imported when it is first looked up. Other packages add names as entry points of the group
+    "module:object", which is imported when it is first looked up. A name that ends in a colon is that of a suite: its
+    function makes the object from what stands behind the colon. Other packages add names as entry points of the group
     `group`, such as `operant.envs`, in their `pyproject.toml`.
     """
 
@@ -55,6 +56,8 @@ class Table:
         if name in self.built_in:
             found = self.built_in[name]
             return find(self.kind, *found.split(":")) if isinstance(found, str) else found
+        if (suite := f"{name.partition(':')[0]}:") in self.built_in:
+            return find(self.kind, *self.built_in[suite].split(":"))(name.removeprefix(suite))
         if entries:
             try:
                 return entries[0].load()
@@ -76,7 +79,8 @@ class Table:
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or any(entry.name == name for entry in self._installed())
+        suite = f"{name.partition(':')[0]}:" if isinstance(name, str) else None
+        return name in self.built_in or suite in self.built_in or any(entry.name == name for entry in self._installed())
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
         return _entries(self.group, tuple(sys.path))

@@ -102,6 +102,7 @@ NAMES = {
     "keyword": BuiltIn("operant.apps.text.rewards:keyword"),
     "length": BuiltIn("operant.apps.text.rewards:length", "tokens: length:20, or at most: length:<=20"),
     "letters": BuiltIn("operant.apps.text.rewards:letters", "a letter: letters:e"),
+    "maths": BuiltIn("operant.apps.maths.rewards:Maths", options=0),
     "minus_greedy": BuiltIn(
         "operant.rewards.combine:MinusGreedy", "another reward: minus_greedy:builtin:sentiment", of_another=True
     ),
@@ -118,6 +119,7 @@ NAMES = {
     ),
     "style_transfer": BuiltIn("operant.apps.prompts.style_transfer:StyleTransfer", options=0),
     "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
+    "think_answer": BuiltIn("operant.apps.maths.rewards:think_answer"),
     "vader": BuiltIn("operant.apps.text.rewards:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
     "intent": BuiltIn("operant.apps.text.judged_by_classifier:intent", options=0, first=True),
