@@ -6,6 +6,7 @@ operant train maths --reward "{maths: 1, think_answer: 0.1, 'length:<=300': 0.1}
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Literal
 
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
@@ -25,9 +26,10 @@ class Maths(RewardBase):
     crash; sets of reasoning-gym also pay between, the outcome partly.
 
     The answer is the marked one (<answer>, \\boxed{}, ####), or else the last number. Plain numbers are compared
-    exactly, and Countdown's expressions calculated, in this process; other answers go to math-verify (the extra
-    `maths`), and sets of reasoning-gym to their own function, in `workers` processes.
-    verifier: `auto`, as just said; `exact`: refuse tasks with other answers; `math_verify`: for numbers too.
+    exactly, and Countdown's expressions calculated, in this process. Where the answer to some task is no plain number,
+    math-verify (the extra `maths`) judges what is left, and sets of reasoning-gym are judged by their own function,
+    both in `workers` processes.
+    verifier: `auto`, as just said; `exact`: refuse tasks with other answers; `math_verify`: for all numbers too.
     only_marked: an answer that is not marked is none. every: Countdown must use every number.
     seconds, memory_gb: of a reply that is judged in a worker; one that needs more is a hang or a crash, and scores 0.
     Raises: OperantError for an option out of range.
@@ -52,7 +54,7 @@ class Maths(RewardBase):
                 "exact or math_verify, and numbers above 0"
             )
         self.verifier, self.only_marked, self.every, self.seconds = verifier, only_marked, every, seconds
-        self.workers = workers
+        self._symbolic = verifier == "math_verify"
         limits = Limits(memory=int(memory_gb * (1 << 30)))
         self._pool = Pool(Job("operant.apps.maths.verifier:verifier", None), limits, workers)
         self.notes: list[str] = []
@@ -60,17 +62,11 @@ class Maths(RewardBase):
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the answer in each last reply."""
-        targets = [target_of(rollout.task) for rollout in rollouts]
-        requests = [
-            {"reply": rollout.reply, "marked": self.only_marked} | target
-            for rollout, target in zip(rollouts, targets, strict=True)
-            if self._asks(target)
-        ]
-        answers = iter(self._verified(requests))
-        return [
-            next(answers) if self._asks(target) else self.exactly(rollout.reply, target)
-            for rollout, target in zip(rollouts, targets, strict=True)
-        ]
+        pairs = [(rollout.reply, target_of(rollout.task)) for rollout in rollouts]
+        asked = [self._asks(*pair) for pair in pairs]
+        requests = [{"reply": reply, "marked": self.only_marked} | target for reply, target in compress(pairs, asked)]
+        verified = iter(self._verified(requests))
+        return [next(verified) if asks else self.exactly(*pair) for pair, asks in zip(pairs, asked, strict=True)]
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """The checked answers, with a sentence if the verifier failed on every reply."""
@@ -99,7 +95,7 @@ class Maths(RewardBase):
         target = target_of(task)
         if "set" in target:
             need("reasoning_gym", "reasoning", f"task {task.id!r} of reasoning-gym")
-        elif self._asks(target):
+        elif self.verifier == "math_verify" or not plain(target):
             odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
             if self.verifier == "exact":
                 raise OperantError(f"{odd}, and verifier=exact compares these alone: use verifier=auto")
@@ -111,7 +107,8 @@ class Maths(RewardBase):
         Raises: OperantError for a set that makes other problems in another process.
         """
         targets = [target_of(task) for task in tasks]
-        if any(map(self._asks, targets)):
+        if not all(map(plain, targets)):
+            self._symbolic = True
             self._pool.start(START)
         for name, options in dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target):
             self.notes.append(self._found(name, options))
@@ -122,12 +119,11 @@ class Maths(RewardBase):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _asks(self, target: Mapping[str, Any]) -> bool:
-        """Whether a worker judges the replies to a task."""
-        if "answer" not in target:
-            return "set" in target
-        usual = target.get("order", "usual") == "usual"
-        return usual and (self.verifier == "math_verify" or number(str(target["answer"])) is None)
+    def _asks(self, reply: str, target: Mapping[str, Any]) -> bool:
+        """Whether a worker judges this reply."""
+        if not plain(target) or "numbers" in target or target.get("order") == "units":
+            return not plain(target)
+        return self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
 
     def _verified(self, requests: list[dict[str, Any]]) -> list[Judgement]:
         """The verdicts of the workers; equal requests are sent once."""
@@ -196,6 +192,11 @@ def target_of(task: Task) -> dict[str, Any]:
             "rows with --form maths, name the field with --data.target-field answer, or give Task(target=...)"
         )
     return dict(target)
+
+
+def plain(target: Mapping[str, Any]) -> bool:
+    """Whether this process judges the right reply to a target: a plain number, or numbers for an expression."""
+    return "numbers" in target or ("answer" in target and number(str(target["answer"])) is not None)
 
 
 def verdict(right: bool | None, message: str = "") -> Judgement:

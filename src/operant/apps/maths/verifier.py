@@ -42,21 +42,28 @@ def verifier(_: object) -> Callable[[dict[str, Any]], dict[str, Any]]:
             text = (after_thought(reply) or "").strip() if found is None else found
             score = float(data.score_answer(text, data[request["index"]]))
         else:
-            score = float(equivalent(after_thought(reply) or "", found, request["answer"]))
+            same = equivalent(after_thought(reply) or "", found, request["answer"])
+            if same is None:
+                return {"score": 0.0, "outcome": "no answer"}
+            score = float(same)
         return {"score": score, "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
 
     return judge
 
 
-def equivalent(text: str, found: str | None, answer: str) -> bool:
-    """Whether math-verify finds the marked answer, or else what it extracts from the text, equal to the right one."""
+def equivalent(text: str, found: str | None, answer: str) -> bool | None:
+    """Whether math-verify finds the marked answer, or else what it extracts from the text, equal to the right one.
+
+    None: it extracts nothing.
+    """
     from math_verify import parse, verify
 
     # Its own time limits are signals, which stop no power of large integers: the pool ends this process instead.
     def parsed(latex: str) -> list[Any]:
         return parse(latex, parsing_timeout=None)
 
-    return verify(parsed(boxed(answer)), parsed(text if found is None else boxed(found)), timeout_seconds=None)
+    given = parsed(text if found is None else boxed(found))
+    return verify(parsed(boxed(answer)), given, timeout_seconds=None) if given else None
 
 
 def boxed(answer: str) -> str:
