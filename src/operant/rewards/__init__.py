@@ -191,6 +191,8 @@ def resolve(
             raise OperantError(f"reward {name!r} needs {row.needs}")
         if row.of_another:
             return row.make(resolve(argument, given))
+        if argument and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(row.make).parameters.values()):
+            raise OperantError(f"reward {spec!r}: {name} takes no argument")
         return row.make(argument, **given) if argument else row.make(**given)
     if _is_run(spec):
         return NAMES["reward_model"].make(spec, **given)
