@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--sums", type=int, default=1000, help="problems of addition")
     parser.add_argument("--countdowns", type=int, default=3000, help="problems of Countdown")
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=4)
