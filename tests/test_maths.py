@@ -217,6 +217,8 @@ def test_the_reference_is_the_published_solution():
     [
         ({"question": "How many?"}, "reads answer or Answer or solution, and the row has no such field"),
         ({"text": "How many?", "answer": "4"}, "reads question or problem or prompt"),
+        ({"question": "a", "answer": ["4"]}, "must be a text or a number"),
+        ({"target": {"answer": "4"}}, "reads prompt"),
         ({"question": "a", "answer": ""}, "marks no final answer"),
         ({"question": "a", "answer": "word " * 100}, "marks no final answer"),
         ({"nums": [3, "b"], "target": 21}, "both must be whole numbers"),

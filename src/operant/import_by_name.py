@@ -79,7 +79,11 @@ class Table:
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or suite_of(name) in self.built_in or any(entry.name == name for entry in self._installed())
+        return (
+            name in self.built_in
+            or suite_of(name) in self.built_in
+            or any(entry.name == name for entry in self._installed())
+        )
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
         return _entries(self.group, tuple(sys.path))

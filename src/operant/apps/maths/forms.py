@@ -21,9 +21,7 @@ ASKS = {
 COUNTDOWN = "Make {target} from the numbers {numbers} with + - * / and brackets. Use each number once."
 
 
-def maths(
-    row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", prefix: str = "", cue: str = "\n"
-) -> Mapping[str, object]:
+def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", prefix: str = "", cue: str = "\n") -> Row:
     """A problem by its fields: GSM8K (question, answer), SVAMP (Body, Question, Answer), MATH (problem, solution),
     Countdown (nums, target), or one's own: a question or problem with an answer, or prompt and target.
 
@@ -32,10 +30,14 @@ def maths(
     the generated ones, stay as they are. The reference is the published solution, or else the answer.
     """
     if isinstance(row.get("target"), Mapping):
-        return {"prompt": row["prompt"], "references": row.get("completion") or (), "target": row["target"]}
+        return {
+            "prompt": found_in(row, ("prompt",)),
+            "references": row.get("completion") or (),
+            "target": row["target"],
+        }
     if ask not in ASKS:
         raise OperantError(f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
-    asked: dict[str, object] = {"before": prefix, "cue": ASKS[ask] + cue}
+    asked = {"before": prefix, "cue": ASKS[ask] + cue}
     if "nums" in row or "numbers" in row:
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
         if not isinstance(numbers, (list, tuple)) or not numbers or None in (target, *map(whole, numbers)):
@@ -53,11 +55,13 @@ def maths(
         )
     else:
         question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
-    published = str(found_in(row, ("answer", "Answer", "solution")))
+    published = found_in(row, ("answer", "Answer", "solution"))
+    if not isinstance(published, (str, int, float)):
+        raise OperantError(f"the answer is {shown(published)}; it must be a text or a number")
     return asked | {
         "prompt": question,
         "references": str(row.get("solution") or published),
-        "target": {"answer": answer_in(published)},
+        "target": {"answer": answer_in(str(published))},
     }
 
 

@@ -10,12 +10,12 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from operant.types import OperantError, shown
 
 Part = Literal["train", "held-out"]
-Row = dict[str, object]
+Row = dict[str, Any]
 HELD_OUT = 5
 """One in this many sets of numbers is held out."""
 OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
