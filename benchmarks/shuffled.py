@@ -36,4 +36,4 @@ def of_recipe(name):
     return lambda rollouts: in_another_order(rollouts, judge(reward, rollouts).scores)
 
 
-keyword, chat = of_recipe("keyword"), of_recipe("chat")
+keyword, chat, arithmetic = of_recipe("keyword"), of_recipe("chat"), of_recipe("arithmetic")

@@ -1,4 +1,4 @@
-"""The recipes of the package: short, described, runnable as they are; and what `keyword` and `chat` learn."""
+"""The recipes of the package: short, described, runnable as they are; and what three of them learn."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ from operant.types import OperantError
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(BUILTIN.glob("*.yaml"))
-LEARNT = ["keyword", "chat"]
+LEARNT = ["keyword", "chat", "arithmetic"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

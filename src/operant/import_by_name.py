@@ -29,7 +29,8 @@ class Table:
     """The objects of one kind that a user can name.
 
     kind: the word for one of them in errors, such as "environment". built_in: by name, the object, or the text
-    "module:object", which is imported when it is first looked up. Other packages add names as entry points of the group
+    "module:object", which is imported when it is first looked up. A name that ends in a colon is that of a suite: its
+    function makes the object from what stands behind the colon. Other packages add names as entry points of the group
     `group`, such as `operant.envs`, in their `pyproject.toml`.
     """
 
@@ -52,6 +53,8 @@ class Table:
         if len(entries) + (name in self.built_in) > 1:
             owners = [_package(entry) for entry in entries] + ["operant"] * (name in self.built_in)
             raise OperantError(f"{self.kind} {name!r} belongs to {' and to '.join(owners)}; name it module:object")
+        if (suite := suite_of(name)) in self.built_in:
+            return find(self.kind, *self.built_in[suite].split(":"))(name.removeprefix(suite))
         if name in self.built_in:
             found = self.built_in[name]
             return find(self.kind, *found.split(":")) if isinstance(found, str) else found
@@ -76,7 +79,11 @@ class Table:
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or any(entry.name == name for entry in self._installed())
+        return (
+            name in self.built_in
+            or suite_of(name) in self.built_in
+            or any(entry.name == name for entry in self._installed())
+        )
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
         return _entries(self.group, tuple(sys.path))
@@ -91,6 +98,11 @@ def _entries(group: str, path: tuple[str, ...]) -> tuple[importlib.metadata.Entr
 def _package(entry: importlib.metadata.EntryPoint) -> str:
     """The name and version of the package that an entry point belongs to."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else entry.module
+
+
+def suite_of(name: object) -> str:
+    """The name of a suite in a name: suite_of("reasoning_gym:countdown") == "reasoning_gym:"; empty without a colon."""
+    return "".join(name.partition(":")[:2]) if isinstance(name, str) and ":" in name else ""
 
 
 def names_object(name: object, table: Table) -> bool:

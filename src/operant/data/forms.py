@@ -39,6 +39,7 @@ ROW_FORMS = Table(
         "extract": "operant.data.forms:extract",
         "humaneval": "operant.apps.code.forms:humaneval",
         "imdb": "operant.data.forms:imdb",
+        "maths": "operant.apps.maths.forms:maths",
         "mbpp": "operant.apps.code.forms:mbpp",
         "narrativeqa": "operant.data.forms:narrativeqa",
         "prompt": "operant.apps.prompts.examples:prompt",

@@ -28,11 +28,16 @@ SOURCES = Table(
     "task source",
     "operant.data",
     {
+        "arithmetic": "operant.apps.maths.generated:arithmetic",
+        "arithmetic/held-out": "operant.apps.maths.generated:arithmetic_held_out",
+        "countdown": "operant.apps.maths.generated:countdown",
+        "countdown/held-out": "operant.apps.maths.generated:countdown_held_out",
         "dates": "operant.apps.text.concepts:dates",
         "numbers": "operant.apps.text.concepts:numbers",
         "programs": "operant.apps.code.generated:programs",
         "programs/held-out": "operant.apps.code.generated:held_out",
         "outcomes": "operant.apps.code.forms:outcomes",
+        "reasoning_gym:": "operant.apps.maths.reasoning_gym:named",
     },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""

@@ -105,6 +105,7 @@ NAMES = {
     "keyword": BuiltIn("operant.apps.text.rewards:keyword"),
     "length": BuiltIn("operant.apps.text.rewards:length", "tokens: length:20, or at most: length:<=20"),
     "letters": BuiltIn("operant.apps.text.rewards:letters", "a letter: letters:e"),
+    "maths": BuiltIn("operant.apps.maths.rewards:Maths", options=0),
     "minus_greedy": BuiltIn(
         "operant.rewards.combine:MinusGreedy", "another reward: minus_greedy:builtin:sentiment", of_another=True
     ),
@@ -121,6 +122,7 @@ NAMES = {
     ),
     "style_transfer": BuiltIn("operant.apps.prompts.style_transfer:StyleTransfer", options=0),
     "tests": BuiltIn("operant.apps.code.unit_tests:UnitTests", options=0),
+    "think_answer": BuiltIn("operant.apps.maths.rewards:think_answer"),
     "vader": BuiltIn("operant.apps.text.rewards:Vader"),
     **{name: BuiltIn(place, options=0, first=True) for name, place in text_scores.SCORES.data.items()},
     "intent": BuiltIn("operant.apps.text.judged_by_classifier:intent", options=0, first=True),
@@ -192,6 +194,8 @@ def resolve(
             raise OperantError(f"reward {name!r} needs {row.needs}")
         if row.of_another:
             return row.make(resolve(argument, given))
+        if argument and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(row.make).parameters.values()):
+            raise OperantError(f"reward {spec!r}: {name} takes no argument")
         return row.make(argument, **given) if argument else row.make(**given)
     if _is_run(spec):
         return NAMES["reward_model"].make(spec, **given)

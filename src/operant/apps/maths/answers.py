@@ -1,0 +1,141 @@
+"""The answer in a reply, and exact verdicts on plain numbers and on expressions of given numbers.
+
+marked("<think>6 * 7</think> <answer>42</answer>")   # "42"; also \\boxed{42} and #### 42
+number("$1,234.50")                                  # Fraction(2469, 2)
+makes("(2+5)*3", [2, 3, 5], 21)                      # "": it does
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+from operant.apps.maths.generated import OPERATIONS
+
+LONGEST = 100
+"""Characters of a number, and twice as many of an expression; longer ones are none."""
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
+_NUMBER = re.compile(rf"([-+]?)({_DIGITS})(?:/({_DIGITS}))?")
+_FRACTION = re.compile(r"\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
+_AMOUNT = {"hundred", "thousand", "million", "billion", "trillion", "dozen", "k", "m", "bn", "e", "i", "pi", "x"}
+"""Words behind a number that change it, and so are no unit."""
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+
+
+def after_thought(reply: str) -> str | None:
+    """What stands behind the last thought; None while a thought is not closed."""
+    text = reply.rpartition("</think>")[2]
+    return None if "<think>" in text else text
+
+
+def marked(reply: str) -> str | None:
+    """The last answer that the reply marks: in <answer>, \\boxed{} or behind ####; None without one."""
+    text = after_thought(reply)
+    if text is None:
+        return None
+    inside = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
+    text = inside[-1] if inside else text
+    if (box := _boxed(text)) is not None:
+        return box
+    lines = re.findall(r"####[ \t]*(.*\S)", text)
+    return lines[-1] if lines else inside[-1].strip() if inside else None
+
+
+def _boxed(text: str) -> str | None:
+    """What stands in the last \\boxed{}, whose braces balance."""
+    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    depth, begin = 0, text.find("{", start)
+    for end in range(begin, len(text)) if start >= 0 else ():
+        depth += (text[end] == "{") - (text[end] == "}")
+        if not depth:
+            return text[begin + 1 : end].strip()
+    return None
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of a text that is one number, maybe with a currency, a unit or `x =`; None for anything else."""
+    text = re.sub(r"\\text\s*\{([^{}]*)\}|\\mathrm\s*\{([^{}]*)\}", r" \1\2", text.replace("\u2212", "-"))
+    text = re.sub(r"\\[!,;: $%]|[$%\u20ac\u00a3*]|\^\s*\{?\s*\\circ\s*\}?", lambda m: "%" if "%" in m[0] else "", text)
+    text = (
+        _FRACTION.sub(lambda m: f"{m[1].strip('{ }')}/{m[2].strip('{ }')}", text)
+        .replace("%", " ")
+        .strip()
+        .rstrip(".")
+        .strip()
+    )
+    text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", text)
+    value, _, unit = re.sub(r"^([-+])\s+", r"\1", text).partition(" ")
+    if not re.fullmatch(r"[A-Za-z ]*", unit) or _AMOUNT & set(unit.lower().split()):
+        return None
+    return _value(_NUMBER.fullmatch(value))
+
+
+def last_number(text: str) -> Fraction | None:
+    """The exact value of the last number in a text; None if there is none."""
+    text = text.replace("\u2212", "-").replace("$", "")
+    found = list(_NUMBER.finditer(text))
+    # In "16-3" or "a-3" the sign is an operation.
+    return _value(found[-1], text[: found[-1].start()][-1:]) if found else None
+
+
+def _value(found: re.Match[str] | None, before: str = "") -> Fraction | None:
+    if found is None or len(found[0]) > LONGEST:
+        return None
+    below = Fraction((found[3] or "1").replace(",", ""))
+    value = Fraction(found[2].replace(",", "")) / below if below else None
+    return -value if value and found[1] == "-" and not (before.isalnum() or before == ")") else value
+
+
+def is_equal(reply: str, answer: str, *, order: str = "usual", only_marked: bool = False) -> bool | None:
+    """Whether the answer in a reply is exactly this number; None if the reply has no answer.
+
+    It is the one that is marked, or else the last number. order: `units`, its digits stand from the units on.
+    """
+    found = marked(reply)
+    if order == "units":
+        found = (reply if found is None else found).strip()
+        return found[::-1] == answer if re.fullmatch(r"\d+-?", found) else None
+    if found is None and (only_marked or after_thought(reply) is None):
+        return None
+    value = last_number(after_thought(reply) or "") if found is None else number(found)
+    return (None if found is None else False) if value is None else value == number(answer)
+
+
+def makes(expression: str, numbers: Sequence[int], target: int, *, every: bool = True) -> str:
+    """What is wrong with an expression that must make `target`; empty: nothing.
+
+    It may use + - * / and brackets, each number once, and with `every` all of them. `= target` may follow.
+    """
+    left, _, right = re.sub(r"[\u00d7\u00b7]|\\times|\\cdot", "*", expression).replace("\u00f7", "/").partition("=")
+    if right.strip() not in ("", str(target)) or len(left) > 2 * LONGEST or not re.fullmatch(r"[\d\s+\-*/()]+", left):
+        return "no expression"
+    used: list[int] = []
+    try:
+        value = _evaluated(ast.parse(left.strip(), mode="eval").body, used)
+    except ZeroDivisionError:
+        return "divides by 0"
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return "no expression"
+    more, fewer = Counter(used) - Counter(numbers), Counter(numbers) - Counter(used)
+    if more or (fewer and every):
+        return f"uses {next(iter(more))} once more than given" if more else f"leaves out {next(iter(fewer))}"
+    return "" if value == target else f"makes {value}"
+
+
+def _evaluated(node: ast.expr, used: list[int]) -> Fraction:
+    """The exact value; the numbers are added to `used`. Raises: ValueError for anything but the four operations."""
+    signs = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+    if isinstance(node, ast.BinOp) and type(node.op) in signs:
+        return OPERATIONS[signs[type(node.op)]](_evaluated(node.left, used), _evaluated(node.right, used))
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    raise ValueError
+
+
+def is_thought_and_answer(text: str) -> bool:
+    """Whether a text is one <think>...</think> and then one <answer>...</answer>, neither empty, and nothing else."""
+    found = _THOUGHT.fullmatch(text)
+    tags = all(text.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
+    return found is not None and tags and all(part.strip() for part in found.groups())

@@ -1,0 +1,85 @@
+"""Rows about maths, as data sets publish them: GSM8K, SVAMP, MATH, Countdown, and generated problems.
+
+operant train maths --tasks gsm8k_train.jsonl --policy MODEL
+operant train sft --tasks gsm8k_train.jsonl --form maths --policy MODEL
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from operant.apps.maths.answers import marked
+from operant.data.forms import Row, found_in, text_of
+from operant.types import OperantError, shown
+
+ASKS = {
+    "answer": "",
+    "boxed": "\nReason step by step, and put the final answer within \\boxed{}.",
+    "think": "\nReason between <think> and </think>, then give the final answer between <answer> and </answer>.",
+}
+"""What a prompt says about the form of a reply."""
+COUNTDOWN = "Make {target} from the numbers {numbers} with + - * / and brackets. Use each number once."
+
+
+def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", prefix: str = "", cue: str = "\n") -> Row:
+    """A problem by its fields: GSM8K (question, answer), SVAMP (Body, Question, Answer), MATH (problem, solution),
+    Countdown (nums, target), or one's own: a question or problem with an answer, or prompt and target.
+
+    ask: what the prompt says about the reply, nothing (`answer`), to mark the answer with \\boxed{} (`boxed`), or tags
+    for the thought and the answer (`think`). prefix, cue: text before and behind. Own prompts with a target, such as
+    the generated ones, stay as they are. The reference is the published solution, or else the answer.
+    """
+    if isinstance(row.get("target"), Mapping):
+        return {
+            "prompt": found_in(row, ("prompt",)),
+            "references": row.get("completion") or (),
+            "target": row["target"],
+        }
+    if ask not in ASKS:
+        raise OperantError(f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
+    asked = {"before": prefix, "cue": ASKS[ask] + cue}
+    if "nums" in row or "numbers" in row:
+        numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
+        if not isinstance(numbers, (list, tuple)) or not numbers or None in (target, *map(whole, numbers)):
+            raise OperantError(
+                f"Countdown with the numbers {shown(numbers)} and target {shown(row.get('target'))}: "
+                "both must be whole numbers"
+            )
+        listed = [whole(number) for number in numbers]
+        prompt = COUNTDOWN.format(target=target, numbers=" ".join(map(str, listed)))
+        return asked | {"prompt": prompt, "target": {"numbers": listed, "target": target}}
+    if "Body" in row:
+        body = text_of(row["Body"], "Body").strip()
+        question = (
+            f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {text_of(found_in(row, ('Question',)), 'Question')}"
+        )
+    else:
+        question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
+    published = found_in(row, ("answer", "Answer", "solution"))
+    if not isinstance(published, (str, int, float)):
+        raise OperantError(f"the answer is {shown(published)}; it must be a text or a number")
+    return asked | {
+        "prompt": question,
+        "references": str(row.get("solution") or published),
+        "target": {"answer": answer_in(str(published))},
+    }
+
+
+def whole(value: object) -> int | None:
+    """A whole number, as a text too; None for anything else."""
+    found = re.fullmatch(r"\s*(\d{1,18})\s*", str(value))
+    return int(found[1]) if found else None
+
+
+def answer_in(published: str) -> str:
+    """The final answer of a published solution: behind ####, in \\boxed{}, or else all of it.
+
+    Numbers such as SVAMP's 145.0 lose their zeros. Raises: OperantError if there is none.
+    """
+    found = marked(published)
+    answer = (published if found is None else found).strip()
+    if not answer or (found is None and len(answer) > 200):
+        raise OperantError(
+            f"the answer {shown(answer, 60)} marks no final answer, as GSM8K does with #### and MATH with \\boxed{{}}"
+        )
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", answer)

@@ -1,0 +1,218 @@
+"""Rewards of maths by name: `maths`, whether the answer is right, and `think_answer`, whether a reply has the form.
+
+operant train maths --reward "{maths: 1, think_answer: 0.1, 'length:<=300': 0.1}"
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from typing import Any, Literal
+
+from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
+from operant.apps.maths.verifier import data_set, need
+from operant.rewards.evaluate import Judged, judge
+from operant.sandbox.pool import Job, Pool, Response
+from operant.sandbox.process import Limits
+from operant.text_scores import RewardBase
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Task, shown
+
+START = 60.0
+"""Seconds in which a worker must import its verifier, and test a set."""
+
+
+class Maths(RewardBase):
+    """1 for a reply whose answer is right, else 0, as a `Judgement` with the outcome right, wrong, no answer, hang or
+    crash; sets of reasoning-gym also pay between, the outcome partly.
+
+    The answer is the marked one (<answer>, \\boxed{}, ####), or else the last number. Plain numbers are compared
+    exactly, and Countdown's expressions calculated, in this process. Where the answer to some task is no plain number,
+    math-verify (the extra `maths`) judges what is left, and sets of reasoning-gym are judged by their own function,
+    both in `workers` processes.
+    verifier: `auto`, as just said; `exact`: refuse tasks with other answers; `math_verify`: for all numbers too.
+    only_marked: an answer that is not marked is none. every: Countdown must use every number.
+    seconds, memory_gb: of a reply that is judged in a worker; one that needs more is a hang or a crash, and scores 0.
+    Raises: OperantError for an option out of range.
+    """
+
+    __name__ = "maths"
+    ends_with_run = True
+
+    def __init__(
+        self,
+        *,
+        verifier: Literal["auto", "exact", "math_verify"] = "auto",
+        only_marked: bool = False,
+        every: bool = True,
+        seconds: float = 5.0,
+        memory_gb: float = 4.0,
+        workers: int = 1,
+    ):
+        if verifier not in ("auto", "exact", "math_verify") or not (0 < seconds < 1e6 and memory_gb > 0 < workers):
+            raise OperantError(
+                f"verifier={shown(verifier)}, seconds={seconds}, memory_gb={memory_gb}, workers={workers}: give auto, "
+                "exact or math_verify, and numbers above 0"
+            )
+        self.verifier, self.only_marked, self.every, self.seconds = verifier, only_marked, every, seconds
+        self._symbolic = verifier == "math_verify"
+        limits = Limits(memory=int(memory_gb * (1 << 30)))
+        self._pool = Pool(Job("operant.apps.maths.verifier:verifier", None), limits, workers)
+        self.notes: list[str] = []
+        """Sentences for the log of a run: what the tests of its sets found."""
+
+    def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
+        """The judgement of the answer in each last reply."""
+        pairs = [(rollout.reply, target_of(rollout.task)) for rollout in rollouts]
+        asked = [self._asks(*pair) for pair in pairs]
+        requests = [{"reply": reply, "marked": self.only_marked} | target for reply, target in compress(pairs, asked)]
+        verified = iter(self._verified(requests))
+        return [next(verified) if asks else self.exactly(*pair) for pair, asks in zip(pairs, asked, strict=True)]
+
+    def judged(self, rollouts: list[Rollout]) -> Judged:
+        """The checked answers, with a sentence if the verifier failed on every reply."""
+        judged = judge(self.__call__, rollouts, self.__name__)
+        failed = [remark for remark in judged.remarks if {"hang", "crash"} & set(remark.classes)]
+        if len(failed) < len(rollouts) or not rollouts:
+            return judged
+        why = f"the verifier of reward 'maths' failed on each of {len(rollouts)} replies: {failed[0].message}"
+        return replace(judged, notes=[f"{why}; each scored 0, so nothing can be learned from them"])
+
+    def exactly(self, reply: str, target: Mapping[str, Any]) -> Judgement:
+        """The verdict on a plain number or an expression."""
+        if "numbers" in target:
+            found = marked(reply)
+            lines = (after_thought(reply) or "").strip().splitlines() if found is None and not self.only_marked else []
+            found = lines[-1] if lines else found
+            odd = None if found is None else makes(found, target["numbers"], target["target"], every=self.every)
+            return verdict(None if odd is None else not odd, odd or "")
+        order = target.get("order", "usual")
+        return verdict(is_equal(reply, str(target["answer"]), order=order, only_marked=self.only_marked))
+
+    # --- before training ----------------------------------------------------------------------------------------------
+
+    def check_task(self, task: Task) -> None:
+        """Raises: OperantError for a task without an answer, or one that needs a package that is missing."""
+        target = target_of(task)
+        if "set" in target:
+            need("reasoning_gym", "reasoning", f"task {task.id!r} of reasoning-gym")
+        elif self.verifier == "math_verify" or not plain(target):
+            odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
+            if self.verifier == "exact":
+                raise OperantError(f"{odd}, and verifier=exact compares these alone: use verifier=auto")
+            need("math_verify", "maths", "verifier=math_verify" if self.verifier == "math_verify" else odd)
+
+    def read_tasks(self, tasks: Sequence[Task]) -> None:
+        """Start the workers if the tasks need them, and test each set of reasoning-gym once.
+
+        Raises: OperantError for a set that makes other problems in another process.
+        """
+        targets = [target_of(task) for task in tasks]
+        if not all(map(plain, targets)):
+            self._symbolic = True
+            self._pool.start(START)
+        for name, options in dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target):
+            self.notes.append(self._found(name, options))
+
+    def close(self) -> None:
+        """End the workers; replies that are judged later start others."""
+        self._pool.close()
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _asks(self, reply: str, target: Mapping[str, Any]) -> bool:
+        """Whether a worker judges this reply."""
+        if not plain(target) or "numbers" in target or target.get("order") == "units":
+            return not plain(target)
+        return self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
+
+    def _verified(self, requests: list[dict[str, Any]]) -> list[Judgement]:
+        """The verdicts of the workers; equal requests are sent once."""
+        first: dict[str, int] = {}
+        places = [first.setdefault(repr(request), len(first)) for request in requests]
+        different = [requests[places.index(place)] for place in range(len(first))]
+        until = time.monotonic() + START + self.seconds * len(different)
+        found = self._pool.run(different, until=until, allowance=lambda: self.seconds)
+        return [self._read(found[place]) for place in places]
+
+    def _read(self, response: Response) -> Judgement:
+        content = response.content
+        if response.outcome == "ok" and isinstance(content, dict):
+            return Judgement(float(content["score"]), outcome=str(content["outcome"]))
+        late = response.outcome == "timeout"
+        why = f"it took more than {self.seconds:g} s" if late else f"it {response.reason}"
+        return Judgement(0.0, outcome="hang" if late else "crash", message=why)
+
+    def _found(self, name: str, options: str) -> str:
+        """A sentence on what a set pays. Raises: OperantError for one that makes other problems in another process."""
+        request = {"tested": True, "set": name, "options": options}
+        [response] = self._pool.run([request], until=time.monotonic() + START, allowance=lambda: START)
+        if response.outcome != "ok":
+            raise OperantError(f"reasoning_gym:{name} cannot be tested: it {response.reason}")
+        found, data = response.content, data_set(name, options)
+        here = [[entry["question"], entry["answer"]] for entry in map(data.__getitem__, range(len(found["asked"])))]
+        if found["asked"] != here:
+            raise OperantError(
+                f"reasoning_gym:{name} makes other problems in another process from the same seed, so that replies "
+                "would be compared with answers of others; choose another set"
+            )
+        return f"reasoning_gym:{name}, {len(here)} problems tested: {'; '.join(findings(found))}"
+
+
+def findings(found: Mapping[str, Any]) -> list[str]:
+    """What `tested` found, in parts of a sentence."""
+    known = [paid for paid in found["known"] if paid is not None]
+    right = sum(isinstance(paid, (int, float)) and paid >= 1 for paid in known)
+    said = [f"its own answer pays 1 for {right} of {len(known)}" if known else "it has no answers of its own"]
+    numbers = {text: [p for p in paid if not isinstance(p, str)] for text, paid in found["nonsense"].items()}
+    text = max(numbers, key=lambda text: max(numbers[text], default=0.0))
+    most = max(numbers[text], default=0.0)
+    said.append(f"nonsense such as {text!r} pays up to {most:g}" if most > 0 else "nonsense pays 0")
+    raised = [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]
+    if raised:
+        said.append(f"it raises on some replies ({raised[0]}), which count as crash and score 0")
+    return said
+
+
+def target_of(task: Task) -> dict[str, Any]:
+    """What a reply to a task is compared with; an answer alone may be the target itself.
+
+    Raises: OperantError for a task without it.
+    """
+    target = task.target if isinstance(task.target, Mapping) else {"answer": task.target}
+    needed = (
+        ("set", "index", "options")
+        if "set" in target
+        else ("numbers", "target")
+        if "numbers" in target
+        else ("answer",)
+    )
+    if any(target.get(name) in (None, "") for name in needed):
+        raise OperantError(
+            f"reward 'maths': task {task.id!r} has no {needed[0]} in its target {shown(task.target)}: read published "
+            "rows with --form maths, name the field with --data.target-field answer, or give Task(target=...)"
+        )
+    return dict(target)
+
+
+def plain(target: Mapping[str, Any]) -> bool:
+    """Whether this process judges the right reply to a target: a plain number, or numbers for an expression."""
+    return "numbers" in target or ("answer" in target and number(str(target["answer"])) is not None)
+
+
+def verdict(right: bool | None, message: str = "") -> Judgement:
+    """The judgement of an answer; None: there is none."""
+    outcome = "no answer" if right is None else "right" if right else "wrong"
+    return Judgement(float(bool(right)), outcome=outcome, message=message)
+
+
+def think_answer() -> RewardFn:
+    """1 if the reply is one <think>...</think> and then one <answer>...</answer>, neither empty, and nothing else.
+
+    A prompt may end with the opening <think>.
+    """
+
+    def think_answer(rollouts: list[Rollout]) -> list[float]:
+        opened = ["<think>" * r.query.rstrip().endswith("<think>") for r in rollouts]
+        return [float(is_thought_and_answer(begin + r.reply)) for begin, r in zip(opened, rollouts, strict=True)]
+
+    return think_answer
