@@ -82,7 +82,7 @@ def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
         pairs = zip_longest(games, again)
         one, other = next((a, b) for a, b in pairs if a != b)
         raise OperantError(
-            f"world {name_of(env)!r}: games({split!r}) returned {shown(one)} at one place, and {shown(other)} there the "
+            f"world {name_of(env)!r}: games({split!r}) returned {shown(one)}, and {shown(other)} in its place the "
             "second time; make the tasks of fixed seeds, because a resumed run and an evaluation ask again"
         )
     return games
@@ -98,7 +98,9 @@ def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
                 "tasks out: give it a text, also if reset replaces it"
             )
         if ids[task.id] > 1:
-            raise OperantError(f"world {name_of(env)!r}: the id {task.id!r} occurs twice; give every task one of its own")
+            raise OperantError(
+                f"world {name_of(env)!r}: the id {task.id!r} occurs twice; give every task one of its own"
+            )
 
 
 def _play(

@@ -1,5 +1,6 @@
-"""Games of suites that others made, by name: `--env textarena:GuessTheNumber-v0`. A file for each suite says which games
-there are and how one is played; what all of them need stands here.
+"""Games of suites that others made, by name: `--env textarena:GuessTheNumber-v0`.
+
+A file for each suite says which games there are and how one is played; what all of them need stands here.
 """
 
 import random
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from operant.bounds import bounded
-from operant.envs.games import GameState, Split, TextGames, Playing
+from operant.envs.games import GameState, Playing, Split, TextGames
 from operant.envs.isolated import IsolatedEnv
 from operant.import_by_name import nearest
 from operant.types import OperantError, Step, Task, shown

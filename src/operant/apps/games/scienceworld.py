@@ -6,7 +6,7 @@ operant train --env scienceworld:find-plant --memory 3
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.bounds import bounded
@@ -52,6 +52,11 @@ class ScienceWorld(SuiteGames):
 
     read = TextGames.read
 
+    def playing(self, slot: int) -> tuple[Game, GameState]:
+        """The game in a slot and its state, with the commands that are possible, which take long to find."""
+        game, state = super().playing(slot)
+        return game, replace(state, commands=game.possible()) if isinstance(game, _Game) else state
+
     def make(self, task: Task) -> Game:
         return _Game(self, int(task.id.rpartition("/")[2]))
 
@@ -76,40 +81,50 @@ class _Game(SuiteGame):
 
     def __init__(self, world: ScienceWorld, variation: int):
         super().__init__(variation)
-        self.world, self.env = world, world.simulator()
-        self.env.load(world.game, variation, world.simplifications, generateGoldPath=True)
-        self.solution = list(self.env.get_gold_action_sequence())
-        self.optimum, self.done = len(self.solution), 0
+        self.world, self.env, self.variation = world, world.simulator(), variation
+        self.env.load(world.game, variation, world.simplifications)
+        self.solution: list[str] | None = None
+        self.given: list[str] = []
 
     def reset(self) -> GameState:
-        text, info = self.env.reset()
-        return self.seen(text, info, False)
+        self.env.server.reset()
+        return self.seen("look around")
 
     def step(self, command: str) -> GameState:
-        if self.done < len(self.solution) and command == self.solution[self.done]:
-            self.done += 1
-        text, _, ended, info = self.env.step(command)
-        return self.seen(text, info, ended)
+        self.given.append(command)
+        return self.seen(command)
 
-    def seen(self, text: str, info: dict[str, Any], ended: bool) -> GameState:
-        """The state that the simulator's answer shows."""
-        place, score = re.search(r"This (?:room|outside location) is called the ([\w ]+)", info["look"]), info["score"]
+    def seen(self, command: str) -> GameState:
+        """The state after a command. The simulator's own `step` also finds what is possible, in ten times as long."""
+        text, server, look = self.env.server.step(command).strip(), self.env.server, self.env.look().strip()
+        place, score = re.search(r"This (?:room|outside location) is called the ([\w ]+)", look), server.getScore()
+        ended, asked = server.getCompleted() or score < 0, self.world.choose or self.world.show_commands
         return GameState(
-            text.strip(),
-            description=info["look"].strip(),
-            inventory=info["inv"].strip(),
-            objective=info["taskDesc"].replace("Task Description:", "").strip(),
-            commands=tuple(sorted(set(info["valid"]))),
-            score=score / 100,
-            won=ended and score >= 100,
-            lost=ended and score < 100,
+            text,
+            description=look,
+            inventory=self.env.inventory().strip(),
+            objective=self.env.taskdescription().replace("Task Description:", "").strip(),
+            commands=self.possible() if asked or self.world.examples else (),
+            score=score,
+            won=ended and score >= 1,
+            lost=ended and score < 1,
             valid=not text.startswith(REFUSED),
             place=place[1] if place else "",
         )
 
+    def possible(self) -> tuple[str, ...]:
+        """The commands that the simulator would carry out now, some hundreds."""
+        return tuple(sorted(set(self.env.get_valid_action_object_combinations())))
+
     def expert(self) -> str | None:
-        """The next command of ScienceWorld's solution, while it has been followed."""
-        return self.solution[self.done] if self.done < len(self.solution) else None
+        """The next command of ScienceWorld's solution, which another simulator finds, while it has been followed."""
+        if self.solution is None:
+            other = self.world.simulator()
+            other.load(self.world.game, self.variation, self.world.simplifications, generateGoldPath=True)
+            self.solution = list(other.get_gold_action_sequence())
+            self.world.idle.append(other)
+        done = len(self.given)
+        return self.solution[done] if self.given == self.solution[:done] and done < len(self.solution) else None
 
     def close(self) -> None:
         """Keep the simulator for another game."""
