@@ -16,6 +16,7 @@ ENVS = Table(
         "gymnasium": "operant.apps.games.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
         "jericho": "operant.apps.games.textworld:Jericho",
+        "openenv": "operant.apps.games.openenv:OpenEnv",
         "programs": "operant.apps.code.unit_tests:Programs",
         "rooms": "operant.apps.games.rooms:Rooms",
         "scienceworld": "operant.apps.games.scienceworld:ScienceWorld",

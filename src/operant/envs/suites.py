@@ -137,7 +137,8 @@ def _caught(answer: Callable[[], Step]) -> Step:
     except OperantError:
         raise
     except (Exception, SystemExit) as error:
-        return Step(failed="raised", info={"failure": reason(error)})
+        failed = "timeout" if isinstance(error, TimeoutError) else "raised"
+        return Step(failed=failed, info={"failure": reason(error)})
 
 
 def reason(error: BaseException) -> str:
