@@ -496,3 +496,46 @@ class Shares(Letters):
 def test_the_check_finds_episodes_that_depend_on_each_other():
     with pytest.raises(OperantError, match=r"'Shares': step.*with reward=.*let no episode depend on those beside it"):
         check_env(Shares(), SIX)
+
+
+def without(**parts):
+    """A class of worlds that differs from `Draws` in these parts alone."""
+    return type("Odd", (Draws,), parts)
+
+
+def test_the_check_refuses_what_a_run_refuses(tmp_path):
+    """Each world's sentence in the check; a run with it ends before its first step."""
+    count = iter(range(100))
+    table = [
+        (
+            without(games=lambda self, split: [Task(split, "")]),
+            "task 'train' has the prompt '', and a run leaves",
+            True,
+        ),
+        (without(games=lambda self, split: [Task("a", "x")] * 2 * (split == "train")), "the id 'a' occurs twice", True),
+        (without(most=0), "most=0; it must be at least 1", True),
+        (without(waves=0), "waves=0; it must be at least 1", True),
+        (without(check=lambda self: 1 / 0), "check raised ZeroDivisionError: division by zero", True),
+        (
+            without(state_dict=lambda self: {"x": object()}, load_state_dict=lambda self, state: None),
+            r"\.x is of type object, which no checkpoint can",
+            True,
+        ),
+        (without(step=lambda self, r: {s: Step(failed="raised") for s in r}), "has failed in every episode", True),
+        (
+            without(games=lambda self, s: [Task(f"{s}{next(count)}", "x")]),
+            r"'train\d+'.* in its place the second time",
+            False,
+        ),
+        (
+            without(step=lambda self, r: {s: Step(fresh=True) for s in r}),
+            "with an empty prompt; fresh=True needs",
+            False,
+        ),
+    ]
+    for i, (world, error, refused) in enumerate(table):
+        with pytest.raises(OperantError, match=f"(?s)world 'Odd'.*{error}|the state of world 'Odd'{error}"):
+            check_env(world())
+        if refused:
+            with pytest.raises(OperantError):
+                train(lm(vocab=40, spread=0.1), tokenizer=letters(), env=world(), out=tmp_path / str(i), **SMALL)

@@ -337,8 +337,8 @@ def page_world():
 
 
 NEEDS = {"feedback": {"reward": "letters:e"}, "gymnasium": LAKE}
-ELSEWHERE = ("jericho", "textworld")
-"""They need an extra, and files: tests/test_textworld.py checks them."""
+ELSEWHERE = ("gem", "jericho", "openenv", "scienceworld", "textarena", "textworld")
+"""They need an extra, and a game: tests/test_textworld.py and tests/test_suites.py check them."""
 SHIPPED = {name: partial(ENVS.find(name), **NEEDS.get(name, {})) for name in ENVS.built_in if name not in ELSEWHERE}
 SHIPPED["http"] = lambda: Http(serve(Letters()).url)
 OTHERS = {

@@ -331,6 +331,8 @@ class EnvBase:
     """Parts of the live episodes: `step` is called for one, in a thread, while the next generates."""
     judges: Sequence[RewardFn] = ()
     """Rewards that the world calls. They read the tasks of the run before it, as the run's own does."""
+    suite: str | None = None
+    """The option whose value may follow its name in a table: with `game`, `env=NAME:VALUE` is `env.game=VALUE` too."""
     games: Callable[[Literal["train", "test"]], list[Task]] | None = None
     """Returns its own tasks, for a run that names none."""
     measure: Callable[[Callable[[str], int], int | None], None] | None = None

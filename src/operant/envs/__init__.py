@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from operant.import_by_name import Table
-from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+from operant.types import Env, EnvBase, OperantError, Step, Task, describe_error, name_of, shown, with_defaults
 
 ENVS = Table(
     "environment",
@@ -12,12 +12,16 @@ ENVS = Table(
     {
         "extract": "operant.envs:Extract",
         "feedback": "operant.rewards.feedback:Feedback",
+        "gem": "operant.apps.games.gem:Gem",
         "gymnasium": "operant.apps.games.gymnasium:Gymnasium",
         "http": "operant.envs.http:Http",
         "jericho": "operant.apps.games.textworld:Jericho",
+        "openenv": "operant.apps.games.openenv:OpenEnv",
         "programs": "operant.apps.code.unit_tests:Programs",
         "rooms": "operant.apps.games.rooms:Rooms",
+        "scienceworld": "operant.apps.games.scienceworld:ScienceWorld",
         "single_turn": "operant.envs:SingleTurn",
+        "textarena": "operant.apps.games.textarena:TextArena",
         "textworld": "operant.apps.games.textworld:TextWorld",
     },
 )
@@ -28,6 +32,21 @@ def for_evaluation(env: Env) -> Env:
     """The world in which a policy is measured: what its method `for_evaluation` returns if it has one, or itself."""
     made = with_defaults(env, EnvBase).for_evaluation
     return env if made is None else made()
+
+
+def check_parts(env: Env) -> None:
+    """Call the world's own `check`. Raises: OperantError if that raises, and if it can play no episode at a time."""
+    parts = with_defaults(env, EnvBase)
+    try:
+        if parts.check is not None:
+            parts.check()
+    except OperantError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OperantError(f"world {name_of(env)!r}: check raised {describe_error(error)}") from error
+    for name, number in (("most", parts.most), ("waves", parts.waves)):
+        if number is not None and number < 1:
+            raise OperantError(f"world {name_of(env)!r}: {name}={shown(number)}; it must be at least 1")
 
 
 def own_games(env: object, split: Literal["train", "test"]) -> list[Task]:

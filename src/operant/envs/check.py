@@ -1,10 +1,13 @@
 """Check a world before training: play it without a model, and look at everything that it answers."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import zip_longest
+from typing import Literal
 
-from operant.envs import own_games
+from operant.envs import check_parts, own_games
 from operant.rollouts import answers
 from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
 
@@ -26,24 +29,35 @@ def check_env(
     their middle and begun again. The second time the same replies are given to every episode, so the answers must be
     the same. A world with a state is then reset to its state from before, and the same parts are stepped; in any other,
     other parts are stepped, because an episode must not depend on those beside it.
-    tasks: None: the first of the world's own (`games`), which are checked too.
+    tasks: None: the first of the world's own (`games`), which are checked too, and asked for twice.
     Raises: OperantError with a sentence about the world, the slot and the remedy, for an exception, an answer for a
     wrong slot or of a wrong type, a reward that is not finite, an episode that does not end within `max_turns` turns,
-    and an answer that differs the second time.
+    an answer that differs the second time, and all else that a run refuses: a task without a prompt, two with one id,
+    an empty prompt in an episode, a state that no checkpoint can store, and a world that fails in every episode.
     """
+    check_parts(env)
     if tasks is None:  # the first 8 of a world's own
-        train, test = own_games(env, "train"), own_games(env, "test")
+        train, test = _same_games(env, "train"), _same_games(env, "test")
         if both := {task.id for task in train} & {task.id for task in test}:
             raise OperantError(
                 f"world {name_of(env)!r}: games('train') and games('test') both have the task {min(both)!r}, so an "
                 "evaluation would measure what was trained on; give them different ids and seeds"
             )
+        _check_tasks(env, [*train, *test])
         tasks = train[:8]
     if not tasks:
         raise OperantError("check_env needs at least one task to play")
+    _check_tasks(env, tasks)
     save, load = (with_defaults(env, EnvBase).state_dict, with_defaults(env, EnvBase).load_state_dict)
     before = save() if save is not None and load is not None else None
+    if before is not None:
+        from operant.storage import state_codec  # it imports torch
+
+        state_codec.encode(before, f"the state of world {name_of(env)!r}", state_codec.NamedTensors())
     first = _play(env, tasks, replies, seed, max_turns, random.Random(seed))
+    failures = [str(step.info.get("failure", step.failed)) for step in first.values() if step.failed is not None]
+    if len(failures) == len(tasks):
+        raise OperantError(f"world {name_of(env)!r} has failed in every episode; of the first: {failures[0]}")
     if load is not None and before is not None:
         load(before)
     parts = random.Random(-1 if before is None else seed)
@@ -59,6 +73,34 @@ def check_env(
                     "random numbers from the task's id, or keep their state with state_dict and load_state_dict; and "
                     "let no episode depend on those beside it"
                 )
+
+
+def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
+    """The world's own tasks. Raises: OperantError if they differ the second time."""
+    games, again = own_games(env, split), own_games(env, split)
+    if games != again:
+        pairs = zip_longest(games, again)
+        one, other = next((a, b) for a, b in pairs if a != b)
+        raise OperantError(
+            f"world {name_of(env)!r}: games({split!r}) returned {shown(one)}, and {shown(other)} in its place the "
+            "second time; make the tasks of fixed seeds, because a resumed run and an evaluation ask again"
+        )
+    return games
+
+
+def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
+    """Raises: OperantError for what a run refuses or leaves out of its tasks."""
+    ids = Counter(task.id for task in tasks)
+    for task in tasks:
+        if not (task.prompt.strip() if isinstance(task.prompt, str) else task.prompt):
+            raise OperantError(
+                f"world {name_of(env)!r}: task {task.id!r} has the prompt {shown(task.prompt)}, and a run leaves such "
+                "tasks out: give it a text, also if reset replaces it"
+            )
+        if ids[task.id] > 1:
+            raise OperantError(
+                f"world {name_of(env)!r}: the id {task.id!r} occurs twice; give every task one of its own"
+            )
 
 
 def _play(
@@ -81,6 +123,11 @@ def _play(
             for slot, step in answers.step(env, replied, tasks_of).items():
                 turns[slot] += 1
                 live[slot] = played[turns[slot], slot] = step
+                if step.fresh and not step.text and not _ends(step):
+                    raise OperantError(
+                        f"world {name_of(env)!r}: step answered slot {slot} (task {tasks[slot].id!r}) with an empty "
+                        "prompt; fresh=True needs a text to reply to"
+                    )
                 if turns[slot] == max_turns and not _ends(step):
                     raise OperantError(
                         f"world {name_of(env)!r} has not ended slot {slot} (task {tasks[slot].id!r}) after "

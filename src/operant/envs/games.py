@@ -78,7 +78,7 @@ class Game(Protocol):
 
 
 @dataclass
-class _Playing:
+class Playing:
     """One game in progress."""
 
     task: Task
@@ -146,7 +146,7 @@ class TextGames:
             raise OperantError("env.remember_thoughts=false with the whole history, which keeps them: set env.memory")
         if self.choose and self._template.thought:
             raise OperantError("env.choose with a template that has a thought: a choice has none; leave one out")
-        self._live: dict[int, _Playing] = {}
+        self._live: dict[int, Playing] = {}
         self._count: Callable[[str], int] | None = None
         self._room = self.tokens
         self._evaluating: Self | None = None
@@ -160,6 +160,10 @@ class TextGames:
     def games(self, split: Split) -> list[Task]:
         """The world's own tasks, for a run that names none; those of the test split are never trained on."""
         raise NotImplementedError
+
+    def read(self, reply: str) -> tuple[str, str]:
+        """Thought and command of a reply."""
+        return split_reply(reply, self._template.thought)
 
     # --- the world ----------------------------------------------------------------------------------------------------
 
@@ -223,7 +227,7 @@ class TextGames:
         record: dict[str, Any] = {"name": task.id, "objective": state.objective, "optimum": game.optimum}
         record |= {"won": False, "lost": False, "score": state.score, "most": state.most}
         record |= {"turns": [], "map": game.map()}
-        self._live[slot] = episode = _Playing(task, game, memory, state, record)
+        self._live[slot] = episode = Playing(task, game, memory, state, record)
         first = self._ask(episode, {})
         if self.tokens is not None and self._count is not None and (size := self._count(first.text)) > self.tokens:
             raise OperantError(
@@ -231,8 +235,8 @@ class TextGames:
             )
         return first
 
-    def _answer(self, episode: _Playing, reply: str) -> Step:
-        thought, command = split_reply(reply, self._template.thought)
+    def _answer(self, episode: Playing, reply: str) -> Step:
+        thought, command = self.read(reply)
         if self.thought_tokens is not None and self._count is not None and self._count(thought) > self.thought_tokens:
             command = ""
         reward = self._play(episode, command, thought, "policy")
@@ -241,7 +245,7 @@ class TextGames:
             examples.append((shown_command, self._play(episode, shown_command, "", self.example_player)))
         return self._ask(episode, {"reward": reward, "examples": examples}, reply)
 
-    def _play(self, episode: _Playing, command: str, thought: str, player: str) -> float:
+    def _play(self, episode: Playing, command: str, thought: str, player: str) -> float:
         """Carry out a command, remember and record it; returns its reward."""
         before = episode.state
         nothing = replace(before, text="You do nothing.", valid=False)  # no game is asked to carry out an empty command
@@ -259,7 +263,7 @@ class TextGames:
         episode.record["final"] = {"place": after.place, "state": observed(after)}
         return reward
 
-    def _example(self, episode: _Playing) -> str | None:
+    def _example(self, episode: Playing) -> str | None:
         """The command that the world plays now; None: the policy is asked. It depends on the commands so far alone."""
         turns = episode.record["turns"]
         chance = random.Random("\n".join([episode.task.id, *(turn["command"] for turn in turns)]))
@@ -268,11 +272,11 @@ class TextGames:
         known = episode.game.expert() if self.example_player == "expert" else None
         return known or (chance.choice(episode.state.commands) if episode.state.commands else None)
 
-    def _over(self, episode: _Playing) -> bool:
+    def _over(self, episode: Playing) -> bool:
         state = episode.state
         return state.won or state.lost or len(episode.record["turns"]) >= self.max_turns
 
-    def _ask(self, episode: _Playing, known: dict[str, Any], reply: str | None = None) -> Step:
+    def _ask(self, episode: Playing, known: dict[str, Any], reply: str | None = None) -> Step:
         """The step that shows the current state, or ends the episode. reply: the policy's last one, if there is one."""
         state, memory = episode.state, episode.memory
         known |= {"info": {"game": episode.record}, "key": state.key}

@@ -12,6 +12,7 @@ from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
+from operant.envs import check_parts
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
 from operant.models.base import ReadingPolicy
@@ -70,8 +71,8 @@ def build(
         rewards.check(reward)
     for metric in metrics:
         metric.check()
-    if callable(check := with_defaults(env, EnvBase).check):
-        check()
+    if env is not None:
+        check_parts(env)
     learner = Learner(
         named_parts.policy(train.policy, own["policy"]),
         tokenizer=tokenizer,

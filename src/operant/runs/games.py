@@ -131,7 +131,7 @@ def game_world(name: str, options: Mapping[str, object], run: Mapping[str, objec
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
     trained = _trained_options(run) | {"examples": 0.0} if without_form(run.get("env")) == name else {}
-    world = None if made is None else named_parts.make("env", name, trained | arguments(made, own, what))
+    world = None if made is None else named_parts.make("env", name, arguments(made, trained | own, what))
     if not isinstance(world, TextGames):
         known = ((other, ENVS.find(other)) for other in ENVS.built_in)
         others = ", ".join(other for other, made in known if isinstance(made, type) and issubclass(made, TextGames))
@@ -165,11 +165,11 @@ def playable(env: object) -> str | None:
 
 
 def _trained_options(run: Mapping[str, object]) -> dict[str, Any]:
-    """The options of the world of a run, without those of its worker processes."""
+    """The options of the world of a run as it stores them, without those of its worker processes."""
     form = FORMS.get(str(run["env"]).partition(":")[0])
     of_form = form.options_of_runs if form is not None else ()
-    own = {option: value for option, value in run.items() if option.removeprefix("env.") not in of_form}
-    return named_parts.stored_options("env", own | {"env": without_form(run["env"])})
+    own = {option.removeprefix("env."): run[option] for option in named_parts.options_of(run, "env")}
+    return {option: value for option, value in own.items() if option not in of_form}
 
 
 def model_sampling(run: Mapping[str, object], given: Mapping[str, object]) -> Sampling:

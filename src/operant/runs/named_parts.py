@@ -81,7 +81,10 @@ def found(kind: str, value: object) -> Any:
 
 
 def flattened(options: Mapping[str, object]) -> dict[str, Any]:
-    """The options with the mapping of each part written as its name and `kind.option`."""
+    """The options with the mapping of each part written as its name and `kind.option`.
+
+    A world of a suite, such as `textarena:GuessTheNumber-v0`, is written as `textarena` and its option.
+    """
     flat: dict[str, Any] = {}
     for key, value in options.items():
         kind = KINDS.get(key)
@@ -93,7 +96,20 @@ def flattened(options: Mapping[str, object]) -> dict[str, Any]:
         flat |= {key if name == "name" else f"{key}.{name}": part for name, part in value.items()}
         if twice := [full for name in value if (full := f"{key}.{name}") in options]:
             raise OperantError(f"option {twice[0]} is given twice, in the mapping {key} and beside it: remove one")
-    return flat
+    return _with_game(flat)
+
+
+def _with_game(flat: dict[str, Any]) -> dict[str, Any]:
+    """Flat options in which a suite and its game are two options."""
+    named = str(flat.get("env"))
+    form, colon, name = named.partition(":") if named.partition(":")[0] in FORMS else ("", "", named)
+    suite, _, game = name.partition(":")
+    option = with_defaults(ENVS.find(suite), EnvBase).suite if game and suite in ENVS else None
+    if option is None:
+        return flat
+    if twice := {option, f"env.{option}"} & flat.keys():
+        raise OperantError(f"option {min(twice)} is given twice, in env={named} and beside it: remove one")
+    return flat | {"env": f"{form}{colon}{suite}", f"env.{option}": game}
 
 
 def options_of(options: Mapping[str, object], kind: str) -> list[str]:

@@ -1,13 +1,13 @@
 """Environments of Gymnasium whose observations are texts: `pip install 'operant[gymnasium]'`.
 
-operant train --env gymnasium --env.id FrozenLake-v1 --env.kwargs "{render_mode: ansi}" --env.actions left,down,right,up
+operant train --env gymnasium:FrozenLake-v1 --env.kwargs "{render_mode: ansi}" --env.actions left,down,right,up
 """
 
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from operant.types import OperantError, Step, Task, shown
 
@@ -27,6 +27,7 @@ class Gymnasium:
     Raises: OperantError if Gymnasium is not installed, or for an environment with other spaces.
     """
 
+    suite: ClassVar[str | None] = "id"
     id: str | Callable[..., Any]
     """Name of a registered environment, also `module:Name-v0`; from Python also a function that makes one."""
     kwargs: Mapping[str, Any] | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from operant.envs import check_parts
 from operant.envs.games import Game, GameState, observed
 from operant.options import convert
 from operant.runs.games import (
@@ -20,6 +21,7 @@ from operant.runs.games import (
     simple_player,
 )
 from operant.runs.named_models import load, run_options
+from operant.runs.named_parts import flattened
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import new_file
 from operant.tools.report.summary import game_row
@@ -102,9 +104,11 @@ def play(words: Sequence[str], options: dict[str, Any]) -> int:
     asked = _asked(options)
     makers = {name: Human if name == HUMAN else simple_player(name) for name in asked.players}
     runs = {name: run_options(name) if makers[name] is None else {} for name in asked.players}
-    worlds = game_worlds(words[0], options, runs)
-    models = {name: load(name) for name, maker in makers.items() if maker is None}
+    options = flattened({**options, "env": words[0]})
+    worlds = game_worlds(options.pop("env"), options, runs)
     world = next(iter(worlds.values()))
+    check_parts(world)
+    models = {name: load(name) for name, maker in makers.items() if maker is None}
     tasks, split = world.games(asked.split)[: asked.count], asked.split
     if not tasks:  # such as game files of one's own, without others for evaluation
         tasks, split = world.games("train")[: asked.count], "train"

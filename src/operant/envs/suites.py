@@ -1,0 +1,159 @@
+"""Games of suites that others made, by name: `--env textarena:GuessTheNumber-v0`.
+
+A file for each suite says which games there are and how one is played; what all of them need stands here.
+"""
+
+import random
+import re
+import sys
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from operant.bounds import bounded
+from operant.envs.games import GameState, Playing, Split, TextGames
+from operant.envs.isolated import IsolatedEnv
+from operant.import_by_name import nearest
+from operant.types import OperantError, Step, Task, shown
+
+PROBES = ("no such move",) * 3, ("1", "[1 2]", "[up]", "yes", "[a]")
+"""Replies of the two episodes that are played before training."""
+
+
+class GameError(Exception):
+    """A game has done something that cannot be trained on; the text says what, after the word "it"."""
+
+
+class SuiteGame:
+    """One game of a suite. What its package draws from Python's and NumPy's own generators comes from its seed."""
+
+    optimum: int | None = None
+    """Suites do not say how many commands a solution needs."""
+
+    def __init__(self, seed: int):
+        self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
+
+    def expert(self) -> str | None:
+        """The next command of a solution, in suites that have one."""
+        return None
+
+    def map(self) -> None:
+        """Suites have no maps."""
+
+    def close(self) -> None:
+        """Free what the game holds."""
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Inside this context both generators are the game's own, so no game depends on those beside it."""
+        outside = random.getstate(), np.random.get_state()
+        random.setstate(self._generators[0])
+        np.random.set_state(self._generators[1])
+        try:
+            yield
+        finally:
+            self._generators = random.getstate(), np.random.get_state()
+            random.setstate(outside[0])
+            np.random.set_state(outside[1])
+
+
+@dataclass(kw_only=True)
+class SuiteGames(TextGames):
+    """An `Env` of the games of one name in a suite, which differ by their seeds. A game that raises costs its episode.
+
+    The whole history is shown, and the whole reply is the command. Raises: OperantError for a name that the suite does
+    not have, with the nearest one, and if the suite is not installed.
+    """
+
+    suite: ClassVar[str | None] = "game"
+    game: str
+    """The name of the game in its suite."""
+    kwargs: Mapping[str, Any] | None = None
+    """Arguments of the game, as the suite names them."""
+    commands: tuple[str, ...] = ()
+    """The commands that are possible, for games that do not list them: for players, and for `choose`."""
+    memory: int | None = bounded(None, at_least=0)
+    """Earlier turns in a prompt. None: the whole history, to which each turn is appended."""
+    patience: float = bounded(30.0, above=0)
+    """Seconds for each answer of the two episodes that are begun, in a process of its own, before training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = self.names()
+        if known and self.game not in known:
+            hint = nearest(shown(self.game), known) or f"; it has {len(known)}, such as {', '.join(known[:3])}"
+            raise OperantError(f"env.{self.suite}={shown(self.game)}: {type(self).__name__} has no such game{hint}")
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the suite's games; empty: unknown."""
+
+    def games(self, split: Split) -> list[Task]:
+        """Tasks whose ids are the seeds of their games."""
+        return [Task(f"{self.game}/{split}/{i}", self.game) for i in range(getattr(self, f"{split}_games"))]
+
+    def read(self, reply: str) -> tuple[str, str]:
+        """The whole reply, or all that follows the mark of a template with thoughts."""
+        thought, found, command = reply.partition(mark) if (mark := self._template.thought) else ("", "all", reply)
+        return " ".join(thought.split())[:2000], command.strip() if found else ""
+
+    def check(self) -> None:
+        """Begin two episodes in a process of its own. Raises: OperantError if the game fails or does not answer."""
+        own = {f.name for f in fields(self) if f.init} - {f.name for f in fields(TextGames)}
+        options = {name: getattr(self, name) for name in own}
+        world = IsolatedEnv(type(self), options, workers=1, isolation={"timeout": self.patience, "memory_gb": None})
+        try:
+            for replies in PROBES:
+                step = world.reset({0: self.games("train")[0]})[0]
+                for reply in replies:
+                    if not (step.failed or step.terminated or step.truncated):
+                        step = world.step({0: reply})[0]
+                if step.failed:
+                    failure = step.info["failure"]
+                    raise OperantError(f"{type(self).__name__} cannot play {self.game!r} here: it {failure}")
+        finally:
+            world.close()
+
+    def _begin(self, slot: int, task: Task) -> Step:
+        return _caught(lambda: super(SuiteGames, self)._begin(slot, task))
+
+    def _answer(self, episode: Playing, reply: str) -> Step:
+        return _caught(lambda: super(SuiteGames, self)._answer(episode, reply))
+
+    def state(self, text: str, **known: Any) -> GameState:
+        """What a game says, with the commands that the user has named."""
+        return GameState(text, commands=self.commands, **known)
+
+
+def _caught(answer: Callable[[], Step]) -> Step:
+    """The answer of a game; of one that raises, that its episode has failed."""
+    try:
+        return answer()
+    except OperantError:
+        raise
+    except (Exception, SystemExit) as error:
+        failed = "timeout" if isinstance(error, TimeoutError) else "raised"
+        return Step(failed=failed, info={"failure": reason(error)})
+
+
+def reason(error: BaseException) -> str:
+    """Why a game has failed, with the remedy for what games lack most often."""
+    if isinstance(error, GameError):
+        return str(error)
+    text = " ".join(str(error).replace("*", " ").split())[:300]
+    if isinstance(error, SyntaxError):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"is written for a newer Python than {version} ({error.filename}, line {error.lineno}: {error.msg})"
+    if isinstance(error, LookupError) and (data := re.search(r"nltk\.download\('(\w+)'\)", text)):
+        return f"needs data that NLTK downloads: python -m nltk.downloader {data[1]}"
+    return f"raised {type(error).__name__}: {text}"
+
+
+def seed_of(task: Task) -> int:
+    """The seed of a task's game."""
+    return zlib.crc32(task.id.encode())
