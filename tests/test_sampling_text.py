@@ -133,7 +133,7 @@ def test_a_method_of_trls_trainer_is_answered_with_ours():
     learner = Learner(lm())
     with pytest.raises(AttributeError, match=r"'save_pretrained': operant\.export\(learner\.policy"):
         learner.save_pretrained("folder")
-    with pytest.raises(AttributeError, match="'polcy'$"):
+    with pytest.raises(AttributeError, match=r"'polcy'$"):
         learner.polcy  # noqa: B018
 
 

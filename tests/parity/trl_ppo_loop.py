@@ -83,6 +83,7 @@ def run(trl, changes: dict) -> dict[str, list[float]]:
         for name, value in stats.items():
             if not name.startswith("time/") and getattr(value, "size", 1) == 1:
                 found.setdefault(name, []).append(float(value))
+    trainer.model.eval()  # after a step TRL generates with dropout, ours without
     replies = trainer.generate(queries, batch_size=3, return_prompt=False, do_sample=False, max_new_tokens=5)
     found["replies"] = [float(token) for reply in replies for token in reply]
     # The gradient of a key's bias is 0 but for rounding, and Adam makes a whole step of it.

@@ -4,7 +4,8 @@
     queries, responses, masks, rewards, histories = env.run(["What is 2 + 2?"])
     trainer.step(queries, responses, rewards, masks)
 
-A call is `<request><TOOL>query<call>`; the tool's answer and `<response>` follow, and the model goes on until `<submit>`.
+A call is `<request><TOOL>query<call>`. The tool's answer and `<response>` follow, and the model goes on until
+`<submit>`.
 """
 
 import re
@@ -156,7 +157,7 @@ class TextEnvironment:
         return (*columns, [history.reward for history in histories], histories)
 
     def step(self, history: TextHistory) -> TextHistory:
-        """Answer the call at the end of an exchange, unless that has ended. A tool that fails answers with its error."""
+        """Answer the call at the end of an exchange that has not ended. A tool that fails answers with its error."""
         truncated, ended = self.task_end_check(history)
         if ended:
             history.complete(truncated)

@@ -285,6 +285,7 @@ class PPOTrainer:
             batch = list(query_tensors[start : start + batch_size])
             side = self.tokenizer.padding_side if self.is_encoder_decoder else "left"
             padded = padded_queries(self.tokenizer, batch, side, pad_to_multiple_of, self.current_device)
+            model.eval()  # dropout would draw from another policy than the one that is scored
             drawn = model.generate(**padded, **generation_kwargs)
             width = 0 if self.is_encoder_decoder else padded["input_ids"].shape[1]
             for query, row in zip(batch, drawn, strict=True):
@@ -312,8 +313,8 @@ class PPOTrainer:
                 raise OperantError(f"{len(given)} {name} for batch_size={batch_size}: a step takes exactly so many")
         for i, (query, response) in enumerate(zip(queries, responses)):
             require(len(query) and len(response), f"reply {i} has an empty query or response: each needs a token")
-        if odd := next((score for score in scores if score.dim() > 1 or score.numel() != 1), None):
-            raise OperantError(f"a score must be a tensor with one number, not of shape {tuple(odd.shape)}")
+        if shapes := [tuple(score.shape) for score in scores if score.dim() > 1 or score.numel() != 1]:
+            raise OperantError(f"a score must be a tensor with one number, not of shape {shapes[0]}")
         moved = [[x.to(self.current_device) for x in given] for given in (queries, responses, scores)]
         at = None if masks is None else [mask.to(self.current_device) for mask in masks]
         return moved[0], moved[1], [score.squeeze() for score in moved[2]], at
@@ -427,7 +428,7 @@ class PPOTrainer:
         return found
 
     def _early_stop(self, policykl: Tensor) -> bool:
-        """Whether the mean KL (old || new) of the last minibatch is above 1.5 times its target; drops gradients then."""
+        """Whether the KL (old || new) of the last minibatch is above 1.5 times its target; drops gradients then."""
         if not (self.config.early_stopping and policykl > 1.5 * self.config.target_kl):
             return False
         self.optimizer.zero_grad()
