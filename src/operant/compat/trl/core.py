@@ -86,21 +86,6 @@ def clip_by_value(x: Tensor, tensor_min: Tensor | float, tensor_max: Tensor | fl
     return x.clamp(torch.as_tensor(tensor_min).to(x), torch.as_tensor(tensor_max).to(x))
 
 
-def randn_tensor(
-    shape: Sequence[int],
-    generator: torch.Generator | list[torch.Generator] | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-) -> Tensor:
-    """Normal numbers; a list of generators has one for each row. They are drawn where the generators are."""
-    given = generator if isinstance(generator, list) else [generator]
-    rows = [tuple(shape)] if len(given) == 1 else [(1, *shape[1:])] * shape[0]
-    options: dict[str, Any] = {"dtype": dtype, "layout": layout or torch.strided}
-    drawn = [torch.randn(row, generator=g, device=g.device if g else device, **options) for row, g in zip(rows, given)]
-    return torch.cat(drawn).to(device or "cpu")
-
-
 # --- dictionaries of statistics ---------------------------------------------------------------------------------------
 
 

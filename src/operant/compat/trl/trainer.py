@@ -41,6 +41,7 @@ from operant.compat.trl.models import SUPPORTED_ARCHITECTURES, PreTrainedModelWr
 from operant.objectives import kl, losses
 from operant.objectives.advantages import gae
 from operant.rewards import shaping
+from operant.rewards.shaping import RunningMoments
 from operant.types import Batch, OperantError, Outputs, require
 
 KINDS = {"kl": "k1", "abs": "absolute", "mse": "k2"}
@@ -214,7 +215,7 @@ class PPOTrainer:
         self.kl_ctl = FixedKLController(config.init_kl_coef)
         if config.adap_kl_ctrl:
             self.kl_ctl = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
-        self.running = shaping.RunningMoments()
+        self.running = RunningMoments()
         self.current_step, self.compare_step, self.highest_reward = 0, 0, -math.inf
         best = config.push_to_hub_if_best_kwargs
         require(not best or "repo_id" in best, "push_to_hub_if_best_kwargs: give the repository as repo_id")
