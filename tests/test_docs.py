@@ -199,7 +199,8 @@ def tiny(folder: Path) -> str:
 
 
 def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, triplets, own = snippets("docs/from-trl.md")
+    old, loop, triplets, own = snippets("docs/from-trl.md")
+    exec(old, {})
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,

@@ -21,7 +21,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 LEVELS = DESIGN.split("<!-- packages -->")[1].split("<!-- /packages -->")[0].strip().strip("`").strip().splitlines()
 APPS, TOOLS = ({name for name in " ".join(LEVELS).split() if name.startswith(group)} for group in ("apps.", "tools."))
-TOOLS |= {"api", "__main__"}
+TOOLS |= {"api", "compat", "__main__"}
 LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in packages.split()}
 GRAPH = architecture.module_graph()
 EXTRAS = """vaderSentiment datasets peft accelerate wandb tensorboard trackio mlflow vllm ray deepspeed textworld

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PARITY = [
     ("trl_0_11_4.py", "OPERANT_TRL_PYTHON"),
+    ("trl_ppo_loop.py", "OPERANT_TRL_PYTHON"),
     ("trl_1_16.py", "OPERANT_TRL_1_16_PYTHON"),
     ("trl_1_16_preference.py", "OPERANT_TRL_1_16_PYTHON"),
 ]

@@ -112,6 +112,10 @@ def test_trls_generation_arguments_are_taken_as_they_are():
         ({"max_new_tokens": 0}, "max_tokens=0"),
         ({"temperature": 0.0}, "top_k=1 is greedy"),
         ({"min_new_tokens": 99}, "min_tokens=99"),
+        ({"return_prompt": False}, "return_prompt=False is not needed: reply.ids are its own"),
+        ({"length_sampler": lambda: 3}, r"length_sampler=.*max_new_tokens=sampler\(\)"),
+        ({"batch_size": 4}, "batch_size=4 is not needed"),
+        ({"generate_ref_response": True}, "learner.engine_of"),
     ],
 )
 def test_unknown_or_unscorable_arguments_name_the_nearest(given, what):
@@ -121,8 +125,16 @@ def test_unknown_or_unscorable_arguments_name_the_nearest(given, what):
 
 def test_greedy_replies_in_training_are_refused_as_given():
     sampling = from_generation_kwargs(Sampling(), {"do_sample": False})
-    with pytest.raises(OperantError, match=r"do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
+    with pytest.raises(OperantError, match=r"^do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
         sampling.for_training()
+
+
+def test_a_method_of_trls_trainer_is_answered_with_ours():
+    learner = Learner(lm())
+    with pytest.raises(AttributeError, match=r"'save_pretrained': operant\.export\(learner\.policy"):
+        learner.save_pretrained("folder")
+    with pytest.raises(AttributeError, match=r"'polcy'$"):
+        learner.polcy  # noqa: B018
 
 
 def test_the_names_of_transformers_mean_what_they_say_there():

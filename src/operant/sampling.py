@@ -138,7 +138,7 @@ class Sampling:
         if self.truncates and self.truncation != "stored":
             if self.top_k == 1:
                 raise OperantError(
-                    "sampling.top_k=1 (do_sample=False): a greedy reply is no sample, and training needs samples "
+                    "do_sample=False (sampling.top_k=1): a greedy reply is no sample, and training needs samples "
                     "to compare: sample (do_sample=True, top_k=0), and decode greedily in evaluation alone: "
                     "evaluation.sampling={top_k: 1}"
                 )

@@ -37,6 +37,11 @@ _REFUSED = {
     "only_text": "is for a whole run: --sampling.only-text {}",
     "max_length": "counts the prompt too; use max_new_tokens",
     **dict.fromkeys(("padding_side", "dropout"), "is not supported in generation; it can be declared to `step`"),
+    # of TRL's `generate`
+    "return_prompt": "is not needed: reply.ids are its own tokens, and reply.query is the prompt; leave it out",
+    "length_sampler": "draws a length for a batch: call it yourself, as in generate(queries, max_new_tokens=sampler())",
+    "batch_size": "is not needed: memory decides how many replies are drawn at once; leave it out",
+    "generate_ref_response": "is not done here: learner.play with the engine of learner.engine_of(learner.reference)",
 }
 """Arguments that are known and that no generation takes, and why."""
 _OWN = tuple(f.name for f in fields(Sampling))

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,15 @@ HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
 
 
+OF_TRL = {
+    "save_pretrained": "operant.export(learner.policy, FOLDER) writes a transformers folder, learner.save(FOLDER) all "
+    "that a later run goes on from",
+    "push_to_hub": "operant.export(learner.policy, FOLDER), and push that folder with huggingface_hub",
+    "log_stats": "what learner.step returns are plain numbers, to be logged as they are",
+}
+"""What does the work of TRL's trainer's methods."""
+
+
 class Learner(Saveable):
     """A policy with its critic, its reference, and all state that changes during training.
 
@@ -60,6 +69,12 @@ class Learner(Saveable):
     checked already by `runs.config.configure`.
     Raises: OperantError for an unknown or impossible option, before any model loads.
     """
+
+    if not TYPE_CHECKING:  # with it, a type checker would believe in every name
+
+        def __getattr__(self, name: str) -> None:
+            hint = f": {OF_TRL[name]}" if name in OF_TRL else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:
         named = f"{self.named['algorithm']}, reference={self.named['reference']}"
