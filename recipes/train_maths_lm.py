@@ -1,7 +1,7 @@
 """Train the small model of sums and Countdown from nothing: `python recipes/train_maths_lm.py --work build`.
 
 Two steps, each left out if its result exists in `--work`: `start`, a tokenizer of bytes and a Llama of 0.2M parameters
-with random weights; and `sft`, supervised training on few generated problems, whose export is `maths-lm`. What it then
+with random weights; and `sft`, supervised training on generated problems that stops early, whose export is `maths-lm`. What it then
 solves of held-out ones is printed. A run that was stopped continues from its newest checkpoint if started again.
 """
 
@@ -27,9 +27,9 @@ VOCABULARY, CONTEXT, END = 257, 256, 0
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("build"))
-    parser.add_argument("--sums", type=int, default=1000, help="problems of addition")
+    parser.add_argument("--sums", type=int, default=4000, help="problems of addition")
     parser.add_argument("--countdowns", type=int, default=3000, help="problems of Countdown")
-    parser.add_argument("--steps", type=int, default=1200)
+    parser.add_argument("--steps", type=int, default=520)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--width", type=int, default=64)
