@@ -49,7 +49,8 @@ def tokenizer(side: str) -> PreTrainedTokenizerFast:
 def model(trl, kind: str):
     if kind == "t5":
         sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.1}
-        config = T5Config(vocab_size=VOCABULARY, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1, **sizes)
+        sizes |= {"decoder_start_token_id": 0}
+        config = T5Config(vocab_size=VOCABULARY, pad_token_id=0, eos_token_id=1, **sizes)
         wrapped = trl.AutoModelForSeq2SeqLMWithValueHead.from_pretrained(AutoModelForSeq2SeqLM.from_config(config))
     else:
         sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 1}
