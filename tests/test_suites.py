@@ -1,11 +1,13 @@
 """Games of suites that others made: the same games as the suite's own, by name, and their failures as sentences."""
 
+import json
 import random
 import re
 import sys
 import zlib
 from dataclasses import dataclass
 from importlib import import_module
+from threading import Thread
 
 import pytest
 from worlds import SMALL
@@ -192,3 +194,40 @@ def test_a_game_that_raises_costs_its_episode_and_no_other():
     chance = random.Random(2)
     assert f"draws {chance.random()}" in first[2].text  # whatever the games beside it have drawn
     check_env(world, [tasks[0], tasks[2]])
+
+
+def serve(websocket):
+    """An OpenEnv session as its server speaks it: two numbers to guess, an error, and an answer that never comes."""
+    for message in websocket:
+        asked = json.loads(message)
+        data = {"observation": {"text": "Guess 1 or 2:", "length": 3}, "reward": None, "done": False}
+        if asked["type"] == "step":
+            said = asked["data"]["message"]
+            if said == "sleep":
+                continue
+            data = {"observation": {"text": "yes" if said == "1" else "no"}, "reward": said == "1", "done": said == "1"}
+            if said == "boom":
+                websocket.send(json.dumps({"type": "error", "data": {"message": "'boom'", "code": "EXECUTION_ERROR"}}))
+                continue
+        websocket.send(json.dumps({"type": "observation", "data": data}))
+
+
+def test_an_openenv_server_is_a_world_whose_sessions_may_fail():
+    sync = pytest.importorskip("websockets.sync.server")
+    with sync.serve(serve, "127.0.0.1", 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        world = ENVS.find("openenv")(game=url, most=2, timeout=0.5)
+        [one, two] = world.games("train")[:2]
+        assert world.reset({0: one, 1: two})[0].text == "Guess 1 or 2:\n>"
+        steps = world.step({0: "2", 1: "boom"})
+        assert steps[0].text == "\n\nno\n>" and steps[1].info["failure"].startswith("answers step with an error")
+        last = world.step({0: "1"})[0]
+        assert last.terminated and last.reward == 1 and last.info["game"]["won"]
+        world.reset({1: two})
+        assert world.step({1: "sleep"})[1].failed == "timeout"
+        world.close()
+        server.shutdown()
+    assert "no server that answers at ws://127.0.0.1" in world.reset({0: one})[0].info["failure"]
+    with pytest.raises(OperantError, match=r"env.game='localhost': it must be the URL of an OpenEnv server"):
+        ENVS.find("openenv")(game="localhost")

@@ -57,7 +57,8 @@ class _Game(SuiteGame):
         self.world, self.seed, self.score = world, seed, 0.0
         url = f"ws{world.game.removeprefix('http').rstrip('/')}/ws"
         try:
-            self.socket = package().connect(url, open_timeout=world.timeout, max_size=None, proxy=None)
+            connection = package().connect(url, open_timeout=world.timeout, max_size=None, proxy=None)
+            self.socket = connection.__enter__()  # newer versions connect here
         except (OSError, ValueError) as error:
             raise GameError(f"has no server that answers at {url}: {type(error).__name__}: {error}") from error
 
