@@ -132,7 +132,6 @@ def test_a_resumed_run_draws_as_one_that_was_not_cut(tmp_path):
     ("given", "message"),
     [
         ({"algorithm": "ppo", "redraw": 1}, "redraw=1 with samples=1: a reply is compared with others"),
-        ({"algorithm": "distill", "reward": None, "samples": 2, "redraw": 1}, "redraw=1 with no reward"),
         ({"algorithm": "sft", "redraw": 1}, "redraw=1 with algorithm=sft: it learns from given replies"),
         ({"algorithm": "dapo", "rollouts_ahead": 1}, "redraw=4 with rollouts_ahead=1: .*set redraw=0"),
         ({"algorithm": "grpo", "redraw": 1, "partial_rollout_tokens": 2}, "redraw=1 with partial_rollout_tokens=2"),

@@ -371,7 +371,6 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     early = "prompts are drawn before the scores of earlier ones are known; set redraw=0, or leave it out"
     again = [
         (algorithm.source != "play", f"{method}: it learns from given replies; leave it out"),
-        (train.reward is None and train.env is None, "no reward: no scores are compared; set one, or redraw=0"),
         (train.samples < 2, "samples=1: a reply is compared with others to its prompt; use samples=2 or more"),
         (train.rollouts_ahead > 0, f"rollouts_ahead={train.rollouts_ahead}: {early}"),
         (train.partial_rollout_tokens > 0, f"partial_rollout_tokens={train.partial_rollout_tokens}: {early}"),
