@@ -3,10 +3,8 @@ r"""DAPO: GRPO with a higher upper clip, a mean over tokens, and a soft limit of
 [Yu et al. 2025](https://arxiv.org/abs/2503.14476). The advantage is GRPO's, divided by the group's deviation. The
 surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all tokens of a step, and there is no KL.
 
-- A group whose replies all have one score teaches nothing. Others are drawn in their place ("dynamic sampling"), up to
-  `redraw` times (4; the paper draws until the batch is full). log.txt names those thrown away; `redraw/prompts` are the
-  prompts that were drawn for a step. Groups that still score alike after the last time stay, with advantages of 0, and
-  `redraw/alike` counts them. Every method that compares replies to a prompt has the option.
+- A group whose replies all have one score teaches nothing. The paper draws others in their place until the batch is
+  full ("dynamic sampling"); here such groups stay, with advantages of 0, and `policy/advantage_zero` counts them.
 - `score.overlong_tokens` takes score from replies that come near to their limit: nothing at that many tokens before it,
   `score.overlong_penalty` (1) at it, in proportion between ("soft overlong punishment"). The paper takes a fifth of the
   limit.
@@ -17,7 +15,6 @@ from operant.objectives import advantages, losses
 
 DEFAULTS: dict[str, object] = {
     "samples": 8,
-    "redraw": 4,
     "update.epochs": 1,
     "kl.coef": 0.0,
     "loss.clip": 0.2,

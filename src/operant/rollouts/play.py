@@ -50,19 +50,14 @@ class Attempts:
         """Number of the first attempt at each task. Ranks that count separately begin with numbers far apart."""
         self._samples: Counter[str] = Counter()
         self._groups: dict[str, int] = {}
-        self._earlier = 0
 
     def next(self, task: Task) -> tuple[int, int, int]:
         """(place, group, sample) of one more attempt at `task`."""
-        group = self._groups.setdefault(task.id, self._earlier + len(self._groups))
+        group = self._groups.setdefault(task.id, len(self._groups))
         place, sample = self.count, self.first + self._samples[task.id]
         self.count += 1
         self._samples[task.id] += 1
         return place, group, sample
-
-    def begin_groups(self) -> None:
-        """Let further attempts at a task form a group of their own."""
-        self._earlier, self._groups = self._earlier + len(self._groups), {}
 
     def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "samples": dict(self._samples), "groups": self._groups}

@@ -61,9 +61,6 @@ class TrainOptions:
     """Replies per step, over all ranks."""
     samples: int = bounded(1, at_least=1)
     """Replies to each prompt of a step."""
-    redraw: int = bounded(0, at_least=0)
-    """Dynamic sampling: how often, at most, a step draws other prompts in the place of those whose replies all score
-    alike; 0: never."""
     reward_chunks: int = bounded(1, at_least=1)
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
@@ -341,7 +338,7 @@ def _check_together(config: Config) -> None:
 
 
 def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
-    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead, carried over or drawn again."""
+    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead or carried over to a later step."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
@@ -368,18 +365,10 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     whole = (
         f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
     )
-    early = "prompts are drawn before the scores of earlier ones are known; set redraw=0, or leave it out"
-    again = [
-        (algorithm.source != "play", f"{method}: it learns from given replies; leave it out"),
-        (train.samples < 2, "samples=1: a reply is compared with others to its prompt; use samples=2 or more"),
-        (train.rollouts_ahead > 0, f"rollouts_ahead={train.rollouts_ahead}: {early}"),
-        (train.partial_rollout_tokens > 0, f"partial_rollout_tokens={train.partial_rollout_tokens}: {early}"),
-    ]
     carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
     for name, number, reasons in (
         ("rollouts_ahead", train.rollouts_ahead, either + ahead),
         ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry),
-        ("redraw", train.redraw, again),
     ):
         if why := next((why for holds, why in reasons if number and holds), None):
             raise OperantError(f"{name}={number} with {why}")

@@ -10,10 +10,8 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.demonstrations import Demonstrations
-from operant.rollouts.play import Attempts
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions
-from operant.runs.dynamic_sampling import play_until_scores_differ
 from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, score
 from operant.training.learner import Learner
@@ -55,43 +53,28 @@ class RunParts:
             tasks = [self.demonstrations.opening(task) for task in tasks]
         return [task for task in tasks for _ in range(samples)]
 
-    def play_and_score(self, train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:
-        """Play and score this rank's part of a step's tasks; also returns metrics of that. An error on one rank is
-        raised on all.
+    def play_and_score(self, train: TrainOptions) -> tuple[list[Rollout], Judged]:
+        """Play and score this rank's part of a step's tasks. An error on one rank is raised on all.
 
         Demonstrations of the tasks follow behind the played replies, and are not judged.
         """
-        learner, ahead, metrics = self.learner, self.ahead, dict[str, float]()
+        learner, ahead = self.learner, self.ahead
         rollouts, judged = list[Rollout](), Judged([])
         if ahead is not None:
             ahead.begin()
             rollouts, judged = distributed.together(lambda: score(learner, self.reward, ahead.played()))
             taken = ahead.tasks()
-            metrics = ahead.carried()
-        elif train.redraw:
-            count, taken = train.batch // train.samples, list[int]()
-            rollouts, judged, drawn = play_until_scores_differ(
-                partial(self._played, train), self.order, count, train.redraw
-            )
-            metrics = drawn.metrics()
-            if drawn.thrown:
-                judged.notes.append(f"thrown away, as their replies scored alike: {', '.join(drawn.thrown)}")
         else:
-            taken = self.order.take(train.batch // train.samples)
+            taken, samples = self.order.take(train.batch // train.samples), train.samples
             if learner.algorithm.source != "data":
-                rollouts, judged = self._played(train, taken)
+                sizes = {"chunks": train.reward_chunks, "samples": samples}
+                rollouts, judged = distributed.together(
+                    lambda: play_and_score(learner, self.attempts(taken, samples), self.reward, **sizes)
+                )
         if (demonstrations := self.demonstrations) is not None:
             tasks = [self.tasks[i] for i in taken]
             rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
-        return rollouts, judged, metrics
-
-    def _played(
-        self, train: TrainOptions, taken: Sequence[int], attempts: Attempts | None = None
-    ) -> tuple[list[Rollout], Judged]:
-        """Play and score this rank's part of these tasks."""
-        tasks = self.attempts(taken, train.samples)
-        how = {"chunks": train.reward_chunks, "samples": train.samples, "attempts": attempts}
-        return distributed.together(lambda: play_and_score(self.learner, tasks, self.reward, **how))
+        return rollouts, judged
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""

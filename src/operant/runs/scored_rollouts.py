@@ -6,7 +6,6 @@ chunks. So a reward that judges each rollout by itself returns the same scores w
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +14,6 @@ from operant import distributed, rewards
 from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.demonstrations import Demonstrations
-from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.types import RewardFn, Rollout, Task
@@ -57,27 +55,17 @@ class Scorer:
 
 
 def play_and_score(
-    learner: Learner,
-    tasks: Sequence[Task],
-    reward: RewardFn | None,
-    *,
-    chunks: int = 1,
-    samples: int = 1,
-    attempts: Attempts | None = None,
+    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
 ) -> tuple[list[Rollout], Judged]:
     """Play this rank's part of the tasks and score the rollouts. The phases `generate` and `reward` are timed.
 
     chunks: number of calls of the reward, each with a part of the prompts. Above 1, the reward is called in a thread,
     one call after the other, and the phase `reward` is the time spent waiting for it.
-    samples: number of consecutive tasks that stay in one chunk. attempts: those made before in this step, which these
-    are added to.
+    samples: number of consecutive tasks that stay in one chunk.
     Raises: OperantError of the reward; generation then stops after the current chunk.
     """
-    before = deepcopy(attempts)
-    for task in tasks if attempts is not None else ():
-        attempts.next(task)
     if chunks == 1:
-        return score(learner, reward, play_part(learner, tasks, reward, before))
+        return score(learner, reward, play_part(learner, tasks, reward))
     mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
     rollouts: list[Rollout] = []
     pending: list[Future[Judged]] = []
@@ -87,7 +75,7 @@ def play_and_score(
             for future in pending:
                 if future.done():
                     future.result()  # raises the error of a reward before more is generated
-            played = learner.play(tasks, part=mine[chunk], attempts=deepcopy(before))
+            played = learner.play(tasks, part=mine[chunk])
             rollouts += played
             greedy = greedy_replies(learner, tasks, reward, mine[chunk])
             pending.append(reward_thread.submit(judge_beside, reward, learner.as_seen(played), greedy, pays=pays))
@@ -97,12 +85,10 @@ def play_and_score(
         reward_thread.shutdown(cancel_futures=True)
 
 
-def play_part(
-    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, attempts: Attempts | None = None
-) -> Played:
+def play_part(learner: Learner, tasks: Sequence[Task], reward: RewardFn | None) -> Played:
     """Play this rank's part of the tasks."""
     mine = distributed.deal([task.id for task in tasks])
-    return learner.play(tasks, part=mine, attempts=attempts), greedy_replies(learner, tasks, reward, mine)
+    return learner.play(tasks, part=mine), greedy_replies(learner, tasks, reward, mine)
 
 
 def score(learner: Learner, reward: RewardFn | None, played: Played) -> tuple[list[Rollout], Judged]:
