@@ -106,14 +106,48 @@ def test_a_killed_run_resumes_bit_identically(tmp_path):
     assert (tmp_path / "cut/log.txt").read_text(encoding="utf-8").count("redraw: ") == 3
 
 
+# --- prompts that are solved ------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_are_solved_come_no_more():
+    """a, b, c and d are solved in the first pass; a step needs three, so at most five of the eight are retired."""
+    seen = []
+
+    def reward(rollouts):
+        seen.extend(r.task.id for r in rollouts[::2])
+        return [0.9 if r.task.id in "abcd" else 0.5 for r in rollouts]
+
+    run, train = parts(reward), TrainOptions(batch=6, samples=2, retire=0.9)
+    counts = [run.play_and_score(train)[2]["rollout/retired"] for _ in range(8)]
+    assert counts[-1] == 4 and counts == sorted(counts)
+    assert sorted(seen[:8]) == PROMPTS and not {*seen[9:]} & {*"abcd"}
+    other = Order(len(TASKS))
+    other.load_state_dict(run.order.state_dict())
+    assert other.take(9) == run.order.take(9) and "retired" not in Order(8).state_dict()
+    everything = parts(lambda rollouts: [1.0] * len(rollouts))
+    assert [everything.play_and_score(train)[2]["rollout/retired"] for _ in range(5)] == [3, 5, 5, 5, 5]
+
+
+def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
+    given = options(**GIVEN, redraw=1, retire=0.2, steps=4)
+    whole = train(model(), PROMPTS, some_a, out=tmp_path / "whole", **given)
+    for metrics in steps(model(), PROMPTS, some_a, out=tmp_path / "cut", **given):
+        if metrics["step"] == 2:
+            break
+    resumed = train(model(), PROMPTS, some_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
+    assert told(whole) == told(resumed) and told(whole)[1]["rollout/retired"] > 0
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"samples": 1, "algorithm": "reinforce"}, "samples=1: rewards of one reply never differ; use samples=2"),
-        ({"algorithm": "sft", "samples": 1}, "algorithm=sft: it learns from demonstrations; use redraw=0"),
+        ({"algorithm": "sft", "samples": 1}, "redraw=2 with algorithm=sft: it learns from demonstrations"),
+        ({"redraw": 0, "retire": 0.9, "rollouts_ahead": 1}, "rollouts_ahead=1 with retire=0.9: rewards decide"),
+        ({"redraw": 0, "retire": 0.9, "algorithm": "sft", "samples": 1}, "retire=0.9 with algorithm=sft: it learns"),
         ({"rollouts_ahead": 1}, "rollouts_ahead=1 with redraw=2: rewards decide .*use redraw=0"),
         ({"partial_rollout_tokens": 2}, "partial_rollout_tokens=2 with redraw=2: rewards decide .*use redraw=0"),
-        ({"algorithm": "distill", "reward": None}, "no reward: nothing is compared; set one, or redraw=0"),
+        ({"algorithm": "distill", "reward": None}, "no reward: nothing is compared; set one, or leave it out"),
         ({"redraw": -1}, "redraw=-1: .*at least 0"),
     ],
 )

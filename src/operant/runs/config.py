@@ -64,6 +64,9 @@ class TrainOptions:
     redraw: int = bounded(0, at_least=0)
     """Most rounds of a step in which prompts whose replies all have one reward are thrown away, and the next ones are
     played instead (DAPO's dynamic sampling). What the last round leaves stays, so that a step has its size; 0: none."""
+    retire: float | None = None
+    """Prompts to whose replies a step gives a mean raw reward of this or more are drawn no more, down to as many as a
+    step needs: of rewards of 0 and 1 it is the share of right replies (ScaleRL: 0.9); none: all are drawn."""
     reward_chunks: int = bounded(1, at_least=1)
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
@@ -355,6 +358,7 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
         ("mask" in algorithm.options, f"{method}: its mask follows the policy; leave it out"),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
         (train.redraw > 0, f"redraw={train.redraw}: rewards decide what a step draws again; use redraw=0"),
+        (train.retire is not None, f"retire={train.retire}: rewards decide what is drawn next; leave it out"),
     ]
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
@@ -370,13 +374,14 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
         f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
     )
     carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
-    redraws = [
-        (algorithm.source != "play", f"{method}: it learns from demonstrations; use redraw=0"),
-        (train.samples < 2, f"samples={train.samples}: rewards of one reply never differ; use samples=2 or more"),
-        (train.reward is None and train.env is None, "no reward: nothing is compared; set one, or redraw=0"),
+    scored = [
+        (algorithm.source != "play", f"{method}: it learns from demonstrations; leave it out"),
+        (train.reward is None and train.env is None, "no reward: nothing is compared; set one, or leave it out"),
     ]
+    alone = (train.samples < 2, f"samples={train.samples}: rewards of one reply never differ; use samples=2 or more")
     for name, number, reasons in (
-        ("redraw", train.redraw, redraws),
+        ("redraw", train.redraw, [*scored, alone]),
+        ("retire", train.retire, scored),
         ("rollouts_ahead", train.rollouts_ahead, either + ahead),
         ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry),
     ):

@@ -19,6 +19,7 @@ from operant.runs.scored_rollouts import (
     join_judgements,
     play_and_score,
     score,
+    solved_often,
     without_variance,
 )
 from operant.training.learner import Learner
@@ -93,12 +94,15 @@ class RunParts:
             if more:  # a rank without replies does not know the parts of the reward
                 judged = join_judgements([judged, scores]) if rollouts else scores
             rollouts, notes = rollouts + more, notes + scores.notes
+            if train.retire is not None:
+                solved = solved_often(more, scores, train.retire)
+                self.order.retire((i for i, task in enumerate(self.tasks) if task.id in solved), used)
             if not left:
                 break
             ids += [task.id for task in tasks]
             equal = without_variance(rollouts, judged)
             kept = [task for task in ids if task not in equal]
-            if not equal or {task.id for task in self.tasks} <= {*kept}:
+            if not equal or {self.tasks[i].id for i in self.order.left} <= {*kept}:
                 break
             places = [i for i, rollout in enumerate(rollouts) if rollout.task.id not in equal]
             rollouts, judged = [rollouts[i] for i in places], judged.at(places)
@@ -110,7 +114,9 @@ class RunParts:
             named = ", ".join(map(shown, thrown))
             notes.insert(0, f"redraw: {redrawn} prompts were replaced, as their replies had equal rewards: {named}")
         counts = {"rollout/redrawn": float(redrawn), "rollout/drawn_per_used": (used + redrawn) / used}
-        return rollouts, replace(judged, notes=notes), counts if train.redraw else {}
+        counts = counts if train.redraw else {}
+        counts |= {"rollout/retired": float(len(self.order.retired))} if train.retire is not None else {}
+        return rollouts, replace(judged, notes=notes), counts
 
     def _others(self, count: int, known: set[str]) -> list[int]:
         """The indices of the next tasks, without the ids that the step has: so no group comes to two ranks."""

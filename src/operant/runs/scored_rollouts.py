@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from operant import distributed, rewards
-from operant.objectives.advantages import group_relative
 from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.learner import Learner
+from operant.training.select import unequal
 from operant.types import RewardFn, Rollout, Task
 
 Played = tuple[list[Rollout], list[Rollout]]
@@ -134,12 +132,19 @@ def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[
 def without_variance(rollouts: Sequence[Rollout], judged: Judged) -> dict[str, None]:
     """The ids of the tasks, over all ranks, whose replies teach a method that compares them nothing: their raw rewards
     are equal, or fewer than two have one. Every rank must call."""
-    scored = [(r, x) for r, x in zip(rollouts, rewards.totals(judged.scores, rollouts), strict=True) if x is not None]
-    returns = torch.tensor([x for _, x in scored], dtype=torch.float64)
-    gains = group_relative(returns, torch.tensor([r.group for r, _ in scored], dtype=torch.long)).tolist()
-    different = {r.task.id for (r, _), gain in zip(scored, gains, strict=True) if gain}
-    found = dict.fromkeys(r.task.id for r in rollouts if r.task.id not in different)
+    different = unequal(rollouts, judged.scores)
+    found = dict.fromkeys(r.task.id for r in rollouts if r.group not in different)
     return dict.fromkeys(task for part in distributed.gathered(list(found)) for task in part)
+
+
+def solved_often(rollouts: Sequence[Rollout], judged: Judged, rate: float) -> set[str]:
+    """The ids of the tasks, over all ranks, whose mean raw reward is `rate` or more. Every rank must call."""
+    by_task: dict[str, list[float]] = {}
+    for rollout, total in zip(rollouts, rewards.totals(judged.scores, rollouts), strict=True):
+        if total is not None:
+            by_task.setdefault(rollout.task.id, []).append(total)
+    solved = [task for task, totals in by_task.items() if sum(totals) / len(totals) >= rate]
+    return {task for part in distributed.gathered(solved) for task in part}
 
 
 def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> list[Rollout]:
