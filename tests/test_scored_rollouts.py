@@ -42,9 +42,9 @@ def test_a_chunk_is_judged_while_the_next_one_is_generated():
     begun = [threading.Event() for _ in range(3)]
     play = mine.play
 
-    def watched(tasks, part):
+    def watched(tasks, part, attempts):
         begun[part[0] // 2].set()
-        return play(tasks, part=part)
+        return play(tasks, part=part, attempts=attempts)
 
     def reward(rollouts):
         calls.append([r.task.id for r in rollouts])

@@ -9,6 +9,13 @@ A clipped surrogate has no gradient at a token beyond its bound; here it keeps t
 two published meanings under one name: at most `loss.high` (`loss.bound=weight`: ScaleRL, TRL's `epsilon_high`; 5 is in
 the middle of the 4 to 8 that ScaleRL found alike), and at most 1 + `loss.high` (`loss.bound=excess`: MiniMax-M1,
 verl). The papers set no lower bound, verl 1 - `clip_ratio_low`; `loss.low` sets one.
+
+`preset=scalerl` is ScaleRL's recipe: the bound 5, a mean over prompts of the mean over all their tokens
+(`update.per=group`), scores less the mean of their group divided by the deviation of the batch
+(`advantage.deviation=batch`), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of ten
+replies right drawn no more (`retire=0.9`, for rewards of 0 and 1). Not in it: replies that are generated up to 8
+updates ahead (PipelineRL-8; `rollouts_ahead` cannot know which prompts retire), interruption of long thoughts, and an
+output head in float32 where the model is in bfloat16: log-probs here are made in float32 of the head's bfloat16 logits.
 """
 
 from operant.algorithms.base import Algorithm, Needs
@@ -24,3 +31,19 @@ ALGORITHM = Algorithm(
     kl=("loss",),
     defaults=DEFAULTS,
 )
+
+PRESETS: dict[str, dict[str, object]] = {
+    "scalerl": {
+        "algorithm": "cispo",
+        "batch": 768,
+        "samples": 16,
+        "retire": 0.9,
+        "optimizer.lr": 5e-7,
+        "update.per": "group",
+        "loss.high": 5.0,
+        "loss.bound": "weight",
+        "advantage.deviation": "batch",
+        "learner.drop_equal": True,
+    },
+}
+"""The published settings of other systems, by name."""

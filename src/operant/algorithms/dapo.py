@@ -3,8 +3,10 @@ r"""DAPO: GRPO with a higher upper clip, a mean over tokens, and a soft limit of
 [Yu et al. 2025](https://arxiv.org/abs/2503.14476). The advantage is GRPO's, divided by the group's deviation. The
 surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all tokens of a step, and there is no KL.
 
-- A group whose replies all have one score teaches nothing. The paper draws others in their place until the batch is
-  full ("dynamic sampling"); here such groups stay, with advantages of 0, and `policy/advantage_zero` counts them.
+- A group whose replies all have one score teaches nothing. `redraw` plays other prompts in its place ("dynamic
+  sampling"), in at most so many rounds; the paper has no bound, verl's recipe allows 10. What the last round leaves
+  stays, with advantages of 0, so that a step has its size: `policy/advantage_zero` counts it. `rollout/drawn_per_used`
+  is the price, and log.txt names the prompts that were thrown away. `Learner.step` trains on what it is given.
 - `score.overlong_tokens` takes score from replies that come near to their limit: nothing at that many tokens before it,
   `score.overlong_penalty` (1) at it, in proportion between ("soft overlong punishment"). The paper takes a fifth of the
   limit.
@@ -15,6 +17,7 @@ from operant.objectives import advantages, losses
 
 DEFAULTS: dict[str, object] = {
     "samples": 8,
+    "redraw": 4,
     "update.epochs": 1,
     "kl.coef": 0.0,
     "loss.clip": 0.2,

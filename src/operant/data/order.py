@@ -1,5 +1,6 @@
 """The order of the tasks: each task once per pass, and the same order in a resumed run."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Order:
         self.n, self.seed, self.shuffle = n, seed, shuffle
         self.position = 0
         """Number of tasks taken since the run began."""
+        self.retired = set[int]()
+        """Indices that are not taken any more."""
         self._pass: tuple[int, list[int]] | None = None
         """Number and order of the current pass."""
 
@@ -39,18 +42,28 @@ class Order:
     def take(self, k: int) -> list[int]:
         """The next `k` indices. They may run into the next pass, in which the same tasks come again."""
         taken = []
-        for position in range(self.position, self.position + k):
-            number, place = divmod(position, self.n)
+        while len(taken) < k:
+            number, place = divmod(self.position, self.n)
             if self.shuffle:
                 if self._pass is None or self._pass[0] != number:
                     self._pass = number, permutation(self.n, self.seed, "order", number)
                 place = self._pass[1][place]
-            taken.append(place)
-        self.position += k
+            taken += [place] if place not in self.retired else []
+            self.position += 1
         return taken
 
-    def state_dict(self) -> dict[str, int]:
-        return {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
+    @property
+    def left(self) -> list[int]:
+        """The indices that are not retired."""
+        return [i for i in range(self.n) if i not in self.retired]
+
+    def retire(self, indices: Iterable[int], least: int) -> None:
+        """Take these indices no more, one after the other, while more than `least` are left."""
+        self.retired |= {*[i for i in indices if i not in self.retired][: max(len(self.left) - least, 0)]}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
+        return state | ({"retired": sorted(self.retired)} if self.retired else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position. Raises: OperantError if the tasks are not those of the saved run."""
@@ -61,4 +74,4 @@ class Order:
                     f"the saved run has {what} {state[name]}, this one {getattr(self, name)}; "
                     "resume with the same tasks and options, or start a new run"
                 )
-        self.position = state["position"]
+        self.position, self.retired = state["position"], {*state.get("retired", ())}

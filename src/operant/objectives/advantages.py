@@ -225,14 +225,21 @@ def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "populatio
     """Give every action of an episode the episode's return, relative to its group (GRPO, arXiv:2402.03300).
 
     `scale`: divide by the group's standard deviation; False is Dr. GRPO (arXiv:2503.20783). `deviation`: population
-    (divides by n, plus 1e-6) or sample (divides by n - 1, plus 1e-4, as in TRL).
+    (divides by n, plus 1e-6), sample (divides by n - 1, plus 1e-4, as in TRL) or batch (that of all replies of the step
+    around the means of their groups, arXiv:2510.13786).
     Raises: OperantError for another `deviation`.
     """
-    if deviation not in DEVIATIONS:
-        raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}")
-    return of_episodes(
-        batch, lambda returns, groups, _: group_relative(returns, groups, scale=scale, deviation=deviation)
-    )
+    if deviation not in (*DEVIATIONS, "batch"):
+        raise OperantError(f"advantage.deviation={deviation!r}: it must be one of {', '.join(DEVIATIONS)}, batch")
+
+    def rule(returns: Tensor, groups: Tensor, _: Tensor) -> Tensor:
+        if deviation != "batch":
+            return group_relative(returns, groups, scale=scale, deviation=deviation)
+        centred = group_relative(returns, groups, scale=False)
+        _, spread = moments(centred, torch.ones_like(centred, dtype=torch.bool))
+        return centred / spread if scale and spread else centred
+
+    return of_episodes(batch, rule)
 
 
 def with_leave_one_out(batch: Batch) -> Batch:

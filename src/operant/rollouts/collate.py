@@ -263,7 +263,8 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
 
     `token`: the mean over tokens. `episode`: the mean over episodes of the mean over their tokens. `sequence`: the mean
     over episodes of the sum over their tokens. `horizon`: the same divided by the fixed length `horizon` (Dr. GRPO).
-    `group`: the mean over groups of the mean over their episodes of the mean over their tokens.
+    `group`: the mean over groups of the mean over their episodes of the mean over their tokens. `prompt`: the mean over
+    groups of the mean over all their tokens (arXiv:2510.13786).
     `source`: the mean over tokens of the policy's own replies, plus the mean over tokens of demonstrations.
     """
     if per == "source":
@@ -286,10 +287,14 @@ def token_weights(batch: Batch, per: str = "token", horizon: int | None = None) 
             sizes = share.new_zeros(int(group.max()) + 1 if len(group) else 0).index_add(0, group, share)
             groups = distributed.total_float(float((sizes > 0).sum()))
             weights = actions / (counts[index].clamp(min=1) * sizes[group].clamp(min=1) * groups)[:, None]
+        case "prompt":
+            group = torch.unique(batch.groups, return_inverse=True)[1]
+            sizes = actions.new_zeros(int(group.max()) + 1 if len(group) else 0).index_add(0, group, actions.sum(1))
+            weights = actions / sizes[group].clamp(min=1)[:, None] / distributed.total_float(float((sizes > 0).sum()))
         case "sequence":
             weights = actions / episodes
         case "horizon":
             weights = actions / (episodes * (horizon or 1))
         case _:
-            raise OperantError(f"per={per!r} is unknown: token, source, episode, group, sequence or horizon")
+            raise OperantError(f"per={per!r} is unknown: token, source, episode, group, prompt, sequence or horizon")
     return weights.to(batch.rewards.dtype)

@@ -61,6 +61,12 @@ class TrainOptions:
     """Replies per step, over all ranks."""
     samples: int = bounded(1, at_least=1)
     """Replies to each prompt of a step."""
+    redraw: int = bounded(0, at_least=0)
+    """Most rounds of a step in which prompts whose replies all have one reward are thrown away, and the next ones are
+    played instead (DAPO's dynamic sampling). What the last round leaves stays, so that a step has its size; 0: none."""
+    retire: float | None = None
+    """Prompts to whose replies a step gives a mean raw reward of this or more are drawn no more, down to as many as a
+    step needs: of rewards of 0 and 1 it is the share of right replies (ScaleRL: 0.9); none: all are drawn."""
     reward_chunks: int = bounded(1, at_least=1)
     """Calls of the reward per step, each with a part of the prompts, in a thread while the next part is generated. For
     rewards that wait or compute elsewhere and judge each reply by itself; 1: one call with all replies."""
@@ -338,7 +344,7 @@ def _check_together(config: Config) -> None:
 
 
 def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
-    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead or carried over to a later step."""
+    """Refuse rollouts, of at most `tokens` tokens, that cannot be generated ahead, carried over or drawn again."""
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
@@ -351,6 +357,8 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
         ),
         ("mask" in algorithm.options, f"{method}: its mask follows the policy; leave it out"),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
+        (train.redraw > 0, f"redraw={train.redraw}: rewards decide what a step draws again; use redraw=0"),
+        (train.retire is not None, f"retire={train.retire}: rewards decide what is drawn next; leave it out"),
     ]
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
@@ -366,7 +374,14 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
         f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
     )
     carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
+    scored = [
+        (algorithm.source != "play", f"{method}: it learns from demonstrations; leave it out"),
+        (train.reward is None and train.env is None, "no reward: nothing is compared; set one, or leave it out"),
+    ]
+    alone = (train.samples < 2, f"samples={train.samples}: rewards of one reply never differ; use samples=2 or more")
     for name, number, reasons in (
+        ("redraw", train.redraw, [*scored, alone]),
+        ("retire", train.retire, scored),
         ("rollouts_ahead", train.rollouts_ahead, either + ahead),
         ("partial_rollout_tokens", train.partial_rollout_tokens, either + carry),
     ):

@@ -10,12 +10,20 @@ from operant.data import DataOptions, Order, load_tasks
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.demonstrations import Demonstrations
+from operant.rollouts.play import Attempts
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluator, Probes
-from operant.runs.scored_rollouts import demonstration_rollouts, play_and_score, score
+from operant.runs.scored_rollouts import (
+    demonstration_rollouts,
+    join_judgements,
+    play_and_score,
+    score,
+    solved_often,
+    without_variance,
+)
 from operant.training.learner import Learner
-from operant.types import RewardFn, Rollout, Task
+from operant.types import RewardFn, Rollout, Task, shown
 
 CALIBRATED = 256
 """Replies whose mean and variance are measured, as in Ziegler et al. (2019)."""
@@ -53,28 +61,69 @@ class RunParts:
             tasks = [self.demonstrations.opening(task) for task in tasks]
         return [task for task in tasks for _ in range(samples)]
 
-    def play_and_score(self, train: TrainOptions) -> tuple[list[Rollout], Judged]:
-        """Play and score this rank's part of a step's tasks. An error on one rank is raised on all.
+    def play_and_score(self, train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:
+        """Play and score this rank's part of a step's tasks, and count those that were drawn again. An error on one
+        rank is raised on all.
 
         Demonstrations of the tasks follow behind the played replies, and are not judged.
         """
         learner, ahead = self.learner, self.ahead
-        rollouts, judged = list[Rollout](), Judged([])
+        rollouts, judged, counts = list[Rollout](), Judged([]), dict[str, float]()
         if ahead is not None:
             ahead.begin()
             rollouts, judged = distributed.together(lambda: score(learner, self.reward, ahead.played()))
             taken = ahead.tasks()
         else:
-            taken, samples = self.order.take(train.batch // train.samples), train.samples
+            taken = self.order.take(train.batch // train.samples)
             if learner.algorithm.source != "data":
-                sizes = {"chunks": train.reward_chunks, "samples": samples}
-                rollouts, judged = distributed.together(
-                    lambda: play_and_score(learner, self.attempts(taken, samples), self.reward, **sizes)
-                )
+                rollouts, judged, counts = self._play_rounds(taken, train)
         if (demonstrations := self.demonstrations) is not None:
             tasks = [self.tasks[i] for i in taken]
             rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
-        return rollouts, judged
+        return rollouts, judged, counts
+
+    def _play_rounds(self, taken: list[int], train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:
+        """Play and score tasks; `train.redraw` times, replace those whose rewards are equal by the next ones."""
+        attempts, samples, used = Attempts(), train.samples, len(taken)
+        rollouts, judged, notes = list[Rollout](), Judged([]), list[str]()
+        ids, thrown, redrawn = list[str](), list[str](), 0
+        sizes: dict[str, Any] = {"chunks": train.reward_chunks, "samples": samples, "attempts": attempts}
+        for left in range(train.redraw, -1, -1):
+            tasks = self.attempts(taken, samples)
+            more, scores = distributed.together(partial(play_and_score, self.learner, tasks, self.reward, **sizes))
+            if more:  # a rank without replies does not know the parts of the reward
+                judged = join_judgements([judged, scores]) if rollouts else scores
+            rollouts, notes = rollouts + more, notes + scores.notes
+            if train.retire is not None:
+                solved = solved_often(more, scores, train.retire)
+                self.order.retire((i for i, task in enumerate(self.tasks) if task.id in solved), used)
+            if not left:
+                break
+            ids += [task.id for task in tasks]
+            equal = without_variance(rollouts, judged)
+            kept = [task for task in ids if task not in equal]
+            if not equal or {self.tasks[i].id for i in self.order.left} <= {*kept}:
+                break
+            places = [i for i, rollout in enumerate(rollouts) if rollout.task.id not in equal]
+            rollouts, judged = [rollouts[i] for i in places], judged.at(places)
+            for task in tasks:
+                attempts.next(task)
+            taken = self._others((len(ids) - len(kept)) // samples, {*kept})
+            ids, thrown, redrawn = kept, [*thrown, *equal], redrawn + len(taken)
+        if thrown:
+            named = ", ".join(map(shown, thrown))
+            notes.insert(0, f"redraw: {redrawn} prompts were replaced, as their replies had equal rewards: {named}")
+        counts = {"rollout/redrawn": float(redrawn), "rollout/drawn_per_used": (used + redrawn) / used}
+        counts = counts if train.redraw else {}
+        counts |= {"rollout/retired": float(len(self.order.retired))} if train.retire is not None else {}
+        return rollouts, replace(judged, notes=notes), counts
+
+    def _others(self, count: int, known: set[str]) -> list[int]:
+        """The indices of the next tasks, without the ids that the step has: so no group comes to two ranks."""
+        found = list[int]()
+        while len(found) < count:
+            found += [i for i in self.order.take(1) if self.tasks[i].id not in known]
+        return found
 
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""

@@ -126,12 +126,12 @@ class Run:
         """
         start, learner, ahead = time.perf_counter(), self.learner, self.parts.ahead
         with self._restored_on_error() as notes:
-            rollouts, judged = self.parts.play_and_score(self.config.train)
+            rollouts, judged, counts = self.parts.play_and_score(self.config.train)
             notes += judged.notes
             for note in notes:
                 self.folder.log_message(note)
             of_all = judged.padded(len(rollouts))
-            metrics = learner.learn(rollouts, of_all.scores)
+            metrics = learner.learn(rollouts, of_all.scores) | counts
             if ahead is not None:
                 metrics |= ahead.carried()
                 ahead.done()

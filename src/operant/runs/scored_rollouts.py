@@ -6,6 +6,7 @@ chunks. So a reward that judges each rollout by itself returns the same scores w
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -14,8 +15,10 @@ from operant import distributed, rewards
 from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
 from operant.rollouts.demonstrations import Demonstrations
+from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.learner import Learner
+from operant.training.select import unequal
 from operant.types import RewardFn, Rollout, Task
 
 Played = tuple[list[Rollout], list[Rollout]]
@@ -55,17 +58,24 @@ class Scorer:
 
 
 def play_and_score(
-    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, *, chunks: int = 1, samples: int = 1
+    learner: Learner,
+    tasks: Sequence[Task],
+    reward: RewardFn | None,
+    *,
+    chunks: int = 1,
+    samples: int = 1,
+    attempts: Attempts | None = None,
 ) -> tuple[list[Rollout], Judged]:
     """Play this rank's part of the tasks and score the rollouts. The phases `generate` and `reward` are timed.
 
     chunks: number of calls of the reward, each with a part of the prompts. Above 1, the reward is called in a thread,
     one call after the other, and the phase `reward` is the time spent waiting for it.
-    samples: number of consecutive tasks that stay in one chunk.
+    samples: number of consecutive tasks that stay in one chunk. attempts: those that were made before in this step,
+    which are not changed; None: none.
     Raises: OperantError of the reward; generation then stops after the current chunk.
     """
     if chunks == 1:
-        return score(learner, reward, play_part(learner, tasks, reward))
+        return score(learner, reward, play_part(learner, tasks, reward, attempts))
     mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
     rollouts: list[Rollout] = []
     pending: list[Future[Judged]] = []
@@ -75,7 +85,7 @@ def play_and_score(
             for future in pending:
                 if future.done():
                     future.result()  # raises the error of a reward before more is generated
-            played = learner.play(tasks, part=mine[chunk])
+            played = learner.play(tasks, part=mine[chunk], attempts=deepcopy(attempts))
             rollouts += played
             greedy = greedy_replies(learner, tasks, reward, mine[chunk])
             pending.append(reward_thread.submit(judge_beside, reward, learner.as_seen(played), greedy, pays=pays))
@@ -85,10 +95,12 @@ def play_and_score(
         reward_thread.shutdown(cancel_futures=True)
 
 
-def play_part(learner: Learner, tasks: Sequence[Task], reward: RewardFn | None) -> Played:
-    """Play this rank's part of the tasks."""
+def play_part(
+    learner: Learner, tasks: Sequence[Task], reward: RewardFn | None, attempts: Attempts | None = None
+) -> Played:
+    """Play this rank's part of the tasks, after `attempts` in the same step."""
     mine = distributed.deal([task.id for task in tasks])
-    return learner.play(tasks, part=mine), greedy_replies(learner, tasks, reward, mine)
+    return learner.play(tasks, part=mine, attempts=deepcopy(attempts)), greedy_replies(learner, tasks, reward, mine)
 
 
 def score(learner: Learner, reward: RewardFn | None, played: Played) -> tuple[list[Rollout], Judged]:
@@ -115,6 +127,24 @@ def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[
     for one in compared_with_greedy(reward):
         one.see_greedy([rollout for rollout in greedy if not rollout.failed])
     return judge(reward, rollouts, pays=pays)
+
+
+def without_variance(rollouts: Sequence[Rollout], judged: Judged) -> dict[str, None]:
+    """The ids of the tasks, over all ranks, whose replies teach a method that compares them nothing: their raw rewards
+    are equal, or fewer than two have one. Every rank must call."""
+    different = unequal(rollouts, judged.scores)
+    found = dict.fromkeys(r.task.id for r in rollouts if r.group not in different)
+    return dict.fromkeys(task for part in distributed.gathered(list(found)) for task in part)
+
+
+def solved_often(rollouts: Sequence[Rollout], judged: Judged, rate: float) -> set[str]:
+    """The ids of the tasks, over all ranks, whose mean raw reward is `rate` or more. Every rank must call."""
+    by_task: dict[str, list[float]] = {}
+    for rollout, total in zip(rollouts, rewards.totals(judged.scores, rollouts), strict=True):
+        if total is not None:
+            by_task.setdefault(rollout.task.id, []).append(total)
+    solved = [task for task, totals in by_task.items() if sum(totals) / len(totals) >= rate]
+    return {task for part in distributed.gathered(solved) for task in part}
 
 
 def demonstration_rollouts(demonstrations: Demonstrations, tasks: Sequence[Task]) -> list[Rollout]:

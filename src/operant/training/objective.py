@@ -29,6 +29,8 @@ from operant.tally import Tally
 from operant.types import Batch, LossFn, OperantError, Outputs
 from operant.watchdog import beat
 
+PER = {"token": "token", "reply": "episode", "group": "prompt", "constant": "horizon"}
+"""What `update.per` is called in `rollouts.collate.token_weights`."""
 FAULTS = "update/faults"
 """The number of sums of a micro-batch that were not finite. The update removes it, so it is not a metric."""
 
@@ -59,7 +61,7 @@ def make_objective(
     return Objective(
         loss=partial(algorithm.loss, **loss),
         unit=algorithm.unit,
-        per=algorithm.per,
+        per=algorithm.per if options["update"].per is None else PER[options["update"].per],
         horizon=sampling.max_tokens,
         entropy_gradient=bool(loss.get("entropy_coef")),
         divergences=(loss["divergence"],) if "divergence" in loss else DIVERGENCES,
@@ -198,13 +200,17 @@ class TokenBudget:
 
 @dataclass(frozen=True)
 class MicroBatchOptions:
-    """How a batch is cut to fit into memory: the options `update.*` that every update rule has."""
+    """How a batch is averaged, and cut to fit into memory: the options `update.*` that every update rule has."""
 
     micro_tokens: int = bounded(8192, at_least=1)
     """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
     number."""
     micro_batch: str = bounded("auto", choices=("auto", "fixed"))
     """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
+    per: str | None = bounded(None, choices=(None, *PER), rule="token, reply, group, constant or none")
+    """What the loss is a mean over: token: all tokens of a minibatch. reply: replies, of each the mean of its tokens.
+    group: groups, of each the mean of all its tokens. constant: replies, of each the sum of its tokens divided by
+    sampling.max_tokens. none: the method's own."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "update")

@@ -61,6 +61,11 @@ class LearnerOptions:
     importance_mask: bool = False
     """Masked importance sampling: tokens (or replies) whose weight is above the cap or below the floor are not trained
     on. False: their weight is the bound, truncated importance sampling."""
+    critic_steps: int = bounded(0, at_least=0)
+    """Steps at the start that train the critic alone, on the replies of a policy that does not move yet (VAPO: 50)."""
+    drop_equal: bool = False
+    """Leave out the replies of a group whose raw rewards are all equal: they teach a method that compares nothing, and
+    count in its means. If no group is left, all stay."""
     select: str | None = bounded(None, fits=best.parse, rule=best.RULE)
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
@@ -271,7 +276,15 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"kl.{changed[0]}={getattr(kl, changed[0])} with algorithm={name}: it is about KL in the reward, and this "
             "method charges it in the loss; use kl.loss_coef and kl.loss_kind"
         )
+    if options["update"].per is not None and (algorithm.per == "source" or algorithm.unit not in ("episode", "turn")):
+        raise OperantError(f"update.per={options['update'].per} with algorithm={name}: its loss compares; leave it out")
+    if own.drop_equal and algorithm.needs.samples < 2:
+        raise OperantError(f"learner.drop_equal with algorithm={name}: it learns from equal rewards too; leave it out")
     sampling, needs = options["sampling"], algorithm.needs
+    apart = needs.critic and algorithm.source == "play" and algorithm.update != "trust-region"
+    if own.critic_steps and not (apart and own.parallel == "ddp"):
+        why = "parallel=fsdp: its shards train together" if apart else f"algorithm={name}: it needs a critic"
+        raise OperantError(f"learner.critic_steps={own.critic_steps} with {why}; leave it out")
     if sampling.guidance and not needs.action_values:
         raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")
     if options["value"].actions != needs.action_values and needs.critic:

@@ -8,6 +8,7 @@ import torch
 
 from operant import distributed
 from operant.metrics import collect, games
+from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
 from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
@@ -37,6 +38,7 @@ def select(
     tokenizer: Any,
     *,
     drop_lengths: bool = False,
+    drop_equal: bool = False,
     version: int = 0,
     max_staleness: int | None = None,
     judged: bool = True,
@@ -45,7 +47,8 @@ def select(
 
     The scores are added to the rewards that an environment paid, which are stored in the turns; the options are about
     the sum of both. Every rank must call.
-    drop_lengths: also leave out replies that hit their length limit. max_staleness: also leave out episodes with a turn
+    drop_lengths: also leave out replies that hit their length limit. drop_equal: also those of groups whose raw rewards
+    are equal, if others are left. max_staleness: also leave out episodes with a turn
     that is older than this; `version` is that of the policy.
     judged: False: the scores stand for none, and are no metrics.
     """
@@ -56,6 +59,10 @@ def select(
     oldest = [max((age(turn, version) for turn in rollout.turns), default=0) for rollout in rollouts]
     fresh = [i for i in scored if max_staleness is None or oldest[i] <= max_staleness]
     places = [i for i in fresh if rollouts[i].count and not (drop_lengths and rollouts[i].turns[-1].end == "length")]
+    if drop_equal:
+        different = unequal(rollouts, raw)
+        some = [i for i in places if rollouts[i].group in different]
+        places = some if distributed.total_float(float(len(some))) else places
     if not distributed.total_float(float(len(places))):
         failed = distributed.total_float(float(sum(r.failed for r in rollouts)))
         raise OperantError(
@@ -73,6 +80,14 @@ def select(
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts)).merge(games.of_games(rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
+
+
+def unequal(rollouts: Sequence[Rollout], scores: Sequence[Total]) -> set[int]:
+    """This rank's groups whose raw rewards, of `scores` and environment, are not all equal; a group has two or more."""
+    scored = [(r.group, x) for r, x in zip(rollouts, totals(scores, rollouts), strict=True) if x is not None]
+    returns = torch.tensor([x for _, x in scored], dtype=torch.float64)
+    gains = group_relative(returns, torch.tensor([group for group, _ in scored], dtype=torch.long)).tolist()
+    return {group for (group, _), gain in zip(scored, gains, strict=True) if gain}
 
 
 def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any) -> TrainingBatch:

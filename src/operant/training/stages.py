@@ -24,6 +24,7 @@ from operant.training.nonfinite import find_in_batch, refuse
 from operant.training.parts import LastStep, LearnerParts
 from operant.training.replay_buffer import check_drawn
 from operant.training.select import TrainingBatch
+from operant.training.trust_region import critic_alone, frozen
 from operant.types import Batch, OperantError, Outputs, Rollout, totals
 
 
@@ -122,6 +123,7 @@ def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
         "moments": learner.moments,
         "tokenizer": learner.policy.tokenizer,
         "drop_lengths": own.on_length == "drop",
+        "drop_equal": own.drop_equal,
         "version": learner.policy.version,
         "max_staleness": own.max_staleness,
     }
@@ -362,11 +364,14 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
         return
     own, number, divided = learner.own, learner.progress.step, learner.policy.shards is not None
     parts = sharding.updating(learner.policy, learner.present, learner.kl, step.trained) if divided else nullcontext()
-    with learner.timing("update"), parts:
+    objective, held = learner.objective(step.sampling), list[torch.nn.Parameter]()
+    if number < own.critic_steps:
+        objective, held = critic_alone(objective, learner.policy)
+    with learner.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(
             step.trained,
-            learner.objective(step.sampling),
+            objective,
             step.sampling,
             lr=step.lr,
             seed=own.seed,

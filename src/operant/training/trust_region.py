@@ -266,6 +266,22 @@ def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     return losses.value_error(out, batch, value_clip=None)
 
 
+def critic_alone(objective: Objective, policy: Policy) -> tuple[Objective, list[nn.Parameter]]:
+    """The objective of a critic by itself, and the parameters that do not move with it: all but the critic's.
+
+    Raises: OperantError for a policy whose critic cannot be told from it.
+    """
+    critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
+    if critic is None:
+        raise OperantError(
+            f"a {type(policy).__name__} whose critic shall move alone: it needs a transformers model with a value head "
+            "or a critic of its own, whose parameters can be told from the policy's"
+        )
+    apart = {id(p) for p in critic.parameters()}
+    held = [p for p in policy.trainable() if id(p) not in apart]
+    return replace(objective, loss=critic_loss, kl=None, whiten=None), held
+
+
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], wanted: Tensor, steps: int, tolerance: float = 1e-10
 ) -> tuple[Tensor, Tensor]:
