@@ -2,7 +2,8 @@
 
 Two steps, each left out if its result exists in `--work`: `start`, a tokenizer of bytes and a Llama of 0.2M parameters
 with random weights; and `sft`, supervised training on generated problems that stops early, whose export is `maths-lm`.
-What it then solves of held-out ones is printed. A run that was stopped continues from its newest checkpoint if started again.
+What it then solves of held-out ones is printed. A run that was stopped continues from its newest checkpoint if
+started again.
 """
 
 import argparse
