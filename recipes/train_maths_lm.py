@@ -1,8 +1,9 @@
 """Train the small model of sums and Countdown from nothing: `python recipes/train_maths_lm.py --work build`.
 
 Two steps, each left out if its result exists in `--work`: `start`, a tokenizer of bytes and a Llama of 0.2M parameters
-with random weights; and `sft`, supervised training on generated problems that stops early, whose export is `maths-lm`. What it then
-solves of held-out ones is printed. A run that was stopped continues from its newest checkpoint if started again.
+with random weights; and `sft`, supervised training on generated problems that stops early, whose export is `maths-lm`.
+What it then solves of held-out ones is printed. A run that was stopped continues from its newest checkpoint if
+started again.
 """
 
 import argparse
