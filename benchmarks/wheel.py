@@ -49,7 +49,11 @@ USES = {
     "metrics": f"{STEP} --tasks data.jsonl --evaluate data.jsonl --evaluation.metrics chrf,rouge "
     "--data.reference-field good",
     "textworld": "-c import jericho, textworld",
+    "gem": "-c from operant.apps.games.gem import package; package()",
     "gymnasium": "-c import gymnasium; from operant.apps.games.gymnasium import Gymnasium",
+    "openenv": "-c from operant.apps.games.openenv import package; package()",
+    "scienceworld": "-c from operant.apps.games.scienceworld import package; package()",
+    "textarena": "-c from operant.apps.games.textarena import package; package()",
     "label": "-c import starlette, uvicorn; from operant.tools.labels.server import LabelServer",
     "tensorboard": f"{STEP} --trackers tensorboard",
     "wandb": f"{STEP} --trackers wandb",

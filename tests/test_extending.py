@@ -89,7 +89,10 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("--env gess", "environment 'gess' is unknown; did you mean 'guess'? Names: extract, feedback, guess, gym"),
+        (
+            "--env gess",
+            "environment 'gess' is unknown; did you mean 'guess'? Names: extract, feedback, gem, guess, gym",
+        ),
         ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
         ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
         ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),

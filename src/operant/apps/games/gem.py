@@ -26,10 +26,10 @@ class Gem(SuiteGames):
         return list(ENV_REGISTRY)
 
     def make(self, task: Task) -> Game:
-        return _Game(self, seed_of(task))
+        return _Environment(self, seed_of(task))
 
 
-class _Game(SuiteGame):
+class _Environment(SuiteGame):
     """One episode of an environment."""
 
     def __init__(self, world: Gem, seed: int):

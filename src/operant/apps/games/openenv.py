@@ -40,7 +40,7 @@ class OpenEnv(SuiteGames):
         return []
 
     def make(self, task: Task) -> Game:
-        return _Game(self, seed_of(task))
+        return _Session(self, seed_of(task))
 
     def _answer(self, episode: Playing, reply: str) -> Step:
         step = super()._answer(episode, reply)
@@ -49,7 +49,7 @@ class OpenEnv(SuiteGames):
         return step
 
 
-class _Game(SuiteGame):
+class _Session(SuiteGame):
     """One session."""
 
     def __init__(self, world: OpenEnv, seed: int):

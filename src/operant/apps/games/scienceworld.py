@@ -55,10 +55,10 @@ class ScienceWorld(SuiteGames):
     def playing(self, slot: int) -> tuple[Game, GameState]:
         """The game in a slot and its state, with the commands that are possible, which take long to find."""
         game, state = super().playing(slot)
-        return game, replace(state, commands=game.possible()) if isinstance(game, _Game) else state
+        return game, replace(state, commands=game.possible()) if isinstance(game, _Variation) else state
 
     def make(self, task: Task) -> Game:
-        return _Game(self, int(task.id.rpartition("/")[2]))
+        return _Variation(self, int(task.id.rpartition("/")[2]))
 
     def simulator(self) -> Any:
         """A simulator that no game uses. Raises: OperantError if there is no Java."""
@@ -76,7 +76,7 @@ class ScienceWorld(SuiteGames):
             env._gateway.java_process.wait()  # its finaliser writes to a process that is not known to have ended
 
 
-class _Game(SuiteGame):
+class _Variation(SuiteGame):
     """One variation of a task."""
 
     def __init__(self, world: ScienceWorld, variation: int):

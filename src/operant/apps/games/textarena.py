@@ -28,10 +28,10 @@ class TextArena(SuiteGames):
         return [name for name in ENV_REGISTRY if not name.endswith(("-raw", "-train"))]
 
     def make(self, task: Task) -> Game:
-        return _Game(self, seed_of(task))
+        return _ArenaGame(self, seed_of(task))
 
 
-class _Game(SuiteGame):
+class _ArenaGame(SuiteGame):
     """One game, without TextArena's wrappers: it says what is new since the last command."""
 
     def __init__(self, world: TextArena, seed: int):
