@@ -61,8 +61,8 @@ class Order:
         """Take these indices no more, one after the other, while more than `least` are left."""
         self.retired |= {*[i for i in indices if i not in self.retired][: max(len(self.left) - least, 0)]}
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
+    def state_dict(self) -> dict[str, object]:
+        state: dict[str, object] = {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
         return state | ({"retired": sorted(self.retired)} if self.retired else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

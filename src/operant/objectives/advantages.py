@@ -236,8 +236,8 @@ def with_groups(batch: Batch, *, scale: bool = True, deviation: str = "populatio
         if deviation != "batch":
             return group_relative(returns, groups, scale=scale, deviation=deviation)
         centred = group_relative(returns, groups, scale=False)
-        _, std = moments(centred, torch.ones_like(centred, dtype=torch.bool))
-        return centred / std if scale and std else centred
+        spread = moments(centred, torch.ones_like(centred, dtype=torch.bool))[1]
+        return centred / spread if scale and spread else centred
 
     return of_episodes(batch, rule)
 

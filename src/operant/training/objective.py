@@ -4,13 +4,14 @@ Micro-batches bound the memory of a pass. Their size changes no number.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from operant import distributed
 from operant.algorithms import Algorithm
@@ -69,6 +70,40 @@ def make_objective(
         kl=options["kl"] if reference is not None else None,
         reference=reference,
     )
+
+
+def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
+    """Half the squared error of the critic [B, T], and its metrics."""
+    return losses.value_error(out, batch, value_clip=None)
+
+
+def critic_alone(objective: Objective, policy: Policy) -> tuple[Objective, list[nn.Parameter]]:
+    """The objective of a critic by itself, and the parameters that do not move with it: all but the critic's.
+
+    Raises: OperantError for a policy whose critic cannot be told from it.
+    """
+    critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
+    if critic is None:
+        raise OperantError(
+            f"a {type(policy).__name__} whose critic shall move alone: it needs a transformers model with a value head "
+            "or a critic of its own, whose parameters can be told from the policy's"
+        )
+    apart = {id(p) for p in critic.parameters()}
+    held = [p for p in policy.trainable() if id(p) not in apart]
+    return replace(objective, loss=critic_loss, kl=None, whiten=None), held
+
+
+@contextmanager
+def frozen(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside this context, the parameters need no gradient."""
+    changed = [p for p in parameters if p.requires_grad]
+    for p in changed:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in changed:
+            p.requires_grad_(True)
 
 
 def backward(

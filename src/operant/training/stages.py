@@ -21,10 +21,10 @@ from operant.tally import Tally
 from operant.training import scoring, select, sharding
 from operant.training.best import best, only, unscored_selection
 from operant.training.nonfinite import find_in_batch, refuse
+from operant.training.objective import critic_alone, frozen
 from operant.training.parts import LastStep, LearnerParts
 from operant.training.replay_buffer import check_drawn
 from operant.training.select import TrainingBatch
-from operant.training.trust_region import critic_alone, frozen
 from operant.types import Batch, OperantError, Outputs, Rollout, totals
 
 

@@ -5,8 +5,7 @@ search, and then the critic alone (arXiv:1502.05477, appendix C).
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
@@ -22,7 +21,15 @@ from operant.objectives import losses
 from operant.objectives.kl import estimate
 from operant.sampling import Sampling
 from operant.tally import Tally
-from operant.training.objective import MicroBatchOptions, Objective, TokenBudget, forward, micro_batches
+from operant.training.objective import (
+    MicroBatchOptions,
+    Objective,
+    TokenBudget,
+    critic_loss,
+    forward,
+    frozen,
+    micro_batches,
+)
 from operant.training.optimizer import RateOptions, make_optimizer
 from operant.training.update import (
     UpdateOptions,
@@ -34,7 +41,7 @@ from operant.training.update import (
     weighted,
 )
 from operant.training.update_rules import GradientUpdate
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError
 
 vector = nn.utils.parameters_to_vector
 LEAST = 4
@@ -261,27 +268,6 @@ class TrustRegion(GradientUpdate):
         return distributed.total_float(math.fsum(float(losses.total(number(piece), piece)) for piece in pieces))
 
 
-def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
-    """Half the squared error of the critic [B, T], and its metrics."""
-    return losses.value_error(out, batch, value_clip=None)
-
-
-def critic_alone(objective: Objective, policy: Policy) -> tuple[Objective, list[nn.Parameter]]:
-    """The objective of a critic by itself, and the parameters that do not move with it: all but the critic's.
-
-    Raises: OperantError for a policy whose critic cannot be told from it.
-    """
-    critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
-    if critic is None:
-        raise OperantError(
-            f"a {type(policy).__name__} whose critic shall move alone: it needs a transformers model with a value head "
-            "or a critic of its own, whose parameters can be told from the policy's"
-        )
-    apart = {id(p) for p in critic.parameters()}
-    held = [p for p in policy.trainable() if id(p) not in apart]
-    return replace(objective, loss=critic_loss, kl=None, whiten=None), held
-
-
 def conjugate_gradients(
     product: Callable[[Tensor], Tensor], wanted: Tensor, steps: int, tolerance: float = 1e-10
 ) -> tuple[Tensor, Tensor]:
@@ -301,16 +287,3 @@ def conjugate_gradients(
         square, before = residual.dot(residual), square
         towards = residual + square / before * towards
     return x, residual
-
-
-@contextmanager
-def frozen(parameters: Any) -> Iterator[None]:
-    """Inside this context, the parameters need no gradient."""
-    changed = [p for p in parameters if p.requires_grad]
-    for p in changed:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in changed:
-            p.requires_grad_(True)
