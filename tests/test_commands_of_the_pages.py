@@ -10,6 +10,7 @@ from operant.runs.config import configure
 from operant.tools.cli import commands as cli
 from operant.tools.cli import main
 from operant.tools.sweep.grid import divide, grid
+from operant.types import OperantError
 
 ELSEWHERE = {"decisions", "design", "extending", "log", "metrics", "mistakes", "options"}
 """Pages whose commands are of other versions, or are run by another test."""
@@ -58,7 +59,11 @@ def test_every_command_is_understood(page, files, monkeypatch):
             continue
         else:
             points = [{k: v for k, v in options.items() if k not in ("out", "resume_if_there")}]
-        assert all(configure(point, recipe).train.steps > 0 for point in points)
+        try:
+            assert all(configure(point, recipe).train.steps > 0 for point in points)
+        except OperantError as error:  # it names an extra that is not installed here
+            if "pip install 'operant[" not in str(error):
+                raise
 
 
 def test_the_scripts_that_pages_name_exist():
