@@ -46,7 +46,7 @@ class SuiteGame:
         """Suites have no maps."""
 
     def close(self) -> None:
-        """Free what the game holds."""
+        """Free what the game holds, at the end of its episode and once more before its slot is begun again."""
 
     @contextmanager
     def seeded(self) -> Iterator[None]:
@@ -123,7 +123,10 @@ class SuiteGames(TextGames):
         return _caught(lambda: super(SuiteGames, self)._begin(slot, task))
 
     def _answer(self, episode: Playing, reply: str) -> Step:
-        return _caught(lambda: super(SuiteGames, self)._answer(episode, reply))
+        step = _caught(lambda: super(SuiteGames, self)._answer(episode, reply))
+        if step.terminated or step.truncated or step.failed:
+            episode.game.close()  # at once: a slot may not be begun again for long
+        return step
 
     def state(self, text: str, **known: Any) -> GameState:
         """What a game says, with the commands that the user has named."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from operant.bounds import bounded
-from operant.envs.games import Game, GameState, Playing
+from operant.envs.games import Game, GameState
 from operant.envs.suites import GameError, SuiteGame, SuiteGames, seed_of
-from operant.types import OperantError, Step, Task, shown
+from operant.types import OperantError, Task, shown
 
 
 @dataclass(kw_only=True)
@@ -41,12 +41,6 @@ class OpenEnv(SuiteGames):
 
     def make(self, task: Task) -> Game:
         return _Session(self, seed_of(task))
-
-    def _answer(self, episode: Playing, reply: str) -> Step:
-        step = super()._answer(episode, reply)
-        if step.terminated or step.truncated or step.failed:
-            episode.game.close()  # the server has few sessions
-        return step
 
 
 class _Session(SuiteGame):

@@ -20,7 +20,8 @@ REFUSED = ("No known action matches that input.", "Ambiguous request", "It's not
 
 @dataclass(kw_only=True)
 class ScienceWorld(SuiteGames):
-    """An `Env` of a task of ScienceWorld, whose variations are its games. Each live game has a Java process.
+    """An `Env` of a task of ScienceWorld, whose variations are its games. Each live game has a Java process: `most` of
+    them, in which one game after the other is played.
 
     The score is ScienceWorld's, from 0 to 1; below 0 a game is lost. Raises: OperantError as `SuiteGames`, and if there
     is no Java.
@@ -28,6 +29,8 @@ class ScienceWorld(SuiteGames):
 
     memory: int | None = bounded(3, at_least=0)
     """Earlier turns in a prompt. None: the whole history, to which each turn is appended."""
+    most: int = bounded(8, at_least=1)
+    """Games that are played at a time."""
     simplifications: str = "easy"
     """What is made easier, separated by commas: easy (all but electricity), or teleportAction, openDoors, ..."""
 
@@ -55,7 +58,9 @@ class ScienceWorld(SuiteGames):
     def playing(self, slot: int) -> tuple[Game, GameState]:
         """The game in a slot and its state, with the commands that are possible, which take long to find."""
         game, state = super().playing(slot)
-        return game, replace(state, commands=game.possible()) if isinstance(game, _Variation) else state
+        if isinstance(game, _Variation) and game.env is not None:
+            state = replace(state, commands=game.possible())
+        return game, state
 
     def make(self, task: Task) -> Game:
         return _Variation(self, int(task.id.rpartition("/")[2]))
@@ -81,7 +86,8 @@ class _Variation(SuiteGame):
 
     def __init__(self, world: ScienceWorld, variation: int):
         super().__init__(variation)
-        self.world, self.env, self.variation = world, world.simulator(), variation
+        self.world, self.variation = world, variation
+        self.env: Any = world.simulator()
         self.env.load(world.game, variation, world.simplifications)
         self.solution: list[str] | None = None
         self.given: list[str] = []
@@ -128,7 +134,9 @@ class _Variation(SuiteGame):
 
     def close(self) -> None:
         """Keep the simulator for another game."""
-        self.world.idle.append(self.env)
+        if self.env is not None:
+            self.world.idle.append(self.env)
+            self.env = None
 
 
 def package() -> Any:
