@@ -1138,6 +1138,7 @@ def test_every_metric_has_a_row():
         "policy/allowed_tokens",  # test_policy_gradients.py
         "time/ahead",  # test_ahead.py
         "rollout/carried",  # test_carried.py
+        *("rollout/redrawn", "rollout/drawn_per_used", "rollout/retired"),  # test_redraw.py
     }
     assert rows | elsewhere == set(METRICS)
 

@@ -297,7 +297,7 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
     [
         ([], "expected one world: operant play rooms"),
         (["room"], "did you mean 'rooms'?"),
-        (["single_turn"], "has no text games to play; worlds that have: gem, jericho, rooms, "),
+        (["single_turn"], "has no text games to play; worlds that have: gem, jericho, openenv, rooms, "),
         (["rooms", "--player", "rndom"], "did you mean 'random'?"),
         (["rooms", "--player"], "--player: expected one argument"),
         (["rooms", "--player", "runs/none"], "'runs/none' is not on this machine"),

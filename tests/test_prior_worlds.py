@@ -96,6 +96,7 @@ def test_14_a_score_does_not_depend_on_its_neighbours():
     elsewhere = models | {"isolated", "keyword", "ended"}
     elsewhere |= {"reward_model", "humans"}  # tests/test_reward_model.py, tests/test_humans.py
     elsewhere |= {"prompt", "style_transfer"}  # tests/test_prompt_reward.py, tests/test_style_transfer.py
+    elsewhere |= {"maths", "think_answer", "judge"}  # tests/test_maths.py, tests/test_judge.py
     elsewhere |= {"tests", "critic", "minus_greedy"}  # tests/test_programs.py, tests/test_critic.py
     elsewhere |= {*SCORES, "per_token"}  # tests/test_text_scores.py
     assert made.keys() | elsewhere == NAMES.keys(), "a new reward stands here, or says where its test is"

@@ -82,10 +82,15 @@ class Playing:
     """One game in progress."""
 
     task: Task
+    """What names the game."""
     game: Game
+    """The game itself."""
     memory: GameMemory
+    """What the player has seen of it."""
     state: GameState
+    """What it said last."""
     record: dict[str, Any]
+    """What the rollout tells of it."""
     prompt: Prompt = NOTHING
     """What the policy reads now, with the replies and all that was appended to it."""
     tokens: int = 0

@@ -100,7 +100,7 @@ NAMES = {
         "operant.rewards.isolated:named", "a function that runs in worker processes: isolated:my_rewards:politeness"
     ),
     "judge": BuiltIn(
-        "operant.apps.rlhf.judge:Judge", "a model that judges, or URL#MODEL of an endpoint: judge:./llama", 1
+        "operant.apps.rlhf.judge:ModelJudge", "a model that judges, or URL#MODEL of an endpoint: judge:./llama", 1
     ),
     "keyword": BuiltIn("operant.apps.text.rewards:keyword"),
     "length": BuiltIn("operant.apps.text.rewards:length", "tokens: length:20, or at most: length:<=20"),

@@ -26,8 +26,8 @@ Ask = Callable[[Sequence[str], Sequence[str]], Sequence[Sequence[float]]]
 """[N] texts and [C] words -> [N][C] log-probs of the words behind each text."""
 
 
-class Judge:
-    """Scores of replies by another model: `Judge("./llama")(rollouts)`, each in [0, 1].
+class ModelJudge:
+    """Scores of replies by another model: `ModelJudge("./llama")(rollouts)`, each in [0, 1].
 
     model: a folder, `builtin:NAME` or a Hub name, or URL#MODEL of an endpoint, whose key is in OPENAI_API_KEY.
     template: the question, with {query}, {reply} and {target}; of an endpoint, and of a model with a chat template, it
