@@ -44,7 +44,7 @@ def arithmetic(
 
     count: how many. digits: of each number, 1 to 9. operations: those to draw from, of + - *; no difference is below 0.
     order: `units`, the digits of an answer from the units on (231), as a small model learns it, or `usual` (132).
-    seed, part: other seeds give other problems; `held-out` ones have pairs of numbers that `train` has never.
+    seed, part: other seeds give other problems; `held-out` ones have pairs of numbers that `train` never has.
     Raises: OperantError for an option out of range.
     """
     check(count, part)
@@ -74,7 +74,7 @@ def arithmetic_held_out(
     order: Literal["units", "usual"] = "units",
     seed: int = 0,
 ) -> Iterator[Row]:
-    """As `arithmetic`, with pairs of numbers that training has never."""
+    """As `arithmetic`, with pairs of numbers that training never has."""
     return arithmetic(count=count, digits=digits, operations=operations, order=order, seed=seed, part="held-out")
 
 
@@ -85,7 +85,7 @@ def countdown(
 
     count: how many. numbers: how many a problem has, "3", or a range such as "3-4", of 2 to 6. largest: number.
     most: the largest target; targets and the steps of the known expression are whole and above 0.
-    seed, part: other seeds give other problems; `held-out` ones have sets of numbers that `train` has never.
+    seed, part: other seeds give other problems; `held-out` ones have sets of numbers that `train` never has.
     Raises: OperantError for an option out of range.
     """
     check(count, part)
@@ -113,7 +113,7 @@ def countdown(
 def countdown_held_out(
     *, count: int = 256, numbers: str = "3", largest: int = 9, most: int = 50, seed: int = 0
 ) -> Iterator[Row]:
-    """As `countdown`, with sets of numbers that training has never."""
+    """As `countdown`, with sets of numbers that training never has."""
     return countdown(count=count, numbers=numbers, largest=largest, most=most, seed=seed, part="held-out")
 
 

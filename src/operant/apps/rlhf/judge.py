@@ -32,7 +32,7 @@ class ModelJudge:
     model: a folder, `builtin:NAME` or a Hub name, or URL#MODEL of an endpoint, whose key is in OPENAI_API_KEY.
     template: the question, with {query}, {reply} and {target}; of an endpoint, and of a model with a chat template, it
     is a user's message. words: the scale, the best one first; at an endpoint each is one token. gold: a file of
-    labelled replies, as a reward model reads them: how far the judge agrees with them is said before training. cache:
+    labelled replies, as a reward model reads them: the log says before training how far the judge agrees. cache:
     a file of an endpoint's answers. batch: texts of a pass.
     Raises: OperantError for a template without {reply} or with another field, fewer than two words, and a bad address.
     """
