@@ -20,8 +20,7 @@ REFUSED = ("No known action matches that input.", "Ambiguous request", "It's not
 
 @dataclass(kw_only=True)
 class ScienceWorld(SuiteGames):
-    """An `Env` of a task of ScienceWorld, whose variations are its games. Each live game has a Java process: `most` of
-    them, in which one game after the other is played.
+    """An `Env` of a task of ScienceWorld, whose variations are its games. Each live game has a Java process of its own.
 
     The score is ScienceWorld's, from 0 to 1; below 0 a game is lost. Raises: OperantError as `SuiteGames`, and if there
     is no Java.
@@ -34,10 +33,6 @@ class ScienceWorld(SuiteGames):
     simplifications: str = "easy"
     """What is made easier, separated by commas: easy (all but electricity), or teleportAction, openDoors, ..."""
 
-    def __post_init__(self) -> None:
-        self.idle: list[Any] = []
-        super().__post_init__()
-
     def names(self) -> Sequence[str]:
         package()
         from scienceworld.constants import ID2TASK
@@ -49,7 +44,7 @@ class ScienceWorld(SuiteGames):
         env = self.simulator()
         env.load(self.game, 0, self.simplifications)
         variations = env.get_variations_train() if split == "train" else env.get_variations_test()
-        self.idle.append(env)
+        end(env)
         most = getattr(self, f"{split}_games")
         return [Task(f"{self.game}/{split}/{n}", self.game) for n in sorted(variations)[:most]]
 
@@ -66,19 +61,10 @@ class ScienceWorld(SuiteGames):
         return _Variation(self, int(task.id.rpartition("/")[2]))
 
     def simulator(self) -> Any:
-        """A simulator that no game uses. Raises: OperantError if there is no Java."""
-        if self.idle:
-            return self.idle.pop()
+        """A new simulator: one that has played lists things in another order. Raises: OperantError without Java."""
         if shutil.which("java") is None:
             raise OperantError("env=scienceworld needs Java, such as apt-get install default-jre-headless")
         return package().ScienceWorldEnv("", envStepLimit=1_000_000)
-
-    def close(self) -> None:
-        super().close()
-        while self.idle:
-            env = self.idle.pop()
-            env.close()
-            env._gateway.java_process.wait()  # its finaliser writes to a process that is not known to have ended
 
 
 class _Variation(SuiteGame):
@@ -128,15 +114,20 @@ class _Variation(SuiteGame):
             other = self.world.simulator()
             other.load(self.world.game, self.variation, self.world.simplifications, generateGoldPath=True)
             self.solution = list(other.get_gold_action_sequence())
-            self.world.idle.append(other)
+            end(other)
         done = len(self.given)
         return self.solution[done] if self.given == self.solution[:done] and done < len(self.solution) else None
 
     def close(self) -> None:
-        """Keep the simulator for another game."""
         if self.env is not None:
-            self.world.idle.append(self.env)
+            end(self.env)
             self.env = None
+
+
+def end(env: Any) -> None:
+    """End a simulator and its process."""
+    env.close()
+    env._gateway.java_process.wait()  # its finaliser writes to a process that is not known to have ended
 
 
 def package() -> Any:
