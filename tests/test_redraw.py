@@ -149,6 +149,7 @@ def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
         ({"partial_rollout_tokens": 2}, "partial_rollout_tokens=2 with redraw=2: rewards decide .*use redraw=0"),
         ({"algorithm": "distill", "reward": None}, "no reward: nothing is compared; set one, or leave it out"),
         ({"redraw": -1}, "redraw=-1: .*at least 0"),
+        ({"retire": 0.0}, "retire=0.0: it must be above 0, or none"),
     ],
 )
 def test_what_cannot_be_drawn_again_is_refused(given, said):

@@ -64,7 +64,7 @@ class TrainOptions:
     redraw: int = bounded(0, at_least=0)
     """Most rounds of a step in which prompts whose replies all have one reward are thrown away, and the next ones are
     played instead (DAPO's dynamic sampling). What the last round leaves stays, so that a step has its size; 0: none."""
-    retire: float | None = None
+    retire: float | None = bounded(None, above=0)
     """Prompts to whose replies a step gives a mean raw reward of this or more are drawn no more, down to as many as a
     step needs: of rewards of 0 and 1 it is the share of right replies (ScaleRL: 0.9); none: all are drawn."""
     reward_chunks: int = bounded(1, at_least=1)
