@@ -53,7 +53,7 @@ RUN = {
     "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
     "recipes/train_masked_lm.py": ["--data", "{data}", *"--minutes 0.02 --vocab 600 --batches 2".split()],
     "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
-    "recipes/train_maths_lm.py": ["--work", "build", *"--sums 40 --countdowns 10 --steps 2 --batch 8".split()],
+    "recipes/train_maths_lm.py": ["--work", "runs/maths", *"--sums 40 --countdowns 10 --steps 2 --batch 8".split()],
     "recipes/train_code_lm.py": ["--work", "runs/code-1000", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
     "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
     "recipes/negative_kl.py": ["cold"],
