@@ -12,7 +12,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.sampling import Sampling
 from operant.tools.cli import main
-from operant.tools.cli.generate import ReplyText, Session, Speaker
+from operant.tools.cli.generate import Session, Speaker
 from operant.tools.cli.runs import table
 
 

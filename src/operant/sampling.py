@@ -7,7 +7,7 @@ drawn.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -353,6 +353,45 @@ def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sam
     return text[: _find_stop(text, sampling.stop_strings, early)]
 
 
+@dataclass
+class ReplyText:
+    """The text of a growing reply.
+
+    text = ReplyText(tokenizer, prompt_ids, sampling)
+    for token in engine.stream(prompt_ids, sampling, key):
+        print(text.add(token), end="")        # the new text that no later token can change, maybe none
+    print(text.rest())
+    """
+
+    tokenizer: Any
+    prompt: list[int]
+    sampling: Sampling
+    action: list[int] = field(default_factory=list)
+    shown: str = ""
+
+    @property
+    def whole(self) -> str:
+        """The reply so far."""
+        return reply_text(self.tokenizer, self.prompt, self.action, self.sampling)
+
+    def add(self, token: int) -> str:
+        """Append a token. Half a character, a space at the end and the beginning of a stop string wait."""
+        self.action.append(token)
+        text = self.whole.rstrip("\ufffd \n")
+        strings = () if self.sampling.fixed_length else self.sampling.stop_strings
+        begun = max((k for s in strings for k in range(1, len(s)) if text.endswith(s[:k])), default=0)
+        text = text[: len(text) - begun]
+        if not text.startswith(self.shown):
+            return ""
+        new, self.shown = text[len(self.shown) :], text
+        return new
+
+    def rest(self) -> str:
+        """The text that waited. If a token has changed text that was shown, the whole reply on a new line."""
+        whole = self.whole
+        return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
+
+
 def text_tokens(tokenizer: Any) -> list[int]:
     """The ids whose tokens are text by themselves, of which any row can be printed and pasted."""
     special = set(tokenizer.all_special_ids)
@@ -381,8 +420,12 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 # --- prompts: the only place where chat templates are used ------------------------------------------------------------
 
 
-def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, prompt: str | list[dict[str, Any]] | list[int], tools: list[Any] | None = None
+) -> list[int]:
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
+
+    `tools`: what the template is told of functions that an answer may call.
 
     Raises: OperantError if the tokenizer or its template is missing.
     """
@@ -396,15 +439,15 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]] | list[int]
         if not ids and tokenizer.bos_token_id is not None:
             ids = [tokenizer.bos_token_id]
         return ids
-    return list(_templated(tokenizer, prompt, True, tokenize=True, return_dict=True)["input_ids"])
+    return list(_templated(tokenizer, prompt, True, tools=tools, tokenize=True, return_dict=True)["input_ids"])
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]], *, prompting: bool) -> str:
+def render(tokenizer: Any, messages: list[dict[str, Any]], *, prompting: bool, tools: list[Any] | None = None) -> str:
     """The text that the chat template makes of messages. `prompting`: end it where an answer begins.
 
     Raises: OperantError if there is no template, or if it fails.
     """
-    return _templated(tokenizer, messages, prompting, tokenize=False)
+    return _templated(tokenizer, messages, prompting, tools=tools, tokenize=False)
 
 
 def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) -> Any:
@@ -462,12 +505,12 @@ def check_prompts(policy: Any, prompts: Sequence[list[int]], sampling: Sampling)
 
 def check_expressed(sampling: Sampling, names: Sequence[str], engine: str) -> None:
     """Raises: OperantError for the first of `names` that is not at its default: the engine cannot sample so."""
-    for field in fields(Sampling):
-        value = getattr(sampling, field.name)
-        idle = field.name == "truncation" and not sampling.truncates
-        if field.name in names and value != field.default and not idle:
+    for option in fields(Sampling):
+        value = getattr(sampling, option.name)
+        idle = option.name == "truncation" and not sampling.truncates
+        if option.name in names and value != option.default and not idle:
             raise OperantError(
-                f"sampling.{field.name}={shown(value)}: engine {engine} cannot sample so; leave it out, or use "
+                f"sampling.{option.name}={shown(value)}: engine {engine} cannot sample so; leave it out, or use "
                 "engine=native"
             )
 

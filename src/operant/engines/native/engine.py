@@ -118,7 +118,7 @@ class NativeEngine:
         again = self.policy.encoder_decoder
         read = prompts if again else [[*prompt, *ids] for prompt, ids in zip(prompts, begun, strict=True)]
         record = Record(self.policy, read, sampling, self.version, begun, more, fed=again)
-        for _ in _GenerateCall(self, read, sampling, keys, record).steps():
+        for _ in _GenerateCall(self, read, sampling, keys, record, kept=None if again else self.kept).steps():
             pass
         return record.completions()
 
@@ -292,7 +292,8 @@ class _GenerateCall:
         which = torch.from_numpy(self.live[rows]).to(self.record.tokens.device)
         replies, lengths = self.record.tokens[which].tolist(), self.record.lengths[which].tolist()
         for row, reply, length in zip(rows.tolist(), replies, lengths, strict=True):
-            ids = [*self.prompts[int(self.live[row])], *reply[: length - 1]]
+            i = int(self.live[row])
+            ids = [*self.prompts[i], *reply[self.first[i] : length - 1]]
             self.kept.add(ids, decoding.cache.lift(row, len(ids)).clone())
 
     def _step(self, ids: Tensor) -> None:

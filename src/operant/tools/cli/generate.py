@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from operant.options import compose, convert
 from operant.runs import named_parts
 from operant.runs.judged_replies import scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
-from operant.sampling import Sampling, encode_prompt, reply_text, task_key
+from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
 from operant.tools.cli.arguments import as_spec
@@ -183,45 +183,6 @@ class Judge:
 
 
 # --- the session ------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class ReplyText:
-    """The text of a growing reply.
-
-    text = ReplyText(tokenizer, prompt_ids, sampling)
-    for token in engine.stream(prompt_ids, sampling, key):
-        print(text.add(token), end="")        # the new text that no later token can change, maybe none
-    print(text.rest())
-    """
-
-    tokenizer: Any
-    prompt: list[int]
-    sampling: Sampling
-    action: list[int] = field(default_factory=list)
-    shown: str = ""
-
-    @property
-    def whole(self) -> str:
-        """The reply so far."""
-        return reply_text(self.tokenizer, self.prompt, self.action, self.sampling)
-
-    def add(self, token: int) -> str:
-        """Append a token. Half a character, a space at the end and the beginning of a stop string wait."""
-        self.action.append(token)
-        text = self.whole.rstrip("\ufffd \n")
-        strings = () if self.sampling.fixed_length else self.sampling.stop_strings
-        begun = max((k for s in strings for k in range(1, len(s)) if text.endswith(s[:k])), default=0)
-        text = text[: len(text) - begun]
-        if not text.startswith(self.shown):
-            return ""
-        new, self.shown = text[len(self.shown) :], text
-        return new
-
-    def rest(self) -> str:
-        """The text that waited. If a token has changed text that was shown, the whole reply on a new line."""
-        whole = self.whole
-        return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from operant.net.listening import is_local
 from operant.options import convert
 from operant.tools.cli.play import aligned
 from operant.tools.labels.agreement import agreement, win_rates
@@ -13,7 +14,6 @@ from operant.tools.labels.export import export
 from operant.tools.labels.items import KINDS, read_items
 from operant.tools.labels.server import LabelServer, LabelServing
 from operant.tools.labels.store import Store
-from operant.tools.report.server import is_local
 from operant.trackers.console import emit
 from operant.types import OperantError, shown
 

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.bounds import bounded, check_bounds
+from operant.net.listening import is_known_host, listening_error, url_of
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
-from operant.tools.report.server import is_known_host, listening_error, url_of
 from operant.types import OperantError
 
 if TYPE_CHECKING:

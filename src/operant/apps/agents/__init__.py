@@ -1,0 +1,1 @@
+"""Agents: programs that call a model through the OpenAI protocol."""

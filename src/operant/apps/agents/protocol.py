@@ -1,0 +1,458 @@
+"""The OpenAI protocol: bodies of requests to token ids and sampling, completions to answers.
+
+    request = completion_request(body, policy)       # of POST /v1/completions
+    request = chat_request(body, policy)             # of POST /v1/chat/completions
+    answer(request, replies)                         # the body of the answer
+
+A field that would change a reply in a way that the engine does not know is refused, never ignored.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from operant.sampling import Sampling, encode_prompt, render, reply_text, task_key, token_pieces
+from operant.types import OperantError, TrainablePolicy, shown
+
+MOST_CHOICES = 128
+"""Most replies of one request, over all its prompts."""
+MOST_ALTERNATIVES = 20
+"""Most alternatives whose log-probs are told at a place."""
+COMPLETION_TOKENS = 16
+"""`max_tokens` of /v1/completions where a request has none, as at OpenAI."""
+
+
+class RefusedRequestError(Exception):
+    """A request that gets an HTTP status and an error in the protocol's own form: (status, message, field)."""
+
+    def __init__(self, status: int, message: str, field: str | None = None):
+        super().__init__(message)
+        self.status = status
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
+        kind = kinds.get(status, "invalid_request_error")
+        self.body = {"error": {"message": message, "type": kind, "param": field, "code": None}}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request asks for."""
+
+    prompts: list[list[int]]
+    """The token ids of each prompt; a conversation is one."""
+    names: list[str]
+    """What the random numbers of each prompt go by: its last text, as in `operant generate --prompt`."""
+    sampling: Sampling
+    model: str
+    chat: bool
+    n: int
+    """Replies to each prompt."""
+    seed: int
+    stream: bool
+    usage: bool
+    """Whether a stream ends with the number of tokens."""
+    alternatives: int | None
+    """How many alternatives of each token are told with its log-prob; None: no log-probs."""
+    echo: bool
+    """Whether answers begin with the prompt."""
+    tools: list[Any] | None
+    """The functions that an answer may call."""
+    ids: bool
+    """Whether answers have the token ids, too."""
+    no_reply: bool
+    """Whether prompts are scored and nothing is generated: `max_tokens` is 0."""
+    id: str
+    created: int
+
+    def keys(self) -> list[int]:
+        """The random-number key of each reply: equal seeds and prompts give equal replies, whatever else is asked."""
+        places = [(i, name, sample) for i, name in enumerate(self.names) for sample in range(self.n)]
+        return [task_key(self.seed, "probe", 0, name, i, sample) for i, name, sample in places]
+
+
+class Reply(NamedTuple):
+    """A reply that has ended."""
+
+    prompt: list[int]
+    action: list[int]
+    end: str
+    """stop or length, as of a `Completion`."""
+    scored: "list[Scored] | None" = None
+    """Of each token, those of the prompt first where it is echoed."""
+
+
+class Scored(NamedTuple):
+    """The log-prob of a token at temperature 1, and the likeliest tokens of its place."""
+
+    token: int
+    logprob: float | None
+    """None of the first token of a text."""
+    best: list[tuple[int, float]]
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+"""Fields that change no reply."""
+IDLE: Mapping[str, tuple[object, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "best_of": (1,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_choice": ("auto", "none"),
+    "function_call": (),
+    "functions": (),
+    "reasoning_effort": (),
+    "prediction": (),
+    "audio": (),
+}
+"""Fields that ask for what the engine does not do exactly, and the values with which they ask for nothing."""
+SHARED = (
+    *("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stream"),
+    *("stream_options", "logprobs", "return_token_ids"),
+)
+COMPLETION = (*SHARED, "prompt", "echo")
+CHAT = (*SHARED, "messages", "max_completion_tokens", "top_logprobs", "tools")
+
+
+class _Body:
+    """The fields of a body, each read once and with its type."""
+
+    def __init__(self, body: object, known: Sequence[str]):
+        if not isinstance(body, dict):
+            raise RefusedRequestError(400, "the body must be a JSON object")
+        self.fields = {name: value for name, value in body.items() if value is not None}
+        for name, value in self.fields.items():
+            if name in IDLE and value not in IDLE[name]:
+                raise RefusedRequestError(
+                    400, f"{name}={shown(value)}: the engine has no such thing; leave it out", name
+                )
+            if name not in (*known, *UNREAD, *IDLE):
+                raise RefusedRequestError(
+                    400, f"unknown field {name[:100]!r}; there are: {', '.join(known)}", name[:100]
+                )
+
+    def number(self, name: str, kind: type, default: Any, least: float, most: float) -> Any:
+        value = self.fields.get(name, default)
+        right = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        if value is not default and not (right and least <= value <= most):
+            what = "a whole number" if kind is int else "a number"
+            raise RefusedRequestError(400, f"{name}={shown(value)}: it must be {what} from {least:g} to {most:g}", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.fields.get(name, False)
+        if not isinstance(value, bool):
+            raise RefusedRequestError(400, f"{name}={shown(value)}: it must be true or false", name)
+        return value
+
+
+def completion_request(body: object, policy: TrainablePolicy, most: int = 1024) -> Request:
+    """The request of a body of /v1/completions. `most`: tokens of the longest reply where the context has no end.
+
+    Raises: RefusedRequestError for fields that are unknown, of a wrong type, or that the engine cannot do exactly.
+    """
+    fields = _Body(body, COMPLETION)
+    asked = fields.fields.get("prompt")
+    several = isinstance(asked, list) and bool(asked) and all(isinstance(p, (str, list)) for p in asked)
+    prompts = asked if several else [asked]
+    for prompt in prompts:
+        ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and type(t) is int for t in prompt)
+        if not (isinstance(prompt, str) or ids):
+            raise RefusedRequestError(
+                400, f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either", "prompt"
+            )
+    echo = fields.flag("echo")
+    tokens = fields.number("max_tokens", int, COMPLETION_TOKENS, 0, 1_000_000)
+    if not tokens and not echo:
+        raise RefusedRequestError(400, "max_tokens=0 without echo asks for nothing: give echo=true too", "max_tokens")
+    known = fields.number("logprobs", int, None, 0, MOST_ALTERNATIVES)
+    read = [_ids(policy, prompt, "prompt") for prompt in prompts]
+    names = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
+    return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
+
+
+def chat_request(body: object, policy: TrainablePolicy, most: int = 1024) -> Request:
+    """The request of a body of /v1/chat/completions, by the chat template of the policy's tokenizer.
+
+    Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
+    """
+    fields = _Body(body, CHAT)
+    tools, messages = _tools(fields, policy), _messages(fields.fields.get("messages"))
+    try:
+        text = render(policy.tokenizer, messages, prompting=True, tools=tools)
+        ids = encode_prompt(policy.tokenizer, messages, tools)
+    except OperantError as error:
+        raise RefusedRequestError(400, str(error), "messages") from error
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant" and message["content"].strip() not in text:
+            why = "the chat template leaves it out (a second system message?)"
+            raise RefusedRequestError(400, f"messages[{i}] of role {message['role']!r}: {why}", "messages")
+    wanted, top = fields.flag("logprobs"), fields.number("top_logprobs", int, 0, 0, MOST_ALTERNATIVES)
+    if top and not wanted:
+        raise RefusedRequestError(400, f"top_logprobs={top} without logprobs: give logprobs=true too", "top_logprobs")
+    names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields.fields]
+    if len(names) > 1:
+        raise RefusedRequestError(400, "max_tokens and max_completion_tokens: give one of the two", names[0])
+    tokens = fields.number(names[0], int, None, 1, 1_000_000) if names else None
+    known = top if wanted else None
+    return _request(fields, policy, [ids], [messages[-1]["content"]], tokens, most, alternatives=known, tools=tools)
+
+
+def _request(
+    fields: _Body,
+    policy: TrainablePolicy,
+    prompts: list[list[int]],
+    names: list[str],
+    tokens: int | None,
+    most: int,
+    *,
+    alternatives: int | None,
+    echo: bool = False,
+    tools: list[Any] | None = None,
+) -> Request:
+    n = fields.number("n", int, 1, 1, MOST_CHOICES)
+    if n * len(prompts) > MOST_CHOICES:
+        raise RefusedRequestError(400, f"{len(prompts)} prompts times n={n}: at most {MOST_CHOICES} replies", "n")
+    stream, options = fields.flag("stream"), fields.fields.get("stream_options", {})
+    if not isinstance(options, dict) or set(options) - {"include_usage"}:
+        raise RefusedRequestError(400, f"stream_options={shown(options)}: it may have include_usage", "stream_options")
+    if stream and (alternatives is not None or echo):
+        raise RefusedRequestError(400, "log-probs and the prompt itself are not streamed: leave stream out", "stream")
+    context = policy.context
+    if tokens is None:
+        tokens = most if context is None else max(1, min(most, context - max(map(len, prompts))))
+    for prompt in prompts:
+        if context is not None and len(prompt) + tokens > context:
+            room = f"the model reads {context} tokens, and the prompt has {len(prompt)}"
+            raise RefusedRequestError(
+                400, f"{room}: {tokens} more do not fit; lower max_tokens or the prompt", "prompt"
+            )
+    return Request(
+        prompts=prompts,
+        names=names,
+        sampling=_sampling(fields, policy, tokens),
+        model=_text(fields, "model"),
+        chat="messages" in fields.fields,
+        n=n,
+        seed=fields.number("seed", int, secrets.randbits(62), -(2**63), 2**63 - 1),
+        stream=stream,
+        usage=bool(options.get("include_usage", False)),
+        alternatives=alternatives,
+        echo=echo,
+        tools=tools,
+        ids=fields.flag("return_token_ids"),
+        no_reply=not tokens,
+        id=f"{'chatcmpl' if 'messages' in fields.fields else 'cmpl'}-{secrets.token_hex(12)}",
+        created=int(time.time()),
+    )
+
+
+def _sampling(fields: _Body, policy: TrainablePolicy, tokens: int) -> Sampling:
+    stops = fields.fields.get("stop", [])
+    stops = [stops] if isinstance(stops, str) else stops
+    if not (isinstance(stops, list) and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops)):
+        raise RefusedRequestError(400, f"stop={shown(stops)}: it must be a text or up to 16 texts", "stop")
+    temperature = fields.number("temperature", float, 1.0, 0, 2)
+    try:
+        return Sampling(
+            temperature=temperature or 1.0,
+            max_tokens=max(tokens, 1),
+            stop_tokens=policy.stop_tokens,
+            stop_strings=tuple(stops),
+            top_k=fields.number("top_k", int, 0, 0, 1_000_000) if temperature else 1,
+            top_p=fields.number("top_p", float, 1.0, 0, 1),
+            min_p=fields.number("min_p", float, 0.0, 0, 1),
+        )
+    except OperantError as error:
+        raise RefusedRequestError(400, str(error).removeprefix("sampling.")) from error
+
+
+def _text(fields: _Body, name: str) -> str:
+    value = fields.fields.get(name, "")
+    if not isinstance(value, str):
+        raise RefusedRequestError(400, f"{name}={shown(value)}: it must be a text", name)
+    return value
+
+
+def _ids(policy: TrainablePolicy, prompt: str | list[int], field: str) -> list[int]:
+    try:
+        ids = encode_prompt(policy.tokenizer, prompt)
+    except OperantError as error:
+        raise RefusedRequestError(400, str(error), field) from error
+    if not ids or min(ids) < 0 or max(ids) >= policy.vocabulary:
+        why = f"ids go from 0 to {policy.vocabulary - 1}" if ids else "it has no tokens"
+        raise RefusedRequestError(400, f"{field}={shown(prompt)}: {why}", field)
+    return ids
+
+
+def _messages(given: object) -> list[dict[str, Any]]:
+    """The messages as templates read them: contents are texts, and the arguments of calls are objects."""
+    if not isinstance(given, list) or not given:
+        raise RefusedRequestError(400, "messages must be a list of at least one message", "messages")
+    out = []
+    for i, message in enumerate(given):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("system", "developer", "user", "assistant", "tool"):
+            why = f"messages[{i}]={shown(message)}: a role of system, developer, user, assistant or tool is missing"
+            raise RefusedRequestError(400, why, "messages")
+        content, calls = message.get("content"), message.get("tool_calls")
+        if isinstance(content, list):
+            odd = next((p for p in content if not isinstance(p, dict) or not isinstance(p.get("text"), str)), None)
+            if odd is not None:
+                why = f"messages[{i}]: the model reads texts alone, and {shown(odd)} is none"
+                raise RefusedRequestError(400, why, "messages")
+            content = "".join(part["text"] for part in content)
+        if not isinstance(content, str) and not (content is None and role == "assistant" and calls):
+            raise RefusedRequestError(400, f"messages[{i}]: its content must be a text", "messages")
+        known = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio"}
+        if more := next((name for name in message if name not in known and message[name] is not None), None):
+            raise RefusedRequestError(400, f"messages[{i}] has the unknown field {more[:100]!r}", "messages")
+        read = {"role": role, "content": content or ""} | {
+            k: message[k] for k in ("name", "tool_call_id") if k in message
+        }
+        out.append(read | ({"tool_calls": [_call(call, i) for call in calls]} if calls else {}))
+    return out
+
+
+def _call(call: Any, place: int) -> dict[str, Any]:
+    """A call of a function, with its arguments as the object that templates expect."""
+    try:
+        function = call["function"]
+        arguments = function["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {
+            "type": "function",
+            "id": call.get("id"),
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"messages[{place}]: {shown(call)} is no call of a function"
+        raise RefusedRequestError(400, why, "messages") from error
+
+
+def _tools(fields: _Body, policy: TrainablePolicy) -> list[Any] | None:
+    tools = fields.fields.get("tools")
+    if not tools or fields.fields.get("tool_choice") == "none":
+        return None
+    named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools)
+    if not named:
+        raise RefusedRequestError(400, f"tools={shown(tools)}: it must be a list of functions", "tools")
+    if "tools" not in str(getattr(policy.tokenizer, "chat_template", "")):
+        raise RefusedRequestError(400, "the chat template of this model knows no tools: leave tools out", "tools")
+    return tools
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+def answer(request: Request, replies: Sequence[Reply], tokenizer: Any) -> dict[str, Any]:
+    """The body of the answer to a request. replies: `n` to each prompt, in order."""
+    choices = []
+    for i, reply in enumerate(replies):
+        text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
+        choice: dict[str, Any] = {"index": i, "finish_reason": reply.end}
+        if request.chat:
+            calls, left = called(tokenizer, reply, text) if request.tools else ([], text)
+            message: dict[str, Any] = {"role": "assistant", "content": left or ("" if not calls else None)}
+            if calls:
+                message["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
+            choice["message"] = message
+        else:
+            choice["text"] = (tokenizer.decode(reply.prompt) if request.echo else "") + text
+        choice["logprobs"] = None if reply.scored is None else _logprobs(request, reply.scored, tokenizer)
+        if request.ids:
+            choice |= {"prompt_token_ids": reply.prompt, "token_ids": reply.action}
+        choices.append(choice)
+    kind = "chat.completion" if request.chat else "text_completion"
+    about = {"id": request.id, "object": kind, "created": request.created, "model": request.model}
+    return about | {"choices": choices, "usage": usage(request, replies)}
+
+
+def usage(request: Request, replies: Sequence[Reply]) -> dict[str, int]:
+    read, written = sum(map(len, request.prompts)), sum(len(reply.action) for reply in replies)
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def chunk(request: Request, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> dict[str, Any]:
+    """A piece of a streamed answer: what a message gains."""
+    choice: dict[str, Any] = {"index": index, "finish_reason": end, "logprobs": None}
+    about = {"id": request.id, "created": request.created, "model": request.model}
+    if request.chat:
+        return about | {"object": "chat.completion.chunk", "choices": [choice | {"delta": new}]}
+    return about | {"object": "text_completion", "choices": [choice | {"text": new.get("content", "")}]}
+
+
+def whole_delta(request: Request, reply: Reply, tokenizer: Any) -> tuple[dict[str, Any], str]:
+    """A reply that may hold calls as one piece of a stream, and its end."""
+    (choice,) = answer(request, [reply], tokenizer)["choices"]
+    message = choice["message"]
+    calls = [{"index": k, **call} for k, call in enumerate(message.get("tool_calls", ()))]
+    new = {"content": message["content"]} | ({"tool_calls": calls} if calls else {})
+    return new, choice["finish_reason"]
+
+
+def called(tokenizer: Any, reply: Reply, text: str) -> tuple[list[dict[str, Any]], str]:
+    """The calls in a reply, and its other text: by the tokenizer's own schema, else those that stand between
+    <tool_call> and </tool_call>. What is no call stays text."""
+    whole, calls = tokenizer.decode(reply.action, skip_special_tokens=False), []
+    if getattr(tokenizer, "response_schema", None):
+        try:
+            parsed = tokenizer.parse_response(whole)
+        except Exception:  # the schema is the model's own, and the text anything
+            return [], text
+        found, text = parsed.get("tool_calls") or [], parsed.get("content") or ""
+        calls = [call.get("function", call) for call in found]
+    else:
+        for match in _CALL.finditer(whole):
+            try:
+                calls.append(json.loads(match[1]))
+            except ValueError:
+                return [], text
+        text = text if not calls else _CALL.sub("", text).strip()
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return [], text
+    made = ((call["name"], json.dumps(call.get("arguments", {}))) for call in calls)
+    return [
+        {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(made)
+    ], text
+
+
+def _logprobs(request: Request, scored: Sequence[Scored], tokenizer: Any) -> dict[str, Any]:
+    def text(token: int) -> str:
+        return token_pieces(tokenizer, [token])[0]
+
+    if request.chat:
+        return {
+            "content": [
+                _told(text(token), logprob) | {"top_logprobs": [_told(text(t), x) for t, x in best]}
+                for token, logprob, best in scored
+            ],
+            "refusal": None,
+        }
+    pieces = [text(token) for token, _, _ in scored]
+    # Two tokens may have one text: the likelier one stands for both. The token itself is always told.
+    best = [
+        None if logprob is None else {piece: logprob} | {text(t): x for t, x in reversed(alternatives)}
+        for piece, (_, logprob, alternatives) in zip(pieces, scored, strict=True)
+    ]
+    return {
+        "tokens": pieces,
+        "token_logprobs": [logprob for _, logprob, _ in scored],
+        "top_logprobs": best if request.alternatives else None,
+        "text_offset": [sum(map(len, pieces[:i])) for i in range(len(pieces))],
+    }
+
+
+def _told(text: str, logprob: float | None) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", errors="replace"))}

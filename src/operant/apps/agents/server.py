@@ -1,0 +1,294 @@
+"""Serves a model by the OpenAI protocol: `operant serve runs/x`.
+
+    with ModelServer(policy, engine, "my-model", ServerOptions(port=8000)) as server:
+        print(server.url)      # http://127.0.0.1:8000/v1
+        server.run()           # until Ctrl-C; or server.start(): in a thread
+
+GET  /health, /v1/models
+POST /v1/completions, /v1/chat/completions
+
+A page of another site cannot use it: the checks of Host and Origin hold, and bodies have to be JSON.
+"""
+
+import asyncio
+import hmac
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from operant.apps.agents.batches import Batches, Going
+from operant.apps.agents.protocol import (
+    RefusedRequestError,
+    Reply,
+    Request,
+    answer,
+    chat_request,
+    chunk,
+    completion_request,
+    usage,
+    whole_delta,
+)
+from operant.bounds import bounded, check_bounds
+from operant.net.listening import is_known_host, is_local, listening_error, url_of
+from operant.sampling import ReplyText
+from operant.types import Engine, OperantError, TrainablePolicy
+
+if TYPE_CHECKING:
+    import uvicorn
+
+IDLE_SECONDS = 60
+"""Seconds in which a request has to be there as a whole, and after which a connection without one is closed."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where and for whom a model is served."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on. 0.0.0.0 serves everyone who can reach this machine and has the key."""
+    port: int = bounded(8000, at_least=0, below=65536, rule="0 (any free port) to 65535")
+    """The port to listen on. 0: any free port."""
+    key_variable: str = "OPERANT_API_KEY"
+    """The environment variable of the key that clients have to send; without it, this machine alone is served."""
+    max_tokens: int = bounded(1024, at_least=1, rule="at least 1")
+    """Tokens of the longest reply to a conversation whose request names no number."""
+    waiting: int = bounded(256, at_least=1, rule="at least 1")
+    """The most replies that clients wait for at a time; further requests are asked to try again."""
+    rows: int = bounded(64, at_least=1, rule="at least 1")
+    """The most replies that are decoded together."""
+    body_mb: float = bounded(4.0, above=0, rule="above 0")
+    """MB of the largest request."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+class ModelServer:
+    """Listens on the address of the options, for one model; `run` or `start` answer requests.
+
+    Raises: OperantError where it cannot listen, for other machines without a key, for a policy without a tokenizer, or
+    if starlette and uvicorn are not installed.
+    """
+
+    def __init__(
+        self, policy: TrainablePolicy, engine: Engine, name: str, options: ServerOptions | None = None
+    ) -> None:
+        self.options = options = options or ServerOptions()
+        self.policy, self.engine, self.name, self.started = policy, engine, name, int(time.time())
+        self.key = os.environ.get(options.key_variable, "")
+        if policy.tokenizer is None:
+            raise OperantError(f"{name} has no tokenizer, so it cannot be served: save one in its folder")
+        if not self.key and not is_local(options.host):
+            raise OperantError(
+                f"--host {options.host} lets other machines ask, and there is no key: set {options.key_variable}, or "
+                "leave --host out"
+            )
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        try:
+            self.socket = socket.create_server((options.host, options.port), family=family, backlog=128)
+        except OSError as error:
+            raise listening_error(error, options.host, options.port) from error
+        try:
+            self.server = _uvicorn(self)
+        except BaseException:
+            self.socket.close()
+            raise
+        self.batches = Batches(policy, engine, waiting=options.waiting, rows=options.rows)
+        self.thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return url_of(self.options.host, self.socket.getsockname()[1]) + "v1"
+
+    def run(self) -> None:
+        self.server.run(sockets=[self.socket])
+
+    def start(self) -> None:
+        """Answer requests in a thread of its own; returns when it does."""
+        self.thread = threading.Thread(target=self.run, name="serve", daemon=True)
+        self.thread.start()
+        while self.thread.is_alive() and not self.server.started:
+            time.sleep(0.01)
+
+    def __enter__(self) -> "ModelServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        if self.thread is not None:
+            self.thread.join()
+        self.socket.close()
+        self.batches.__exit__()
+
+    def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        """Let a request pass. headers: by their names in lower case. Raises: RefusedRequestError."""
+        host = headers.get("host", "")
+        if not is_known_host(host, self.options.host):
+            raise RefusedRequestError(403, f"this server is at {self.url} only")
+        if headers.get("origin", f"http://{host}") != f"http://{host}":
+            raise RefusedRequestError(403, "a page of another site may not use this server")
+        if path not in _PATHS:
+            raise RefusedRequestError(404, f"there is nothing at {path[:100]}; there are: {', '.join(_PATHS)}")
+        if method != _PATHS[path]:
+            raise RefusedRequestError(405, f"use {_PATHS[path]}")
+        sent = headers.get("authorization", "").removeprefix("Bearer ")
+        if self.key and path != "/health" and not hmac.compare_digest(sent.encode(), self.key.encode()):
+            raise RefusedRequestError(
+                401, f"the key is wrong: send that of {self.options.key_variable} as a bearer token"
+            )
+        if method == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise RefusedRequestError(415, "send JSON, with the content type application/json")
+
+    def read(self, path: str, body: bytes) -> Request:
+        """The request of a body. Raises: RefusedRequestError."""
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RefusedRequestError(400, f"the body is no JSON: {error}") from error
+        make = chat_request if path.endswith("/chat/completions") else completion_request
+        request = make(fields, self.policy, self.options.max_tokens)
+        if request.model not in ("", self.name):
+            raise RefusedRequestError(404, f"model={request.model[:100]!r}: this server has {self.name!r}", "model")
+        return request
+
+    def models(self) -> dict[str, Any]:
+        about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "operant"}
+        return {"object": "list", "data": [about | {"max_model_len": self.policy.context}]}
+
+
+_PATHS = {"/health": "GET", "/v1/models": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST"}
+"""What may be asked for, and how."""
+
+
+async def _pieces(batches: Batches, request: Request) -> AsyncIterator[tuple[Going, list[int], str | None]]:
+    """Each reply of a request after each round, its tokens so far, and its end. Replies that nobody reads any more are
+    forgotten."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Queue[tuple[Going, list[int], str | None]]()
+
+    def tell(going: Going) -> None:
+        loop.call_soon_threadsafe(ready.put_nowait, (going, going.action, going.end))
+
+    replies = batches.start(request, tell)
+    try:
+        left = len(replies)
+        while left:
+            going, action, end = await ready.get()
+            if going.error is not None:
+                raise going.error
+            left -= end is not None
+            yield going, action, end
+    finally:
+        batches.stop(replies)
+
+
+async def _answer(server: ModelServer, request: Request) -> dict[str, Any]:
+    ended = {going.index: going async for going, _, end in _pieces(server.batches, request) if end is not None}
+    return answer(request, [ended[i].reply() for i in sorted(ended)], server.policy.tokenizer)
+
+
+async def _stream(server: ModelServer, request: Request) -> AsyncIterator[str]:
+    """The events of a streamed answer. A reply that may hold calls of functions is sent as a whole at its end."""
+    tokenizer, texts, replies = server.policy.tokenizer, dict[int, ReplyText](), list[Reply]()
+    try:
+        async for going, action, end in _pieces(server.batches, request):
+            i = going.index
+            if i not in texts:
+                texts[i] = ReplyText(tokenizer, going.prompt, request.sampling)
+                if request.chat:
+                    yield _event(chunk(request, i, {"role": "assistant", "content": ""}))
+            if request.tools:
+                new = whole_delta(request, going.reply(), tokenizer) if end is not None else ({}, None)
+            else:
+                text = "".join(texts[i].add(token) for token in action[len(texts[i].action) :])
+                if end is not None and texts[i].whole.startswith(texts[i].shown):
+                    text += texts[i].rest()
+                new = {"content": text} if text else {}, end
+            if new[0] or new[1]:
+                yield _event(chunk(request, i, *new))
+            if end is not None:
+                replies.append(going.reply())
+        if request.usage:
+            yield _event(chunk(request) | {"choices": [], "usage": usage(request, replies)})
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        yield _event(_failed(error).body)
+
+
+def _event(body: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def _failed(error: Exception) -> RefusedRequestError:
+    if isinstance(error, RefusedRequestError):
+        return error
+    return RefusedRequestError(400 if isinstance(error, OperantError) else 500, f"{type(error).__name__}: {error}")
+
+
+def _uvicorn(server: ModelServer) -> "uvicorn.Server":
+    try:
+        import uvicorn
+        from starlette.applications import Starlette
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import ClientDisconnect
+        from starlette.requests import Request as Received
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+        from starlette.routing import Route
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+    except ImportError as error:
+        raise OperantError(f"serving a model needs {error.name}: pip install 'operant[label]'") from error
+
+    class Hurried(H11Protocol):
+        """Closes a connection on which no request has begun for too long."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(IDLE_SECONDS, lambda: transport.close() if self.cycle is None else None)
+
+    async def body_of(received: Received) -> bytes:
+        data, most = b"", server.options.body_mb * 1e6
+        async for part in received.stream():
+            data += part
+            if len(data) > most:
+                raise RefusedRequestError(413, f"a request has at most {server.options.body_mb:g} MB (--body-mb)")
+        return data
+
+    async def gone(received: Received) -> None:
+        while not await received.is_disconnected():
+            await asyncio.sleep(0.2)
+
+    async def respond(received: Received) -> Response:
+        path = received.url.path
+        try:
+            server.check(received.method, path, received.headers)
+            if path == "/health":
+                return JSONResponse({"status": "ok"})
+            if path == "/v1/models":
+                return JSONResponse(server.models())
+            body = await asyncio.wait_for(body_of(received), IDLE_SECONDS)
+            request = await run_in_threadpool(server.read, path, body)
+            if request.stream:
+                return StreamingResponse(_stream(server, request), media_type="text/event-stream")
+            work, left = asyncio.ensure_future(_answer(server, request)), asyncio.ensure_future(gone(received))
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            left.cancel()
+            if not work.done():  # nobody reads the answer
+                work.cancel()
+                return Response(status_code=499)
+            return JSONResponse(work.result())
+        except (TimeoutError, ClientDisconnect):
+            refused = RefusedRequestError(408, f"the request was not there after {IDLE_SECONDS} seconds")
+        except Exception as error:
+            refused = _failed(error)
+        return JSONResponse(refused.body, refused.status, {"Connection": "close"})
+
+    methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/{path:path}", respond, methods=methods)]), log_level="error", access_log=False,
+        server_header=False, lifespan="off", timeout_graceful_shutdown=2, loop="asyncio", http=Hurried, ws="none",
+    )  # fmt: skip
+    return uvicorn.Server(config)
