@@ -1,4 +1,4 @@
-"""The live page of a run, with a real server and real requests."""
+"""`operant serve`: a model behind the OpenAI protocol, asked by the `openai` client and by sockets."""
 
 import http.client
 import json
@@ -7,284 +7,340 @@ import socket
 import subprocess
 import sys
 import threading
-from urllib.parse import urlencode
+import time
 
+import openai
 import pytest
+import torch
+from toys import bare_table, letters, lm
 
-from operant.runs.folder import RunFolder
+from operant import OperantError, Policy, Sampling
+from operant.apps.agents import server as serving
+from operant.apps.agents.protocol import Reply, called
+from operant.apps.agents.server import ModelServer, ServerOptions
+from operant.engines.native.engine import NativeEngine
+from operant.sampling import reply_text, task_key
 from operant.tools.cli import main
-from operant.tools.report.replies import Index
-from operant.tools.report.server import Server, Serving, is_known_host, serve
-from operant.types import OperantError
 
-REPLIES = {
-    1: [(" a Great film", 0.5, [-1.0, -2.0], "stop"), (" bad", 0.25, [-3.0], "length"), (" odd", None, None, "stop")],
-    2: [(" great again", 0.75, [-1.5, -0.5, -1.0], "stop"), (" ÄRGER", -1.0, [-0.25], "length")],
-}
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.to }}{% endfor %}"
+    "{% endfor %}{% if tools %}b{{ tools[0].function.name }}{% endif %}a"
+)
+TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
 
 
-def rows(replies):
-    return [
-        {
-            "task": str(i),
-            "query": "It was",
-            "reply": reply,
-            "reward": reward,
-            "reply_tokens": len(logprobs or [0]),
-            "end": end,
-            "tokens": None if logprobs is None else [f"{j}" for j in range(len(logprobs))],
-            "logprobs": logprobs,
-            "ref_logprobs": None if logprobs is None else [x - 0.5 for x in logprobs],
-        }
-        for i, (reply, reward, logprobs, end) in enumerate(replies)
+def policy_of(kind):
+    tokenizer = letters()
+    tokenizer.chat_template = TEMPLATE
+    return Policy(lm(kind, len(tokenizer)), tokenizer)
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "t5"])
+def served(request):
+    policy = policy_of(request.param)
+    with ModelServer(policy, NativeEngine(policy), "toy", ServerOptions(port=0)) as server:
+        server.start()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def one():
+    policy = policy_of("gpt2")
+    with ModelServer(policy, NativeEngine(policy), "toy", ServerOptions(port=0, body_mb=0.01)) as server:
+        server.start()
+        yield server
+
+
+def client_of(server):
+    return openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+
+
+def generated(server, prompt, sampling, seed, *, number=0, sample=0):
+    """The tokens of the engine itself, which reads nothing of the protocol."""
+    ids = server.policy.tokenizer(prompt)["input_ids"]
+    key = task_key(seed, "probe", 0, prompt, number, sample)
+    (made,) = NativeEngine(server.policy).generate([ids], sampling, [key])
+    return ids, made
+
+
+def test_replies_are_the_engines_own_alone_and_beside_others(served):
+    # 40 tokens are several rounds; the others come and go, with the same sampling and with another.
+    client, sampling = client_of(served), Sampling(max_tokens=40, stop_tokens=served.policy.stop_tokens)
+    ids, made = generated(served, "the cab", sampling, 7)
+    text = reply_text(served.policy.tokenizer, ids, made.action, sampling)
+    asked = {"model": "toy", "prompt": "the cab", "max_tokens": 40, "seed": 7}
+    alone = client.completions.create(**asked, extra_body={"return_token_ids": True})
+    assert alone.choices[0].token_ids == made.action and alone.choices[0].text == text
+    assert alone.choices[0].finish_reason == made.end and alone.usage.completion_tokens == len(made.action)
+    found = []
+    others = [{"prompt": "abc" * (k % 4 + 1), "seed": k, "temperature": 1 - k % 2 / 2} for k in range(8)]
+    threads = [
+        threading.Thread(target=lambda o=o: found.append(client.completions.create(**asked | o).choices[0].text))
+        for o in [*others, {}]
     ]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    run = RunFolder.create(tmp_path / "a<b", {"steps": 9})
-    for step, replies in REPLIES.items():
-        run.rollouts(step, rows(replies))
-        run.log(step, {"reward/mean": 0.5})
-    (run.path / "probes").mkdir()
-    (run.path / "rollouts" / "step-00001.parquet").rename(run.path / "probes" / "step-00000.parquet")
-    run.rollouts(1, rows(REPLIES[1]))
-    yield run
-    run.close()
-
-
-@pytest.fixture
-def site(folder):
-    with Server(folder.path, Serving(serve=True, port=0)) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+    for thread in threads:
         thread.start()
-        yield running
-        running.shutdown()
+    for thread in threads:
         thread.join()
+    assert len(found) == 9 and text in found
+    pieces = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == text
+    assert [p.usage.completion_tokens for p in pieces if p.usage] == [len(made.action)]
+    several = client.completions.create(**asked | {"prompt": ["ab", "the cab"]}, n=2)
+    _, last = generated(served, "the cab", sampling, 7, number=1, sample=1)
+    assert several.choices[3].text == reply_text(served.policy.tokenizer, ids, last.action, sampling)
 
 
-def request(site, path, method="GET", **headers):
-    """Send a request; returns (status, headers, body)."""
-    connection = http.client.HTTPConnection(*site.server_address[:2], timeout=20)
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    body = answer.read().decode("utf-8")
-    connection.close()
-    return answer.status, answer.headers, body
+def test_logprobs_are_those_of_a_plain_forward(served):
+    tokenizer, ids = served.policy.tokenizer, letters()("the cab")["input_ids"]
+    asked = {"model": "toy", "prompt": "the cab", "max_tokens": 6, "logprobs": 3, "temperature": 0}
+    made = client_of(served).completions.create(**asked, extra_body={"return_token_ids": True}).choices[0]
+    table = bare_table(served.policy.model, ids, made.token_ids)
+    assert made.token_ids == table.argmax(-1).tolist()  # temperature 0 is the likeliest token
+    assert made.logprobs.token_logprobs == pytest.approx(table.max(-1).values.tolist(), abs=1e-5)
+    for row, told in zip(table, made.logprobs.top_logprobs, strict=True):
+        best = {tokenizer.decode([t]): float(row[t]) for t in reversed(row.topk(3).indices.tolist())}
+        assert told == pytest.approx(best, abs=1e-5)
 
 
-def found(site, **parameters):
-    status, _, body = request(site, f"/replies.json?{urlencode(parameters)}")
-    assert status == 200, body
-    return json.loads(body)
+def test_an_echoed_prompt_is_scored(one):
+    """What lm-eval sends for a log-likelihood: token ids, no new token, the log-probs of the prompt."""
+    ids = one.policy.tokenizer("the cab abc")["input_ids"]
+    asked = {"model": "toy", "prompt": [ids, ids[:4]], "max_tokens": 0, "echo": True, "logprobs": 1, "seed": 1234}
+    first, second = client_of(one).completions.create(**asked).choices
+    known = bare_table(one.policy.model, ids[:1], ids[1:]).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+    assert first.logprobs.token_logprobs[0] is None and first.text == "the cab abc"
+    assert first.logprobs.token_logprobs[1:] == pytest.approx(known.tolist(), abs=1e-5)
+    assert second.logprobs.token_logprobs[1:] == pytest.approx(known[:3].tolist(), abs=1e-5)
 
 
-def texts(answer):
-    return [row["reply"] for row in answer["rows"]]
-
-
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
-def test_every_reply_is_there_newest_step_first(site):
-    answer = found(site)
-    assert texts(answer) == [" great again", " ÄRGER", " a Great film", " bad", " odd"]
-    assert answer["total"] == 5 and answer["steps"] == [1, 2] and answer["available"] == {"steps": 2, "replies": 5}
-    assert answer["rows"][0] == {
-        "step": 2, "row": 0, "query": "It was", "reply": " great again", "reward": 0.75, "kl": 1.5, "reply_tokens": 3,
-        "end": "stop", "outcome": None, "message": None,
-    }  # fmt: skip
-
-
-def test_search_sees_query_and_reply_in_any_case(site):
-    assert texts(found(site, search="GREAT")) == [" great again", " a Great film"]
-    assert texts(found(site, search="ärg")) == [" ÄRGER"]
-    assert found(site, search="it was")["total"] == 5
-    assert found(site, search="was a")["total"] == 0, "query and reply are separate"
-    assert found(site, search="%_.*")["total"] == 0, "the search is not a pattern"
-
-
-def test_unknown_values_are_sorted_last_in_both_orders(site):
-    assert [r["reward"] for r in found(site, sort="reward")["rows"]] == [0.75, 0.5, 0.25, -1.0, None]
-    assert [r["reward"] for r in found(site, sort="reward", descending=0)["rows"]] == [-1.0, 0.25, 0.5, 0.75, None]
-    assert [r["kl"] for r in found(site, sort="kl")["rows"]] == [1.5, 1.0, 0.5, 0.5, None]
-    assert texts(found(site, sort="kl"))[2:4] == [" ÄRGER", " bad"], "equal: the newest step first"
-    assert [r["end"] for r in found(site, sort="end", descending=0)["rows"]] == ["length"] * 2 + ["stop"] * 3
-    assert [r["reply_tokens"] for r in found(site, sort="reply_tokens")["rows"]] == [3, 2, 1, 1, 1]
-
-
-def test_pages_and_steps(site):
-    assert texts(found(site, offset=1, limit=2)) == [" ÄRGER", " a Great film"]
-    assert found(site, offset=1, limit=2)["total"] == 5
-    assert texts(found(site, offset=5)) == []
-    assert texts(found(site, step=1, search="great")) == [" a Great film"]
-    assert found(site, step=7)["total"] == 0
-
-
-def test_tokens_of_one_reply(site):
-    status, _, body = request(site, "/tokens.json?step=2&row=0")
-    tokens = json.loads(body)
-    assert status == 200 and tokens["tokens"] == ["0", "1", "2"] and tokens["logprobs"] == [-1.5, -0.5, -1.0]
-    assert tokens["ref_logprobs"] == [-2.0, -1.0, -1.5] and tokens["values"] is None
-    assert json.loads(request(site, "/tokens.json?of=probes&step=0&row=1")[2])["logprobs"] == [-3.0]
-    assert json.loads(request(site, "/tokens.json?step=1&row=2")[2])["tokens"] is None
-    for gone in ("step=2&row=5", "step=3&row=0", "of=reference&row=0"):
-        assert request(site, f"/tokens.json?{gone}")[0] == 404
-
-
-def test_probes(site):
-    probes = json.loads(request(site, "/probes.json")[2])["probes"]
-    assert probes["steps"] == [0] and probes["reference"] is None
-    assert [q["query"] for q in probes["queries"]] == ["It was"] * 3
-    assert probes["policy"][0]["reward"] == [0.5, 0.25, None]
-
-
-# --- while the run is in progress ------------------------------------------------------------------------------------
-
-
-def test_new_changed_and_removed_steps_are_noticed(site, folder):
-    assert found(site)["total"] == 5
-    folder.rollouts(3, rows([(" third", 0.1, [-1.0], "stop")]))
-    assert texts(found(site, step=3)) == [" third"] and found(site)["total"] == 6
-    folder.rollouts(3, rows([(" other", 0.1, [-1.0], "stop")]))  # as long as before
-    assert texts(found(site, step=3)) == [" other"]
-    folder.cut_after(1)
-    assert found(site)["steps"] == [1] and found(site)["total"] == 3
-    folder.rollouts(2, rows([(" again", 0.2, [-1.0], "stop")]))
-    assert texts(found(site, search="a"))[0] == " again"
-
-
-def test_only_changed_files_are_read_again(folder, monkeypatch):
-    from operant.tools.report import parquet
-
-    read, original = [], parquet.lines
-    monkeypatch.setattr(parquet, "lines", lambda path: (read.append(path.name), original(path))[1])
-    index = Index(folder.path)
-    index.find()
-    index.find(search="great")
-    assert read == ["step-00001.parquet", "step-00002.parquet"]
-    folder.rollouts(3, rows(REPLIES[1]))
-    index.find()
-    assert read[2:] == ["step-00003.parquet"]
-
-
-def test_a_damaged_file_is_noted_until_it_is_complete(site, folder):
-    path = folder.path / "rollouts" / "step-00002.parquet"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    answer = found(site)
-    assert answer["total"] == 3 and len(answer["notes"]) == 1 and "step-00002.parquet" in answer["notes"][0]
-    assert request(site, "/tokens.json?step=2&row=0")[0] == 500
-    path.write_bytes(whole)
-    assert found(site)["total"] == 5 and found(site)["notes"] == []
-
-
-def test_a_run_without_replies_yet(tmp_path):
-    answer = Index(tmp_path).find(search="x", sort="reward")
-    nothing = {"steps": [], "outcomes": [], "rows": [], "notes": []}
-    assert answer == {"total": 0, "available": {"steps": 0, "replies": 0}} | nothing
-
-
-# --- refused requests ------------------------------------------------------------------------------------------------
-
-
-def test_the_page_is_live_and_has_its_security_headers(site):
-    status, headers, body = request(site, "/")
-    assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
-    assert '<meta name="live"' in body and "great again" not in body.split('id="data"')[1]
-    assert headers["X-Content-Type-Options"] == "nosniff" and headers["Cache-Control"] == "no-store"
-    policy = headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
-    assert json.loads(request(site, "/data.json")[2])["name"] == "a<b"
-
-
-@pytest.mark.parametrize("path", ["/nothing", "/../config.yaml", "/config.yaml", "/replies.json/", "/data.json%00"])
-def test_there_are_no_other_paths(site, path):
-    status, headers, body = request(site, path)
-    assert status == 404 and "there is nothing at" in json.loads(body)["error"]
-    assert headers["X-Content-Type-Options"] == "nosniff"
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD"])
-def test_nothing_but_get(site, method):
-    status, headers, _ = request(site, "/data.json", method)
-    assert status == 405 and headers["Allow"] == "GET"
+def test_conversations_are_rendered_by_the_template_and_scored(one):
+    talk = [{"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cab"}]}]
+    made = client_of(one).chat.completions.create(
+        model="toy", messages=talk, max_tokens=5, logprobs=True, top_logprobs=2, seed=3,
+        extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    choice, ids = made.choices[0], one.policy.tokenizer("the caba")["input_ids"]
+    assert choice.prompt_token_ids == ids and choice.message.role == "assistant"
+    table = bare_table(one.policy.model, ids, choice.token_ids)
+    known = table.gather(-1, torch.tensor(choice.token_ids)[:, None])[:, 0].tolist()
+    assert [c.logprob for c in choice.logprobs.content] == pytest.approx(known, abs=1e-5)
+    assert [len(c.top_logprobs) for c in choice.logprobs.content] == [2] * 5
+    pieces = client_of(one).chat.completions.create(model="toy", messages=talk, max_tokens=5, seed=3, stream=True)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == choice.message.content
 
 
 @pytest.mark.parametrize(
-    ("query", "sentence"),
+    ("text", "name", "left"),
     [
-        ("sort=tokens", "sort='tokens'"),
-        ("limit=0", "limit=0"),
-        ("limit=501", "limit=501"),
-        ("limit=-1", "limit='-1'"),
-        ("offset=x", "offset='x'"),
-        ("step=1.5", "step='1.5'"),
-        ("step=²", "step='²'"),
-        ("step=99999999999999999999", "whole number"),
-        ("descending=yes", "it must be 0 or 1"),
-        ("page=2", "'page' is unknown"),
-        ("step=1&step=2", "appears twice"),
-        ("search=%ff", "not well-formed"),
+        ('b<tool_call>{"name": "go", "arguments": {"to": "c"}}</tool_call>', "go", "b"),
+        ("<tool_call>{torn</tool_call>", None, "<tool_call>{torn</tool_call>"),
+        ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
+        ("abc", None, "abc"),
     ],
 )
-def test_a_wrong_parameter_is_explained(site, query, sentence):
-    status, _, body = request(site, "/replies.json?" + query.replace("²", "%C2%B2"))
-    assert status == 400 and sentence in json.loads(body)["error"]
+def test_calls_of_functions_are_read(text, name, left):
+    class Says:
+        """A tokenizer whose tokens are characters."""
+
+        def decode(self, ids, **_):
+            return "".join(map(chr, ids))
+
+    calls, rest = called(Says(), Reply([], [*map(ord, text)], "stop"), text)
+    assert [c["function"]["name"] for c in calls] == ([name] if name else []) and rest == left
+    assert not calls or json.loads(calls[0]["function"]["arguments"]) == {"to": "c"}
 
 
-def test_a_host_name_of_another_site_is_refused(site):
-    for host in ("evil.example", "evil.example:8265", "127.0.0.1.evil.example", "localhost.evil", "192.0.2.1", "[", ""):
-        assert request(site, "/replies.json", Host=host)[0] == 403, host
-    for host in ("localhost", "localhost:9999", "127.0.0.1:1", "[::1]:8265"):  # a tunnel changes the port
-        assert request(site, "/replies.json", Host=host)[0] == 200, host
+def test_tools_and_their_calls_reach_the_template(one):
+    call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"to": "cab"}'}}
+    talk = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    made = client_of(one).chat.completions.create(
+        model="toy", messages=[*talk, {"role": "tool", "tool_call_id": "1", "content": "den"}], tools=[TOOL],
+        max_tokens=2, extra_body={"return_token_ids": True},
+    )  # fmt: skip
+    assert made.choices[0].prompt_token_ids == one.policy.tokenizer("abccabdenbgoa")["input_ids"]
 
 
-def test_a_server_for_everyone_accepts_addresses_but_no_unknown_names(folder):
-    with Server(folder.path, Serving(serve=True, host="0.0.0.0", port=0)) as running:
-        assert running.url.startswith("http://127.0.0.1:")
-    assert all(is_known_host(name, "0.0.0.0") for name in ("192.0.2.1:80", socket.gethostname(), "localhost"))
-    assert not is_known_host("evil.example", "0.0.0.0") and not is_known_host(None, "0.0.0.0")
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["report"], "expected a run folder"),
-        (["report", "a", "--sreve"], "did you mean 'serve'"),
-        (["report", "a", "--port", "80"], "--serve"),
-        (["report", "--serve", "nowhere"], "nowhere is not a run folder"),
-        (["report", "a", "--serve", "--port", "many"], "port='many'"),
-        (["report", "a", "--serve", "--port", "70000"], "port=70000"),
-    ],
-)
-def test_wrong_arguments_of_report_are_explained(words, sentence, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert sentence in capsys.readouterr().err
-
-
-def test_a_port_in_use_and_a_foreign_address_are_explained(site, folder):
-    with pytest.raises(OperantError, match="in use; choose another --port"):
-        serve(folder.path, Serving(serve=True, port=site.server_address[1]))
-    with pytest.raises(OperantError, match="--host must be an address of this machine"):
-        serve(folder.path, Serving(serve=True, host="192.0.2.1", port=0))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
-def test_ctrl_c_ends_it_quietly(folder):
-    command = [sys.executable, "-m", "operant", "report", "--serve", str(folder.path), "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
+def post(server, path, body, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.socket.getsockname()[1], timeout=20)
     try:
-        process = subprocess.Popen(command, **pipes)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", path, data, {"Content-Type": "application/json"} | headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())["error"]
     finally:
-        signal.signal(signal.SIGINT, handler)
-    line = process.stdout.readline()
-    assert line.startswith("http://127.0.0.1:") and "Ctrl-C to end" in line
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 0 and error == ""
+        connection.close()
+
+
+USER = {"role": "user", "content": "abc"}
+IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("completions", b"{", 400, "no JSON"),
+        ("completions", [], 400, "JSON object"),
+        ("completions", {}, 400, "prompt=None"),
+        ("completions", {"prompt": []}, 400, "token ids"),
+        ("completions", {"prompt": [99999]}, 400, "0 to 36"),
+        ("completions", {"prompt": [True]}, 400, "token ids"),
+        ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
+        ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
+        ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
+        ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo=true"),
+        ("completions", {"prompt": "a", "max_tokens": 90}, 400, "reads 64 tokens"),
+        ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
+        ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
+        ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
+        ("completions", {"prompt": "a", "logprobs": 1, "stream": True}, 400, "not streamed"),
+        ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has 'toy'"),
+        ("completions", {"prompt": "a" * 20000}, 413, "0.01 MB"),
+        ("chat/completions", {"messages": []}, 400, "at least one"),
+        ("chat/completions", {"messages": ["hi"]}, 400, "role"),
+        ("chat/completions", {"messages": [IMAGE]}, 400, "texts alone"),
+        ("chat/completions", {"messages": [USER], "top_logprobs": 2}, 400, "logprobs=true"),
+        ("chat/completions", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}, 400, "one of the two"),
+        ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
+        ("chat/completions", {"messages": [USER], "response_format": {"type": "json_object"}}, 400, "no such thing"),
+        ("chat/completions", {"messages": [USER | {"colour": 1}]}, 400, "unknown field 'colour'"),
+        ("embeddings", {}, 404, "there are: /health"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(one, path, body, status, said):
+    found, error = post(one, f"/v1/{path}", body)
+    assert (found, said in error["message"]) == (status, True), error
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(one):
+    tokenizer = letters()
+    tokenizer.chat_template = "{{ messages[0].content }}{{ messages[-1].content }}a"
+    policy = Policy(one.policy.model, tokenizer)
+    talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
+    with pytest.raises(serving.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
+        serving.chat_request({"messages": talk}, policy)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_pages_of_other_sites_are_refused(one, headers, status):
+    assert post(one, "/v1/completions", {"prompt": "a"}, **headers)[0] == status
+
+
+def test_a_key_is_asked_for_and_needed_beyond_this_machine(one, monkeypatch):
+    with pytest.raises(OperantError, match="set OPERANT_API_KEY"):
+        ModelServer(one.policy, one.engine, "toy", ServerOptions(host="0.0.0.0", port=0))
+    monkeypatch.setenv("OPERANT_API_KEY", "secret")
+    with ModelServer(one.policy, one.engine, "toy", ServerOptions(host="0.0.0.0", port=0)) as server:
+        server.start()
+        assert post(server, "/v1/completions", {"prompt": "a"})[0] == 401
+        assert post(server, "/v1/completions", {"prompt": 5}, Authorization="Bearer secret")[0] == 400
+
+
+def test_half_a_request_and_silence_end(one, monkeypatch):
+    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.3)
+    address = one.socket.getsockname()
+    with socket.create_connection(address, timeout=10) as silent, socket.create_connection(address, timeout=10) as half:
+        half.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 90\r\n\r\n{"
+        )
+        assert b"408" in half.recv(1000).splitlines()[0]
+        assert silent.recv(1000) == b""
+
+
+def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one):
+    one.batches.waiting, slow = 2, threading.Event()
+    generate_more = one.engine.generate_more
+
+    def late(*arguments):
+        slow.wait(10)
+        return generate_more(*arguments)
+
+    one.engine.generate_more = late
+    try:
+        body = json.dumps({"prompt": "a", "n": 2}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        with socket.create_connection(one.socket.getsockname()) as left:
+            left.sendall(head.encode() + body)
+            until(lambda: len(one.batches._live) == 2)
+            status, error = post(one, "/v1/completions", {"prompt": "a"})
+            assert status == 429 and "try again" in error["message"]
+        until(lambda: not one.batches._live)
+    finally:
+        slow.set()
+        del one.engine.generate_more
+        one.batches.waiting = 256
+    assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=2).usage.completion_tokens == 2
+
+
+def until(done, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_an_error_of_the_engine_is_one_answer_and_the_server_goes_on(one, monkeypatch):
+    monkeypatch.setattr(one.engine, "generate_more", lambda *_: 1 / 0, raising=False)
+    status, error = post(one, "/v1/completions", {"prompt": "a"})
+    assert status == 500 and "ZeroDivisionError" in error["message"]
+    monkeypatch.undo()
+    assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=1).usage.completion_tokens == 1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_pieces_that_are_remembered_are_those_of_one_call(kind):
+    policy = policy_of(kind)
+    engine, sampling = NativeEngine(policy), Sampling(max_tokens=12, stop_tokens=(-1,))
+    prompts, keys = [[3, 4, 5], [6, 7, 8, 9], [3, 4, 5]], [1, 2, 3]
+    whole = engine.generate(prompts, sampling, keys)
+    with engine.remembering():
+        begun = [[] for _ in prompts]
+        for _ in range(3):
+            pieces = engine.generate_more(prompts, begun, [4] * 3, sampling, keys)
+            begun = [[*b, *p.action] for b, p in zip(begun, pieces, strict=True)]
+            kept = [row.ids for row in engine.kept._rows.values()]
+            assert sorted(kept) == sorted({(*p, *b[:-1]) for p, b in zip(prompts, begun, strict=True)})
+    assert begun == [w.action for w in whole]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected a run folder or model"),
+        (["runs/none"], "runs/none"),
+        (["builtin:reviews-lm", "--port", "99999"], "port"),
+        (["builtin:reviews-lm", "--colour", "red"], "colour"),
+    ],
+)
+def test_mistakes_at_the_command_line_are_one_sentence(words, said, capsys):
+    assert main(["serve", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_serves_until_ctrl_c():
+    words = [sys.executable, "-m", "operant", "serve", "builtin:reviews-lm", "--port", "0"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        url = process.stdout.readline().split()[0]
+        client = openai.OpenAI(base_url=url, api_key="none")
+        made = client.completions.create(model="builtin:reviews-lm", prompt="This film", max_tokens=4, seed=0)
+        words[3:] = ["generate", "builtin:reviews-lm", "--prompt", "This film", "--max-tokens", "4"]
+        known = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert "This film" + made.choices[0].text == known.stdout.rstrip("\n")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0 and "Traceback" not in process.stderr.read()
+    finally:
+        process.kill()
+        process.communicate()

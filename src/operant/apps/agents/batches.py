@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from operant.apps.agents.protocol import RefusedRequestError, Reply, Request, Scored
+from operant.models.policy import Policy
 from operant.sampling import Sampling
-from operant.types import Batch, Engine, EngineParts, TrainablePolicy
+from operant.types import Batch, Engine, EngineParts
 
 ROUND = 16
 """Tokens of a round: the most that a new request waits for, and the pieces in which replies are streamed."""
@@ -51,7 +52,7 @@ class Batches:
     `rows`: the most replies that are decoded together.
     """
 
-    def __init__(self, policy: TrainablePolicy, engine: Engine, *, waiting: int = 256, rows: int = 64):
+    def __init__(self, policy: Policy, engine: Engine, *, waiting: int = 256, rows: int = 64):
         self.policy, self.engine, self.waiting, self.rows = policy, engine, waiting, rows
         self._live: list[tuple[Going, OnPiece]] = []
         self._changed, self._ended = threading.Condition(), False
@@ -139,9 +140,9 @@ class Batches:
         if len(ids) == begin:
             return scored
         batch = Batch.given([ids[:begin]], [ids[begin:]]).to(self.policy.device)
-        states = self.policy.states(batch)  # type: ignore[attr-defined]
+        states = self.policy.states(batch)
         for token, piece in zip(ids[begin:], states.split(1), strict=True):
-            logprobs = self.policy.logits(piece)[0].float().log_softmax(-1)  # type: ignore[attr-defined]
+            logprobs = self.policy.logits(piece)[0].float().log_softmax(-1)
             best = logprobs.topk(most) if most else None
             pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
             scored.append(Scored(token, float(logprobs[token]), pairs))

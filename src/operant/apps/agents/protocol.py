@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from operant.models.policy import Policy
 from operant.sampling import Sampling, encode_prompt, render, reply_text, task_key, token_pieces
-from operant.types import OperantError, TrainablePolicy, shown
+from operant.types import OperantError, shown
 
 MOST_CHOICES = 128
 """Most replies of one request, over all its prompts."""
@@ -154,7 +155,7 @@ class _Body:
         return value
 
 
-def completion_request(body: object, policy: TrainablePolicy, most: int = 1024) -> Request:
+def completion_request(body: object, policy: Policy, most: int = 1024) -> Request:
     """The request of a body of /v1/completions. `most`: tokens of the longest reply where the context has no end.
 
     Raises: RefusedRequestError for fields that are unknown, of a wrong type, or that the engine cannot do exactly.
@@ -174,12 +175,14 @@ def completion_request(body: object, policy: TrainablePolicy, most: int = 1024) 
     if not tokens and not echo:
         raise RefusedRequestError(400, "max_tokens=0 without echo asks for nothing: give echo=true too", "max_tokens")
     known = fields.number("logprobs", int, None, 0, MOST_ALTERNATIVES)
+    if echo and known is not None and policy.encoder_decoder:
+        raise RefusedRequestError(400, "the prompt of an encoder-decoder has no log-probs: leave echo out", "echo")
     read = [_ids(policy, prompt, "prompt") for prompt in prompts]
     names = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
     return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
 
 
-def chat_request(body: object, policy: TrainablePolicy, most: int = 1024) -> Request:
+def chat_request(body: object, policy: Policy, most: int = 1024) -> Request:
     """The request of a body of /v1/chat/completions, by the chat template of the policy's tokenizer.
 
     Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
@@ -208,7 +211,7 @@ def chat_request(body: object, policy: TrainablePolicy, most: int = 1024) -> Req
 
 def _request(
     fields: _Body,
-    policy: TrainablePolicy,
+    policy: Policy,
     prompts: list[list[int]],
     names: list[str],
     tokens: int | None,
@@ -255,7 +258,7 @@ def _request(
     )
 
 
-def _sampling(fields: _Body, policy: TrainablePolicy, tokens: int) -> Sampling:
+def _sampling(fields: _Body, policy: Policy, tokens: int) -> Sampling:
     stops = fields.fields.get("stop", [])
     stops = [stops] if isinstance(stops, str) else stops
     if not (isinstance(stops, list) and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops)):
@@ -282,7 +285,7 @@ def _text(fields: _Body, name: str) -> str:
     return value
 
 
-def _ids(policy: TrainablePolicy, prompt: str | list[int], field: str) -> list[int]:
+def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except OperantError as error:
@@ -338,7 +341,7 @@ def _call(call: Any, place: int) -> dict[str, Any]:
         raise RefusedRequestError(400, why, "messages") from error
 
 
-def _tools(fields: _Body, policy: TrainablePolicy) -> list[Any] | None:
+def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
     tools = fields.fields.get("tools")
     if not tools or fields.fields.get("tool_choice") == "none":
         return None
@@ -404,28 +407,22 @@ def whole_delta(request: Request, reply: Reply, tokenizer: Any) -> tuple[dict[st
 def called(tokenizer: Any, reply: Reply, text: str) -> tuple[list[dict[str, Any]], str]:
     """The calls in a reply, and its other text: by the tokenizer's own schema, else those that stand between
     <tool_call> and </tool_call>. What is no call stays text."""
-    whole, calls = tokenizer.decode(reply.action, skip_special_tokens=False), []
-    if getattr(tokenizer, "response_schema", None):
-        try:
+    whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text
+    try:
+        if getattr(tokenizer, "response_schema", None):
             parsed = tokenizer.parse_response(whole)
-        except Exception:  # the schema is the model's own, and the text anything
-            return [], text
-        found, text = parsed.get("tool_calls") or [], parsed.get("content") or ""
-        calls = [call.get("function", call) for call in found]
-    else:
-        for match in _CALL.finditer(whole):
-            try:
-                calls.append(json.loads(match[1]))
-            except ValueError:
-                return [], text
-        text = text if not calls else _CALL.sub("", text).strip()
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+            calls = [call.get("function", call) for call in parsed.get("tool_calls") or []]
+            left = parsed.get("content") or ""
+        else:
+            calls = [json.loads(match[1]) for match in _CALL.finditer(whole)]
+            left = _CALL.sub("", text).strip() if calls else text
+        named = [(call["name"], json.dumps(call.get("arguments", {}))) for call in calls]
+    except Exception:  # a schema is the model's own, and the text anything
         return [], text
-    made = ((call["name"], json.dumps(call.get("arguments", {}))) for call in calls)
     return [
-        {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for i, (name, arguments) in enumerate(made)
-    ], text
+        {"id": f"call_{i}", "type": "function", "function": {"name": str(name), "arguments": arguments}}
+        for i, (name, arguments) in enumerate(named)
+    ], left
 
 
 def _logprobs(request: Request, scored: Sequence[Scored], tokenizer: Any) -> dict[str, Any]:

@@ -34,9 +34,10 @@ from operant.apps.agents.protocol import (
     whole_delta,
 )
 from operant.bounds import bounded, check_bounds
+from operant.models.policy import Policy
 from operant.net.listening import is_known_host, is_local, listening_error, url_of
 from operant.sampling import ReplyText
-from operant.types import Engine, OperantError, TrainablePolicy
+from operant.types import Engine, OperantError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -75,9 +76,7 @@ class ModelServer:
     if starlette and uvicorn are not installed.
     """
 
-    def __init__(
-        self, policy: TrainablePolicy, engine: Engine, name: str, options: ServerOptions | None = None
-    ) -> None:
+    def __init__(self, policy: Policy, engine: Engine, name: str, options: ServerOptions | None = None) -> None:
         self.options = options = options or ServerOptions()
         self.policy, self.engine, self.name, self.started = policy, engine, name, int(time.time())
         self.key = os.environ.get(options.key_variable, "")
