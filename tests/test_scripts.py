@@ -94,6 +94,7 @@ RUN = {
     "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
     "benchmarks/isolated.py": ["raises"],
     "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
+    "benchmarks/serve.py": "--rounds 1 --tokens 2 --clients 1".split(),
     "benchmarks/replies.py": ["--steps", "3"],
     "benchmarks/contexts.py": ["--upto", "0"],
     "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
