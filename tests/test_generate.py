@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from operant import train
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
-from operant.sampling import Sampling
+from operant.sampling import ReplyText, Sampling
 from operant.tools.cli import main
 from operant.tools.cli.generate import Session, Speaker
 from operant.tools.cli.runs import table

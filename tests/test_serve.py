@@ -12,6 +12,7 @@ import time
 import openai
 import pytest
 import torch
+from page_commands import snippets
 from toys import bare_table, letters, lm
 
 from operant import OperantError, Policy, Sampling
@@ -281,6 +282,12 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
         del one.engine.generate_more
         one.batches.waiting = 256
     assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=2).usage.completion_tokens == 2
+
+
+def test_the_snippet_of_the_page_runs(capsys):
+    (snippet,) = snippets("docs/serving.md")
+    exec(compile(snippet, "docs/serving.md", "exec"), {})
+    assert capsys.readouterr().out.strip()
 
 
 def until(done, seconds=10.0):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from operant.apps.agents.protocol import RefusedRequestError, Reply, Request, Scored
+from operant.apps.agents.protocol import ModelRequest, RefusedRequestError, Reply, Scored
 from operant.models.policy import Policy
 from operant.sampling import Sampling
 from operant.types import Batch, Engine, EngineParts
@@ -29,7 +29,7 @@ OnPiece = Callable[["Going"], None]
 class Going:
     """A reply that is being generated."""
 
-    request: Request
+    request: ModelRequest
     index: int
     prompt: list[int]
     key: int
@@ -68,7 +68,7 @@ class Batches:
             self._changed.notify()
         self._thread.join()
 
-    def start(self, request: Request, on_piece: OnPiece) -> list[Going]:
+    def start(self, request: ModelRequest, on_piece: OnPiece) -> list[Going]:
         """Begin the replies to a request; `on_piece` is called after each round and at the end of each of them.
 
         Raises: RefusedRequestError if too many replies are asked for already.

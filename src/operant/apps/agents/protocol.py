@@ -39,7 +39,7 @@ class RefusedRequestError(Exception):
 
 
 @dataclass(frozen=True)
-class Request:
+class ModelRequest:
     """What a request asks for."""
 
     prompts: list[list[int]]
@@ -155,7 +155,7 @@ class _Body:
         return value
 
 
-def completion_request(body: object, policy: Policy, most: int = 1024) -> Request:
+def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest:
     """The request of a body of /v1/completions. `most`: tokens of the longest reply where the context has no end.
 
     Raises: RefusedRequestError for fields that are unknown, of a wrong type, or that the engine cannot do exactly.
@@ -182,7 +182,7 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> Reques
     return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
 
 
-def chat_request(body: object, policy: Policy, most: int = 1024) -> Request:
+def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest:
     """The request of a body of /v1/chat/completions, by the chat template of the policy's tokenizer.
 
     Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
@@ -220,7 +220,7 @@ def _request(
     alternatives: int | None,
     echo: bool = False,
     tools: list[Any] | None = None,
-) -> Request:
+) -> ModelRequest:
     n = fields.number("n", int, 1, 1, MOST_CHOICES)
     if n * len(prompts) > MOST_CHOICES:
         raise RefusedRequestError(400, f"{len(prompts)} prompts times n={n}: at most {MOST_CHOICES} replies", "n")
@@ -238,7 +238,7 @@ def _request(
             raise RefusedRequestError(
                 400, f"{room}: {tokens} more do not fit; lower max_tokens or the prompt", "prompt"
             )
-    return Request(
+    return ModelRequest(
         prompts=prompts,
         names=names,
         sampling=_sampling(fields, policy, tokens),
@@ -358,7 +358,7 @@ def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-def answer(request: Request, replies: Sequence[Reply], tokenizer: Any) -> dict[str, Any]:
+def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> dict[str, Any]:
     """The body of the answer to a request. replies: `n` to each prompt, in order."""
     choices = []
     for i, reply in enumerate(replies):
@@ -381,12 +381,12 @@ def answer(request: Request, replies: Sequence[Reply], tokenizer: Any) -> dict[s
     return about | {"choices": choices, "usage": usage(request, replies)}
 
 
-def usage(request: Request, replies: Sequence[Reply]) -> dict[str, int]:
+def usage(request: ModelRequest, replies: Sequence[Reply]) -> dict[str, int]:
     read, written = sum(map(len, request.prompts)), sum(len(reply.action) for reply in replies)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def chunk(request: Request, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> dict[str, Any]:
+def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> dict[str, Any]:
     """A piece of a streamed answer: what a message gains."""
     choice: dict[str, Any] = {"index": index, "finish_reason": end, "logprobs": None}
     about = {"id": request.id, "created": request.created, "model": request.model}
@@ -395,7 +395,7 @@ def chunk(request: Request, index: int = 0, new: Mapping[str, Any] = {}, end: st
     return about | {"object": "text_completion", "choices": [choice | {"text": new.get("content", "")}]}
 
 
-def whole_delta(request: Request, reply: Reply, tokenizer: Any) -> tuple[dict[str, Any], str]:
+def whole_delta(request: ModelRequest, reply: Reply, tokenizer: Any) -> tuple[dict[str, Any], str]:
     """A reply that may hold calls as one piece of a stream, and its end."""
     (choice,) = answer(request, [reply], tokenizer)["choices"]
     message = choice["message"]
@@ -425,7 +425,7 @@ def called(tokenizer: Any, reply: Reply, text: str) -> tuple[list[dict[str, Any]
     ], left
 
 
-def _logprobs(request: Request, scored: Sequence[Scored], tokenizer: Any) -> dict[str, Any]:
+def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Any) -> dict[str, Any]:
     def text(token: int) -> str:
         return token_pieces(tokenizer, [token])[0]
 

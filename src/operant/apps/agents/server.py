@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from operant.apps.agents.batches import Batches, Going
 from operant.apps.agents.protocol import (
+    ModelRequest,
     RefusedRequestError,
     Reply,
-    Request,
     answer,
     chat_request,
     chunk,
@@ -143,7 +143,7 @@ class ModelServer:
         if method == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise RefusedRequestError(415, "send JSON, with the content type application/json")
 
-    def read(self, path: str, body: bytes) -> Request:
+    def read(self, path: str, body: bytes) -> ModelRequest:
         """The request of a body. Raises: RefusedRequestError."""
         try:
             fields = json.loads(body)
@@ -164,7 +164,7 @@ _PATHS = {"/health": "GET", "/v1/models": "GET", "/v1/completions": "POST", "/v1
 """What may be asked for, and how."""
 
 
-async def _pieces(batches: Batches, request: Request) -> AsyncIterator[tuple[Going, list[int], str | None]]:
+async def _pieces(batches: Batches, request: ModelRequest) -> AsyncIterator[tuple[Going, list[int], str | None]]:
     """Each reply of a request after each round, its tokens so far, and its end. Replies that nobody reads any more are
     forgotten."""
     loop, ready = asyncio.get_running_loop(), asyncio.Queue[tuple[Going, list[int], str | None]]()
@@ -185,12 +185,12 @@ async def _pieces(batches: Batches, request: Request) -> AsyncIterator[tuple[Goi
         batches.stop(replies)
 
 
-async def _answer(server: ModelServer, request: Request) -> dict[str, Any]:
+async def _answer(server: ModelServer, request: ModelRequest) -> dict[str, Any]:
     ended = {going.index: going async for going, _, end in _pieces(server.batches, request) if end is not None}
     return answer(request, [ended[i].reply() for i in sorted(ended)], server.policy.tokenizer)
 
 
-async def _stream(server: ModelServer, request: Request) -> AsyncIterator[str]:
+async def _stream(server: ModelServer, request: ModelRequest) -> AsyncIterator[str]:
     """The events of a streamed answer. A reply that may hold calls of functions is sent as a whole at its end."""
     tokenizer, texts, replies = server.policy.tokenizer, dict[int, ReplyText](), list[Reply]()
     try:
