@@ -50,6 +50,7 @@ def test_a_functions_options_are_its_arguments():
         ({"clip": 0.1}, "use update.clip or loss.clip"),
         ({"kl.ceof": 0.1}, "did you mean 'kl.coef'"),
         ({"epoch": 1}, "did you mean 'epochs'"),
+        ({"loss.epochs": 2}, "did you mean 'update.epochs'"),
         ({"epochs": "2.5"}, "a whole number"),
         ({"epochs": True}, "a whole number"),
         ({"coef": "nan"}, "a finite number"),

@@ -109,7 +109,8 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
     group = [name for full, (of, name) in known.items() if of and of == key.partition(".")[0] and full not in short]
     if elsewhere := answer(key) or ("" if group else answer(key.rpartition(".")[2])):
         raise OperantError(f"option {key!r} is unknown; {elsewhere}")
-    near = difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
+    named = [full for full in known if full.rpartition(".")[2] == key.rpartition(".")[2]]  # of another group
+    near = named or difflib.get_close_matches(key[:100], [*known, *(name for _, name in short.values())], 1)
     every = f"{key.partition('.')[0]} has the options {', '.join(group)}" if group else ""
     hint = f"did you mean {near[0]!r}?" if near else every or "`operant train --help-all` lists all"
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
