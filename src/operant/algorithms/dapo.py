@@ -4,9 +4,10 @@ r"""DAPO: GRPO with a higher upper clip, a mean over tokens, and a soft limit of
 surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all tokens of a step, and there is no KL.
 
 - A group whose replies all have one score teaches nothing. `redraw` plays other prompts in its place ("dynamic
-  sampling"), in at most so many rounds; the paper names no bound, verl's `max_num_gen_batches` is one. What the last round leaves
-  stays, with advantages of 0, so that a step has its size: `policy/advantage_zero` counts it. `rollout/drawn_per_used`
-  is the price, and log.txt names the prompts that were thrown away. `Learner.step` trains on what it is given.
+  sampling"), in at most so many rounds; the paper names no bound, verl's `max_num_gen_batches` is one. What the last
+  round leaves stays, with advantages of 0, so that a step has its size: `policy/advantage_zero` counts it.
+  `rollout/drawn_per_used` is the price, and log.txt names the prompts that were thrown away. `Learner.step` trains on
+  what it is given.
 - `score.overlong_tokens` takes score from replies that come near to their limit: nothing at that many tokens before it,
   `score.overlong_penalty` (1) at it, in proportion between ("soft overlong punishment"). The paper takes a fifth of the
   limit.
