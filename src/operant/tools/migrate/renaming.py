@@ -4,6 +4,7 @@ A value stays the code that the script has, as `args.epochs`; only where its mea
 """
 
 import ast
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,9 +76,14 @@ def literal(code: str) -> Any:
 
 
 def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Renamed:
-    """The options `given`, by the other system's names, under ours. system: trl or trlx."""
+    """The options `given`, by the other system's names, under ours. system: trl, trlx, or transformers, of which no
+    defaults are written out.
+    """
     found, left = Renamed(algorithm), dict(given)
-    if system == "trl":
+    if system == "transformers":
+        _batch(found, left)
+        _length(found, left)
+    elif system == "trl":
         written = [name for name in DEFAULTS[algorithm] if name not in left]
         left |= {name: DEFAULTS[algorithm][name] for name in written}
         if written:
@@ -110,7 +116,12 @@ def _times(a: str, b: str) -> str:
     x, y = literal(a), literal(b)
     if isinstance(x, int) and isinstance(y, int):
         return str(x * y)
-    return a if y == 1 else b if x == 1 else " * ".join(p if p.replace(".", "").isidentifier() else f"({p})" for p in (a, b))
+    return a if y == 1 else b if x == 1 else f"{bracketed(a)} * {bracketed(b)}"
+
+
+def bracketed(code: str) -> str:
+    """Code in brackets, unless it is a name or a number."""
+    return code if code.replace(".", "").replace("_", "").isalnum() else f"({code})"
 
 
 def _length(found: Renamed, left: dict[str, str]) -> None:
@@ -161,10 +172,10 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             if not isinstance(listed, list | tuple) or not {*listed} <= {"none", "wandb", "tensorboard", "trackio"}:
                 found.say(name, code)
             elif {*listed} - {"none"}:
-                found.put("trackers", repr(",".join(x for x in listed if x != "none")))
+                found.put("trackers", json.dumps(",".join(x for x in listed if x != "none")))
         case "lr_scheduler_type":
             if value in SCHEDULES:
-                found.put("optimizer.schedule", repr(SCHEDULES[str(value)]))
+                found.put("optimizer.schedule", json.dumps(SCHEDULES[str(value)]))
             else:
                 found.say(name, code)
         case "optim":
@@ -172,10 +183,10 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             if value is UNKNOWN or not kind:
                 found.say(name, code)
                 return
-            found.put("optimizer.kind", repr(kind))
+            found.put("optimizer.kind", json.dumps(kind))
             if "8bit" in str(value):
                 found.put("optimizer.states", '"8bit"')
-        case "adam_beta1" | "adam_beta2":
+        case "use_vllm" | "adam_beta1" | "adam_beta2" if value is not False:
             found.say(name, code)
         case "eval_strategy" | "evaluation_strategy" | "save_strategy":
             if value not in ("no", "steps"):

@@ -71,7 +71,7 @@ def recipe(text: str, path: Path) -> str:
         comments.append(f"datapool.args {part('datapool', 'args')}: the options form.* and data.* of docs/tasks.md")
     if method == "supervised":
         numbers = {str(k): repr(v) for k, v in (part("alg", "training_args") or {}).items()}
-        found = renamed(numbers, "sft")
+        found = renamed(numbers, "sft", "transformers")
         options |= {"algorithm": "sft"} | {k: _value(v) for k, v in found.values.items()}
         comments += found.comments
         comments.append(f"steps: {found.epochs} passes are {found.epochs} * tasks / batch")
@@ -84,8 +84,9 @@ def recipe(text: str, path: Path) -> str:
         keeps = "end" if part("tokenizer", "truncation_side") == "left" else "start"
         options["data.prompt_keeps"] = keeps
     head = "".join(f"# operant: {comment}\n" for comment in comments)
-    return f"# From {path.name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}" + yaml.safe_dump(
-        options, sort_keys=False, allow_unicode=True
+    return (
+        f"# From {path.name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}"
+        + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
     )
 
 

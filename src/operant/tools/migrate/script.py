@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from operant.options import note, ours
-from operant.tools.migrate.renaming import ALGORITHMS, Renamed, literal, renamed
+from operant.tools.migrate.renaming import ALGORITHMS, Renamed, bracketed, literal, renamed
 from operant.types import OperantError
 
 COMPAT = "operant.compat.trl"
@@ -41,7 +41,9 @@ def moved(text: str, name: str) -> str:
     try:
         ast.parse(new)
     except SyntaxError as error:
-        raise OperantError(f"{name} cannot be moved: line {error.lineno} would not be Python; see docs/from-trl.md") from error
+        raise OperantError(
+            f"{name} cannot be moved: line {error.lineno} would not be Python; see docs/from-trl.md"
+        ) from error
     return new
 
 
@@ -54,6 +56,8 @@ class _Configuration:
     """What it is assigned to, as `training_args`; empty: it stands in a call."""
     stars: list[str] = field(default_factory=list)
     given: Mapping[str, str] = field(default_factory=dict)
+    start: int = 0
+    """Where it begins in the text."""
 
 
 class _Script:
@@ -102,7 +106,9 @@ class _Script:
 
     def meaning(self, node: Any) -> str:
         """The qualified name of an expression, as `trl.GRPOTrainer`; empty: none."""
-        return next((q.name for q in sorted(self.names.get(node, ()), key=lambda q: q.name)), "")
+        found = self.names.get(node, ())
+        found = found() if callable(found) else found  # libcst computes them when they are asked for
+        return min((q.name for q in found), default="")
 
     def _modules(self, node: Any) -> list[str]:
         """The modules that an import statement names."""
@@ -166,9 +172,11 @@ class _Script:
             self.meaning(call.func).endswith("WithValueHead.from_pretrained") for call in self.calls
         )
         native: set[str] = set()
-        configurations: dict[str, _Configuration] = {}
+        configurations: dict[str, list[_Configuration]] = {}
         trainers: set[str] = set()
-        for call in self.calls:
+        for call in sorted(
+            self.calls, key=lambda call: self._is_trainer(call)
+        ):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
             library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
             kind = next((k for k in ALGORITHMS if short in (f"{k}Config", f"{k}Trainer")), "")
@@ -190,20 +198,20 @@ class _Script:
         for statement in self.uses:
             self._import(statement, native, old_loop)
 
-    def _configuration(self, call: Any, algorithm: str, known: dict[str, _Configuration]) -> None:
+    def _configuration(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> None:
         """`GRPOConfig(...)` becomes a mapping of operant's options."""
         arguments, stars = self.arguments(call, "output_dir")
         given = {name: self.code(value) for name, value in arguments.items()}
-        made = _Configuration(renamed(given, algorithm), self.target(call), stars, given)
+        made = _Configuration(renamed(given, algorithm), self.target(call), stars, given, self._span(call)[0])
         inside = self.parents[call]
         if made.target:
-            known[made.target] = made
+            known.setdefault(made.target, []).append(made)
         elif isinstance(inside, self.cst.Arg) and self._is_trainer(self.parents[inside]):
-            known[self.code(call)] = made
+            known.setdefault(self.code(call), []).append(made)
         self._as_mapping(call, made)
 
     def _is_trainer(self, call: Any) -> bool:
-        return isinstance(call, self.cst.Call) and self.meaning(call.func).endswith("Trainer")
+        return isinstance(call, self.cst.Call) and self.meaning(call.func).endswith(("Trainer", "trlx.train"))
 
     def _as_mapping(self, call: Any, made: _Configuration) -> None:
         self.above(call, *made.renamed.comments)
@@ -211,7 +219,12 @@ class _Script:
             self.above(call, f"{star}: its options need operant's names too")
         self.replace(call, _mapping(made.renamed.values, [s for s in made.stars if s[:2] == "**"], self.indent(call)))
 
-    def _trainer(self, call: Any, algorithm: str, known: dict[str, _Configuration]) -> str:
+    def _above(self, known: Mapping[str, list[_Configuration]], text: str, node: Any) -> _Configuration | None:
+        """The last configuration of this name before the end of a node."""
+        end = self._span(node)[1]
+        return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
+
+    def _trainer(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> str:
         """A trainer becomes `operant.train`; returns what it is assigned to."""
         order = {
             "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
@@ -231,7 +244,9 @@ class _Script:
             made = self.assigned(model)
             if isinstance(made, self.cst.Call) and self.code(made.func).endswith("from_pretrained") and made.args:
                 name = self.code(made.args[0].value)
-                self.above(call, "policy.trunk: the causal model below the new head, by name; the classifier is made here")
+                self.above(
+                    call, "policy.trunk: the causal model below the new head, by name; the classifier is made here"
+                )
             written.append('"reward_model"')
             options["policy.trunk"] = name
         else:
@@ -257,7 +272,7 @@ class _Script:
         self._lora(call, arguments.pop("peft_config", None), options)
         configuration = arguments.pop("args", arguments.pop("config", None))
         text = "" if configuration is None else self.code(configuration)
-        found = known.get(text)
+        found = self._above(known, text, call)
         if found is None and not text:
             found = _Configuration(renamed({}, algorithm), "")
             self.above(call, *found.renamed.comments)
@@ -265,8 +280,8 @@ class _Script:
             self.above(call, f"{text}: unpack its options, under operant's names, as **{{...}} (docs/from-trl.md)")
         elif found.renamed.epochs:
             count = found.renamed.values.get("samples", "1")
-            passes = found.renamed.epochs if count == "1" else f"{found.renamed.epochs} * {_bracketed(count)}"
-            batch = _bracketed(found.renamed.values["batch"])
+            passes = found.renamed.epochs if count == "1" else f"{found.renamed.epochs} * {bracketed(count)}"
+            batch = bracketed(found.renamed.values["batch"])
             if tasks is not None:
                 written.append(f"steps=max(1, int({passes} * len({self.code(tasks)}) / {batch}))")
             else:
@@ -285,14 +300,15 @@ class _Script:
         self.replace(call, _call("operant.train", written, self.indent(call)))
         return self.target(call)
 
-    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, _Configuration]) -> str:
+    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, list[_Configuration]]) -> str:
         """TRL's reward functions as a function, a name, or a mapping to weights."""
         given = arguments.pop("reward_funcs", arguments.pop("reward_model", None))
         if given is None:
             return "REWARD"
         made = self.assigned(given)
         configuration = arguments.get("args")
-        options = {} if configuration is None else getattr(known.get(self.code(configuration)), "given", {})
+        found = None if configuration is None else self._above(known, self.code(configuration), call)
+        options = {} if found is None else found.given
         weights = ast.parse(options["reward_weights"], mode="eval").body if "reward_weights" in options else None
         if not isinstance(made, self.cst.List):
             if isinstance(made, self.cst.Name) and made.value not in self.functions:
@@ -301,7 +317,9 @@ class _Script:
         each = [_named(self.code(element.value)) for element in made.elements]
         if len(each) == 1 and weights is None:
             return each[0]
-        codes = [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else ["1.0"] * len(each)
+        codes = (
+            [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else ["1.0"] * len(each)
+        )
         return "{" + ", ".join(f"{one}: {weight}" for one, weight in zip(each, codes, strict=False)) + "}"
 
     def _lora(self, call: Any, given: Any, options: dict[str, str]) -> None:
@@ -312,9 +330,17 @@ class _Script:
         if not isinstance(made, self.cst.Call) or not self.code(made.func).endswith("LoraConfig"):
             self.above(call, "peft_config: lora.rank, and the other options lora.* (docs/adapters.md)")
             return
+        if any(
+            self.code(a.targets[0].target) == self.code(given) and self.code(a.value) == "None" for a in self.assigns
+        ):
+            self.above(call, "lora.*: None under some condition there; leave these options out then")
         arguments, _ = self.arguments(made, "r")
         options["lora.rank"] = self.code(arguments.pop("r")) if "r" in arguments else "8"
-        for theirs, name in (("lora_alpha", "lora.alpha"), ("target_modules", "lora.targets"), ("use_rslora", "lora.rslora")):
+        for theirs, name in (
+            ("lora_alpha", "lora.alpha"),
+            ("target_modules", "lora.targets"),
+            ("use_rslora", "lora.rslora"),
+        ):
             if theirs in arguments:
                 options[name] = self.code(arguments.pop(theirs))
         if left := [name for name in arguments if name not in ("task_type", "bias")]:
@@ -322,15 +348,15 @@ class _Script:
 
     # --- trlX ---------------------------------------------------------------------------------------------------------
 
-    def _trlx_configuration(self, call: Any, known: dict[str, _Configuration]) -> None:
+    def _trlx_configuration(self, call: Any, known: dict[str, list[_Configuration]]) -> None:
         """trlX's configuration becomes a mapping, where the script has its values."""
         given: dict[str, str] = {}
         if self.code(call.func).endswith("TRLConfig"):
             self._flat(call, given)
         else:
             self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/from-trl.md)")
-        made = _Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given)
-        known[made.target] = made
+        made = _Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
+        known.setdefault(made.target, []).append(made)
         self._as_mapping(call, made)
 
     def _flat(self, node: Any, given: dict[str, str]) -> None:
@@ -349,13 +375,13 @@ class _Script:
             else:
                 given.setdefault(name, self.code(value))
 
-    def _trlx(self, call: Any, known: dict[str, _Configuration]) -> str:
+    def _trlx(self, call: Any, known: dict[str, list[_Configuration]]) -> str:
         """`trlx.train` becomes `operant.train`."""
         order = ("model_path", "reward_fn", "dataset", "samples", "rewards", "prompts", "eval_prompts", "metric_fn")
         arguments, _ = self.arguments(call, *order, "config", "stop_sequences")
         code = {name: self.code(value) for name, value in arguments.items() if self.code(value) != "None"}
         text = code.pop("config", "")
-        found = known.get(text)
+        found = self._above(known, text, call)
         policy = code.pop("model_path", "")
         if not policy and found is not None and "policy" in found.renamed.values:
             policy = ""
@@ -364,6 +390,8 @@ class _Script:
             self.above(call, "MODEL: trlX took it from the configuration")
         written = [policy] if policy else []
         if "reward_fn" in code:
+            if "prompts" not in code:
+                self.above(call, "TASKS: a list of prompts; trlX began each reply at the start token")
             written.append(f"tasks={code.pop('prompts', 'TASKS')}")
             written.append(f"reward={self._trlx_reward(arguments['reward_fn'])}")
             written.append('algorithm="ppo"')
@@ -377,7 +405,9 @@ class _Script:
             code.pop("rewards", None)
         if "eval_prompts" in code:
             written.append(f"evaluate={code.pop('eval_prompts')}")
-        if text:
+        if not text:
+            self.above(call, "no configuration: trlX's defaults there, operant's here (docs/options.md)")
+        else:
             if found is None:
                 self.above(call, f"{text}: its options need operant's names (docs/from-trl.md)")
             else:
@@ -385,7 +415,9 @@ class _Script:
         if stops := code.pop("stop_sequences", ""):
             written.append(f'**{{"sampling.stop_strings": {stops}}}')
         for left in code:
-            self.above(call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md")
+            self.above(
+                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
+            )
         self.replace(call, _call("operant.train", written, self.indent(call)))
         return self.target(call)
 
@@ -407,16 +439,16 @@ class _Script:
 
     # --- uses of what was moved ---------------------------------------------------------------------------------------
 
-    def _uses_of(self, trainers: set[str], known: Mapping[str, _Configuration]) -> None:
+    def _uses_of(self, trainers: set[str], known: Mapping[str, list[_Configuration]]) -> None:
         """`trainer.train()`, `trainer.save_model(...)` and fields of configurations."""
-        configurations = {made.target: made for made in known.values() if made.target}
         for node in self.attributes:
             base, name = self.code(node.value), node.attr.value
-            root = next((c for c in configurations if base == c or base.startswith(f"{c}.")), None)
+            root = next((c for c in known if base == c or base.startswith(f"{c}.")), None)
             if base in trainers:
                 self._use_of_run(node, base, name)
             elif root is not None and not isinstance(self.parents[node], self.cst.Attribute):
-                self._field(node, root, name, configurations[root])
+                if (made := self._above(known, root, node)) is not None:
+                    self._field(node, root, name, made)
 
     def _use_of_run(self, node: Any, base: str, name: str) -> None:
         """An attribute of a trainer, which is a run now."""
@@ -547,10 +579,6 @@ def _named(code: str) -> str:
     """A reward: the name of a classifier on the Hub gets its prefix."""
     value = literal(code)
     return repr(f"classifier:{value}") if isinstance(value, str) else code
-
-
-def _bracketed(code: str) -> str:
-    return code if code.replace(".", "").replace("_", "").isalnum() else f"({code})"
 
 
 def _mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
