@@ -203,6 +203,21 @@ def test_a_loop_of_0_11_gets_our_trl():
     assert "# operant: natively this loop is learner = operant.Learner(" in new
 
 
+def test_annotations_and_other_uses_of_the_classes():
+    new = moved(
+        "from trl import GRPOConfig, GRPOTrainer, RLOOTrainer\n"
+        "def options(out: str) -> GRPOConfig:\n    return GRPOConfig(output_dir=out)\n"
+        "def go(args: GRPOConfig, rows) -> GRPOTrainer:\n"
+        "    trainer = GRPOTrainer('m', args=args, train_dataset=rows)\n    if rows:\n        trainer.train()\n"
+        "class Own(RLOOTrainer):\n    pass\n"
+    )
+    assert "def options(out: str) -> dict:" in new and "-> operant.Run:" in new
+    assert "import operant\nfrom trl import RLOOTrainer\n" in new and "GRPO" not in new
+    assert "# operant: RLOOTrainer: only its calls are moved" in new
+    assert "    # operant: args: unpack its options, under operant's names" in new
+    assert "        # operant: operant.train above has trained to the end\n        pass\n" in new
+
+
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():
     from operant.algorithms import preset
 

@@ -86,6 +86,7 @@ class _Script:
         self.imports = self._sorted(find(self.module, matchers.ImportFrom() | matchers.Import()))
         self.assigns = self._sorted(find(self.module, matchers.Assign()))
         self.attributes = self._sorted(find(self.module, matchers.Attribute()))
+        self.mentioned = self._sorted(find(self.module, matchers.Name() | matchers.Attribute()))
         self.functions = {f.name.value: f for f in self._sorted(find(self.module, matchers.FunctionDef()))}
         self.uses = [i for i in self.imports if any(m.split(".")[0] in ("trl", "trlx") for m in self._modules(i))]
 
@@ -189,14 +190,48 @@ class _Script:
                     self._configuration(call, ALGORITHMS[kind], configurations)
                 else:
                     trainers.add(self._trainer(call, ALGORITHMS[kind], configurations))
+                    self._trained_at_once(call)
             elif library == "trlx" and (short == "train" or short in TRLX_CONFIGS or "TRLConfig" in meaning):
                 if short == "train":
                     trainers.add(self._trlx(call, configurations))
                 elif self.target(call):
                     self._trlx_configuration(call, configurations)
         self._uses_of(trainers - {""}, configurations)
+        kept = self._mentions(native, old_loop)
         for statement in self.uses:
-            self._import(statement, native, old_loop)
+            self._import(statement, native, kept, old_loop)
+
+    def _trained_at_once(self, call: Any) -> None:
+        """Of `GRPOTrainer(...).train()` the end is left out."""
+        attribute = self.parents[call]
+        outer = self.parents[attribute]
+        if isinstance(attribute, self.cst.Attribute) and attribute.attr.value == "train":
+            self.edits.append((self._span(call)[1], self._span(outer)[1], ""))
+
+    def _mentions(self, native: set[str], old_loop: bool) -> set[str]:
+        """Change annotations with the classes that were moved; the classes that the script has other uses for."""
+        kept: set[str] = set()
+        for node in () if old_loop else self.mentioned:
+            short, parent = self.meaning(node).rpartition(".")[2], self.parents[node]
+            moved = self.meaning(node).startswith("trl.") and any(
+                short in (f"{kind}Config", f"{kind}Trainer") for kind in ALGORITHMS
+            )
+            if not moved or self._imported(node) or (isinstance(parent, self.cst.Call) and parent.func is node):
+                continue
+            if isinstance(parent, self.cst.Annotation):
+                self.replace(node, "dict" if short.endswith("Config") else "operant.Run")
+                native.add(short)
+            elif not isinstance(parent, self.cst.Attribute):
+                kept.add(short)
+                self.above(node, f"{short}: only its calls are moved; here write operant.train(...) by hand")
+        return kept
+
+    def _imported(self, node: Any) -> bool:
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, self.cst.Import | self.cst.ImportFrom):
+                return True
+        return False
 
     def _configuration(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> None:
         """`GRPOConfig(...)` becomes a mapping of operant's options."""
@@ -483,7 +518,7 @@ class _Script:
     def _field(self, node: Any, root: str, name: str, made: _Configuration) -> None:
         """A field of a configuration, which is a mapping now."""
         values = renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values if "." in self.code(node) else {}
-        mine = [*values][0] if values else ""
+        mine = next(iter(values), "")
         parent = self.parents[node]
         if isinstance(parent, self.cst.AssignTarget):
             if mine:
@@ -495,20 +530,20 @@ class _Script:
         else:
             self.above(node, f"{self.code(node)}: {root} is a mapping of operant's options now, and has no such entry")
 
-    def _import(self, statement: Any, native: set[str], old_loop: bool) -> None:
+    def _import(self, statement: Any, native: set[str], kept: set[str], old_loop: bool) -> None:
         """An import of TRL or trlX."""
         cst = self.cst
         if isinstance(statement, cst.Import):
-            kept = []
+            modules = []
             for alias in statement.names:
                 module = self.code(alias.name)
                 if module.split(".")[0] not in ("trl", "trlx"):
-                    kept.append(self.code(alias).rstrip(","))
+                    modules.append(self.code(alias).rstrip(","))
                 elif module == "trl" and old_loop:
-                    kept.append(f"{COMPAT} as {alias.asname.name.value if alias.asname else 'trl'}")
+                    modules.append(f"{COMPAT} as {alias.asname.name.value if alias.asname else 'trl'}")
                 else:
-                    kept.append("operant")
-            self.replace(statement, f"import {', '.join(kept)}")
+                    modules.append("operant")
+            self.replace(statement, f"import {', '.join(modules)}")
             return
         module = self.code(statement.module)
         if isinstance(statement.names, cst.ImportStar):
@@ -521,7 +556,11 @@ class _Script:
         there = _compat(module)
         for alias in statement.names:
             name, text = self.code(alias.name), self.code(alias).rstrip(", \n")
-            if name in native:
+            if name in kept:
+                rest.append(text)
+                if name in native:
+                    gone.append(name)
+            elif name in native:
                 gone.append(name)
             elif old_loop and there is not None and hasattr(there, name):
                 ours_.append(text)
