@@ -29,7 +29,7 @@ args = GRPOConfig("run", num_generations=2, per_device_train_batch_size=2, gradi
                   max_completion_length=4, beta=0.1, num_train_epochs=2, scale_rewards="none", vllm_mode="colocate")
 trainer = GRPOTrainer("builtin:reviews-lm", [length], args, train_dataset=rows)
 trainer.train()
-trainer.save_model("out")
+trainer.save_model(args.output_dir + "/copy")
 print(args.output_dir)
 trainer.push_to_hub()
 """,
@@ -47,7 +47,7 @@ trainer = operant.train(
     reward=length,
     steps=max(1, int(2 * 2 * len(rows) / 4)),
     **args,
-operant.export(trainer.policy, "out")
+operant.export(trainer.policy, args["out"] + "/copy")
 print(args["out"])
 # operant: trainer.push_to_hub(): push the folder export/ of the run with huggingface_hub""",
         ["import GRPO", "trainer.train", "\ntrainer.push"],

@@ -99,7 +99,7 @@ def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Re
 
 
 def _batch(found: Renamed, left: dict[str, str]) -> None:
-    """TRL's batch of a device, its accumulation and its reuse, as replies (or rows) of a step and of an optimizer step."""
+    """TRL's batch of a device, its accumulation and its reuse, as replies (or rows) of a step."""
     device = left.pop("per_device_train_batch_size", "8")
     accumulation = left.pop("gradient_accumulation_steps", "1")
     several = left.pop("steps_per_generation", "")
@@ -131,7 +131,11 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
     if literal(steps) == -1:
         found.epochs = epochs
     else:
-        found.put("steps", steps)
+        minibatch = found.values.get("update.minibatch")
+        batch = bracketed(found.values["batch"])
+        found.put("steps", f"max(1, {bracketed(steps)} * {bracketed(minibatch)} // {batch})" if minibatch else steps)
+        if "num_iterations" in left:
+            found.say("max_steps", steps, "optimizer steps there: divide steps by num_iterations, too")
     if warmup and warmup != "0":
         share = literal(warmup)
         if isinstance(share, float) and share < 1:

@@ -481,9 +481,9 @@ class _Script:
             root = next((c for c in known if base == c or base.startswith(f"{c}.")), None)
             if base in trainers:
                 self._use_of_run(node, base, name)
-            elif root is not None and not isinstance(self.parents[node], self.cst.Attribute):
-                if (made := self._above(known, root, node)) is not None:
-                    self._field(node, root, name, made)
+            made = None if root is None else self._above(known, root, node)
+            if made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
+                self._field(node, root, name, made)
 
     def _use_of_run(self, node: Any, base: str, name: str) -> None:
         """An attribute of a trainer, which is a run now."""
@@ -495,7 +495,8 @@ class _Script:
                 self.above(call, "operant.train(..., resume=True) resumes the run in the folder out")
             self._drop(call, "operant.train above has trained to the end") if alone else self.replace(call, base)
         elif called and name in ("save_model", "save_pretrained", "save") and call.args:
-            self.replace(call, f"operant.export({base}.policy, {self.code(call.args[0].value)})")
+            start = self._span(call.args[0].value)[0]
+            self.edits.append((self._span(call)[0], start, f"operant.export({base}.policy, "))
         elif alone:
             why = note(name) or "the run folder has the model in export/, its metrics and its report"
             self._drop(call, f"{' '.join(self.code(call).split())}: {why}")
@@ -580,7 +581,7 @@ class _Script:
     # --- the new text -------------------------------------------------------------------------------------------------
 
     def edited(self) -> str:
-        """The text with its edits; one inside another is left out."""
+        """The text with its edits; one inside another is made in what replaces that one."""
         inserts = []
         for line, comments in self.comments.items():
             start = self.starts[line - 1]
@@ -591,6 +592,9 @@ class _Script:
         for edit in sorted(self.edits, key=lambda e: (e[0], -e[1])):
             if not outer or edit[0] >= outer[-1][1]:
                 outer.append(edit)
+            elif edit[0] < edit[1]:
+                start, end, new = outer[-1]
+                outer[-1] = (start, end, new.replace(self.text[edit[0] : edit[1]], edit[2]))
         text = self.text
         for start, end, new in sorted([*inserts, *outer], key=lambda e: (e[0], e[1]), reverse=True):
             text = text[:start] + new + text[end:]
