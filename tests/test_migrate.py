@@ -185,8 +185,8 @@ def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
     new = moved(SCRIPTS[kind][0])
     tree = ast.parse(new)
     keys = [k.value for d in ast.walk(tree) if isinstance(d, ast.Dict) for k in d.keys if isinstance(k, ast.Constant)]
-    algorithm = next(k.value.value for c in ast.walk(tree) if isinstance(c, ast.Call) for k in c.keywords
-                     if k.arg == "algorithm")  # fmt: skip
+    calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call)]
+    algorithm = next(ast.literal_eval(k.value) for call in calls for k in call.keywords if k.arg == "algorithm")
     known = {*names(config_schema(algorithm)), "out", "policy.trunk", "prompt", "completion", "chosen", "rejected"}
     assert set(keys) <= known
     monkeypatch.chdir(tmp_path)
