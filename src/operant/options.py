@@ -351,7 +351,7 @@ def _to_scalar(value: Any, kind: type) -> bool | int | float | str | None:
         return None
 
 
-# --- names of options in other systems, from other_names.txt -----------------------------------------------------------
+# --- names of options in other systems, from other_names.txt ----------------------------------------------------------
 
 
 class Theirs(NamedTuple):

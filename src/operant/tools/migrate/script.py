@@ -12,7 +12,7 @@ from typing import Any
 
 from operant.options import note, ours
 from operant.tools.migrate.renaming import ALGORITHMS, Renamed, bracketed, literal, renamed
-from operant.tools.migrate.source import Source
+from operant.tools.migrate.source import ScriptTree
 from operant.types import OperantError
 
 COMPAT = "operant.compat.trl"
@@ -61,7 +61,7 @@ class _Configuration:
     """Where it begins in the text."""
 
 
-class _Script(Source):
+class _Script(ScriptTree):
     """A script, and how its parts are moved."""
 
     # --- moving -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 from operant.types import OperantError
 
 
-class Source:
+class ScriptTree:
     """A parsed script and the edits to it."""
 
     def __init__(self, text: str):
