@@ -400,7 +400,7 @@ class _Script(ScriptTree):
             why = note(name) or "the run folder has the model in export/, its metrics and its report"
             self._drop(call, f"{' '.join(self.code(call).split())}: {why}")
         elif name not in ("policy", "metrics", "path"):
-            self.above(node, f"{base}.{name}: a run has policy, metrics and path (docs/reference.md)")
+            self.above(node, f"{base}.{name}: a run has policy, metrics and path")
 
     def _drop(self, call: Any, why: str) -> None:
         """Replace a statement that has no equal by a comment; `pass` stays where its block would be empty."""
