@@ -58,7 +58,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,maths,trackers,lora,trl,label,ray,textarena,scienceworld]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,maths,trackers,lora,trl,migrate,label,ray,textarena,scienceworld]"
 	@touch $(READY)
 
 $(PEER)/.ready: tests/parity/requirements.txt

@@ -192,6 +192,7 @@ def other_options() -> str:
     """One row per name in later versions of TRL, in transformers and in OpenRLHF."""
     table = "| name | from | operant | notes |\n|---|---|---|---|\n"
     systems = {"TRL": other_names.TRL, "transformers": other_names.TRANSFORMERS, "OpenRLHF": other_names.OPENRLHF}
+    systems["trlX"] = other_names.TRLX
     for system, names_there in systems.items():
         for name, theirs in names_there.items():
             table += f"| `{name}` | {system} | {_ours(theirs)} | {theirs.note} |\n"

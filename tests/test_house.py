@@ -26,7 +26,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 GRAPH = architecture.module_graph()
 EXTRAS = """vaderSentiment datasets peft accelerate wandb tensorboard trackio mlflow vllm ray deepspeed textworld
 jericho gymnasium sacrebleu rouge_score evaluate nltk bitsandbytes scipy sklearn pandas matplotlib plotly fastapi
-uvicorn starlette tyro textarena gem reasoning_gym scienceworld openenv verifiers"""
+uvicorn starlette tyro textarena gem reasoning_gym scienceworld openenv verifiers libcst"""
 
 
 def climbs(module: str, source: str, inside: tuple[str, ...] = ()) -> list[str]:

@@ -352,7 +352,7 @@ def _to_scalar(value: Any, kind: type) -> bool | int | float | str | None:
         return None
 
 
-# --- names of options in TRL, transformers and OpenRLHF, from other_names.txt -----------------------------------------
+# --- names of options in other systems, from other_names.txt ----------------------------------------------------------
 
 
 class Theirs(NamedTuple):
@@ -379,12 +379,13 @@ def _read(text: str) -> dict[str, dict[str, Theirs]]:
 
 
 _TABLES = _read((Path(__file__).parent / "other_names.txt").read_text(encoding="utf-8"))
-PPO_CONFIG, TRL, TRANSFORMERS, GENERATION, OPENRLHF = _TABLES.values()
+PPO_CONFIG, TRL, TRANSFORMERS, GENERATION, OPENRLHF, TRLX = _TABLES.values()
 SYSTEMS = {
     "TRL": PPO_CONFIG | TRL,
     "transformers": TRANSFORMERS,
     "transformers' generate": GENERATION,
     "OpenRLHF": OPENRLHF,
+    "trlX": TRLX,
 }
 
 

@@ -1,0 +1,176 @@
+"""The recipe for a YAML configuration of RL4LMs. Its numbers become replies and options as those of the presets did."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from operant.algorithms.rl4lms import Row
+from operant.options import parse
+from operant.tools.migrate.renaming import literal, renamed
+from operant.types import OperantError, shown
+
+RECIPES = {
+    "imdb": "imdb",
+    "imdb_seq2seq": "imdb",
+    "commongen": "commongen",
+    "cnn_daily_mail": "summarize",
+    "totto": "totto",
+    "narrative_qa": "narrativeqa",
+    "wmt16": "translate",
+    "wmt14_processed_en_de": "translate",
+    "wmt16newsonly": "translate",
+    "iwslt2017en_de": "translate",
+    "daily_dialog": "dialog",
+    "crd3": "dialog",
+}
+"""The form of the rows of each data pool."""
+REWARDS = {
+    "increasing_numbers": "increasing_numbers",
+    "sentences_with_dates": "dates",
+    "meteor": "meteor",
+    "bleu": "bleu",
+    "sacre_bleu": "bleu",
+    "chrf": "chrf",
+    "ter": "ter",
+    "bert_score": "bertscore",
+    "cider": "cider",
+    "rouge": "rouge",
+    "rouge_combined": "rouge",
+    "rouge_l_max": "rouge:rougeL",
+    "parent": "parent",
+    "intent_accuracy": "intent",
+    "dates": "dates",
+    "diversity": "diversity",
+}
+"""Rewards and metrics by their names there (docs/rl4lms.md)."""
+
+
+def recipe(text: str, path: Path) -> str:
+    """The recipe as YAML with comments. Raises: OperantError for a file that is no configuration of RL4LMs."""
+    given = parse(text, str(path))
+    if not isinstance(given, Mapping) or not all(isinstance(given.get(part), Mapping) for part in ("alg", "datapool")):
+        raise OperantError(f"{path} is no configuration of RL4LMs: it has no alg and datapool; nothing to move")
+    part = _Parts(given)
+    method = str(part("alg", "id", default="ppo"))
+    if method not in ("ppo", "nlpo", "a2c", "trpo", "supervised"):
+        raise OperantError(f"{path}: alg.id={shown(method)}; RL4LMs has ppo, nlpo, a2c, trpo and supervised")
+    comments: list[str] = []
+    options: dict[str, Any] = {}
+    model = part("alg", "policy", "args", "model_name") or part("alg", "model_name") or "MODEL"
+    options["policy"] = model
+    pool = str(part("datapool", "id"))
+    if pool in RECIPES:
+        options |= {"form": RECIPES[pool], "tasks": "FILE"}
+        comments.append(f"tasks: the rows of {pool}, as docs/tasks.md names them; evaluate: its held-out rows")
+    else:
+        options["tasks"] = "FILE"
+        comments.append(f"datapool {pool}: name a file of tasks; docs/tasks.md")
+    if part("datapool", "args"):
+        comments.append(f"datapool.args {part('datapool', 'args')}: the options form.* and data.* of docs/tasks.md")
+    if method == "supervised":
+        numbers = {str(k): repr(v) for k, v in (part("alg", "training_args") or {}).items()}
+        found = renamed(numbers, "sft", "transformers")
+        options |= {"algorithm": "sft"} | {k: _value(v) for k, v in found.values.items()}
+        comments += found.comments
+        comments.append(f"steps: {found.epochs} passes are {found.epochs} * tasks / batch")
+    else:
+        options |= _reward(part, comments) | _numbers(part, method)
+        comments.append("its rewards and KL target are per token; batch counts replies (docs/rl4lms.md)")
+    options |= _evaluation(part, comments)
+    if length := part("env", "args", "max_prompt_length"):
+        options["data.prompt_tokens"] = length
+        keeps = "end" if part("tokenizer", "truncation_side") == "left" else "start"
+        options["data.prompt_keeps"] = keeps
+    head = "".join(f"# operant: {comment}\n" for comment in comments)
+    return (
+        f"# From {path.name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}"
+        + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+    )
+
+
+class _Parts:
+    """Reads a nested mapping by the names on the way."""
+
+    def __init__(self, given: Mapping[str, Any]):
+        self.given = given
+
+    def __call__(self, *names: str, default: Any = None) -> Any:
+        found: Any = self.given
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
+
+def _value(code: str) -> Any:
+    """The value of code that was made from a YAML value."""
+    return literal(code)
+
+
+def _reward(part: _Parts, comments: list[str]) -> dict[str, Any]:
+    """The reward."""
+    name, arguments = str(part("reward_fn", "id")), part("reward_fn", "args", default={})
+    if name.startswith("learned") and isinstance(arguments, Mapping) and "model_name" in arguments:
+        if "label_ix" in arguments:
+            comments.append(f"reward: label_ix={arguments['label_ix']} is --reward.label of the classifier")
+        return {"reward": f"classifier:{arguments['model_name']}"}
+    if arguments:
+        comments.append(f"reward_fn.args {arguments}: see docs/rl4lms.md, Rewards and metrics")
+    if name in REWARDS:
+        return {"reward": REWARDS[name]}
+    if name.startswith("rouge") and name[5:] in ("1", "2", "L"):
+        return {"reward": f"rouge:{name}"}
+    comments.append(f"reward_fn {name} has no equal: name a reward (docs/rewards.md)")
+    return {"reward": "REWARD"}
+
+
+def _numbers(part: _Parts, method: str) -> dict[str, Any]:
+    """The numbers of the method, by the rules of the presets."""
+    own = part("alg", "args", default={})
+    generation = part("alg", "policy", "args", "generation_kwargs", default={})
+    length = int(generation.get("max_new_tokens") or part("env", "args", "max_episode_length", default=48))
+    tokens = int(own.get("n_steps", 2048)) * int(part("env", "n_envs", default=1))
+    mask = None
+    if method == "nlpo":
+        policy = part("alg", "policy", "args", default={})
+        mask = (float(policy.get("top_mask", 0.9)), int(policy.get("target_update_iterations", 20)))
+    row = Row(
+        tokens,
+        length,
+        float(own.get("learning_rate", 3e-4)),
+        float(part("alg", "kl_div", "coeff", default=0.0)),
+        float(part("alg", "kl_div", "target_kl", default=1.0)),
+        int(part("train_evaluation", "n_iters", default=100)),
+        int(generation.get("min_length", 0)),
+        int(generation.get("top_k", 0)),
+        mask,
+    )
+    options = row.options(method)
+    if "n_epochs" in own and "update.epochs" in options:
+        options["update.epochs"] = own["n_epochs"]
+    if "batch_size" in own and "update.minibatch" in options:
+        options["update.minibatch"] = max(1, round(own["batch_size"] / length))
+    for theirs, ours, factor in (("gamma", "advantage.gamma", 1), ("gae_lambda", "advantage.lam", 1)):
+        if theirs in own:
+            options[ours] = own[theirs] * factor
+    if "ent_coef" in own:
+        options["loss.entropy_coef"] = own["ent_coef"]
+    if "vf_coef" in own and "loss.value_coef" in options:
+        options["loss.value_coef"] = 2 * own["vf_coef"]  # their squared error is not halved
+    return options
+
+
+def _evaluation(part: _Parts, comments: list[str]) -> dict[str, Any]:
+    """Evaluation during training, and its metrics."""
+    options: dict[str, Any] = {}
+    for theirs, ours in (("eval_every", "evaluate_every"), ("save_every", "checkpoint_every")):
+        if isinstance(number := part("train_evaluation", theirs), int):
+            options[ours] = number
+    listed = [str(m.get("id")) for m in part("train_evaluation", "metrics", default=[]) if isinstance(m, Mapping)]
+    known = [REWARDS[name] for name in listed if name in REWARDS]
+    if known:
+        options["evaluation.metrics"] = ",".join(known)
+    if others := [name for name in listed if name not in REWARDS and not name.startswith("learned")]:
+        comments.append(f"metrics {', '.join(others)}: see docs/rl4lms.md, Rewards and metrics")
+    return options

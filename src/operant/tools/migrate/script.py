@@ -1,0 +1,506 @@
+"""Moves a Python script of TRL or trlX, by its syntax tree.
+
+Edits replace pieces of the text and leave the rest as it is. Comments that begin with `# operant:` stand above the
+statement that they are about.
+"""
+
+import ast
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from operant.options import note, ours
+from operant.tools.migrate.renaming import ALGORITHMS, Renamed, bracketed, literal, renamed
+from operant.tools.migrate.source import ScriptTree
+from operant.types import OperantError
+
+COMPAT = "operant.compat.trl"
+NATIVE = (
+    "natively this loop is learner = operant.Learner(MODEL, algorithm='ppo', preset='trl'), then",
+    "replies = learner.generate(queries, ...) and learner.step(replies, rewards): docs/from-trl.md",
+)
+TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "default_sft_config"}
+
+
+def moved(text: str, name: str) -> str:
+    """The script moved to operant. name: of the file, for errors.
+
+    Raises: OperantError without libcst, for a syntax error, and for a script that uses neither TRL nor trlX.
+    """
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        why = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise OperantError(f"{name}{where}: {why}; it must be a Python 3 script") from error
+    script = _Script(text)
+    if not script.uses:
+        raise OperantError(f"{name} imports neither TRL (trl) nor trlX (trlx): there is nothing to move")
+    script.move()
+    new = script.edited()
+    try:
+        ast.parse(new)
+    except SyntaxError as error:
+        raise OperantError(
+            f"{name} cannot be moved: line {error.lineno} would not be Python; see docs/from-trl.md"
+        ) from error
+    return new
+
+
+@dataclass
+class _Configuration:
+    """A call of `GRPOConfig` or its like."""
+
+    renamed: Renamed
+    target: str
+    """What it is assigned to, as `training_args`; empty: it stands in a call."""
+    stars: list[str] = field(default_factory=list)
+    given: Mapping[str, str] = field(default_factory=dict)
+    start: int = 0
+    """Where it begins in the text."""
+
+
+class _Script(ScriptTree):
+    """A script, and how its parts are moved."""
+
+    # --- moving -------------------------------------------------------------------------------------------------------
+
+    def move(self) -> None:
+        heads = {i: self.code(i) for i in self.imports}
+        old_loop = any("WithValueHead" in text for text in heads.values()) or any(
+            self.meaning(call.func).endswith("WithValueHead.from_pretrained") for call in self.calls
+        )
+        native: set[str] = set()
+        configurations: dict[str, list[_Configuration]] = {}
+        trainers: set[str] = set()
+        for call in sorted(
+            self.calls, key=lambda call: self._is_trainer(call)
+        ):  # a configuration may stand in its call
+            meaning = self.meaning(call.func)
+            library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
+            kind = next((k for k in ALGORITHMS if short in (f"{k}Config", f"{k}Trainer")), "")
+            if library == "trl" and kind == "PPO" and old_loop:
+                if short == "PPOTrainer":
+                    self.above(call, *NATIVE)
+            elif library == "trl" and kind:
+                native.add(short)
+                if short.endswith("Config"):
+                    self._configuration(call, ALGORITHMS[kind], configurations)
+                else:
+                    trainers.add(self._trainer(call, ALGORITHMS[kind], configurations))
+                    self._trained_at_once(call)
+            elif library == "trlx" and (short == "train" or short in TRLX_CONFIGS or "TRLConfig" in meaning):
+                if short == "train":
+                    trainers.add(self._trlx(call, configurations))
+                elif self.target(call):
+                    self._trlx_configuration(call, configurations)
+        self._uses_of(trainers - {""}, configurations)
+        kept = self._mentions(native, old_loop)
+        for statement in self.uses:
+            self._import(statement, native, kept, old_loop)
+
+    def _trained_at_once(self, call: Any) -> None:
+        """Of `GRPOTrainer(...).train()` the end is left out."""
+        attribute = self.parents[call]
+        outer = self.parents[attribute]
+        if isinstance(attribute, self.cst.Attribute) and attribute.attr.value == "train":
+            self.edits.append((self._span(call)[1], self._span(outer)[1], ""))
+
+    def _mentions(self, native: set[str], old_loop: bool) -> set[str]:
+        """Change annotations with the classes that were moved; the classes that the script has other uses for."""
+        kept: set[str] = set()
+        for node in () if old_loop else self.mentioned:
+            short, parent = self.meaning(node).rpartition(".")[2], self.parents[node]
+            moved = self.meaning(node).startswith("trl.") and any(
+                short in (f"{kind}Config", f"{kind}Trainer") for kind in ALGORITHMS
+            )
+            if not moved or self._imported(node) or (isinstance(parent, self.cst.Call) and parent.func is node):
+                continue
+            if isinstance(parent, self.cst.Annotation):
+                self.replace(node, "dict" if short.endswith("Config") else "operant.Run")
+                native.add(short)
+            elif not isinstance(parent, self.cst.Attribute):
+                kept.add(short)
+                self.above(node, f"{short}: only its calls are moved; here write operant.train(...) by hand")
+        return kept
+
+    def _imported(self, node: Any) -> bool:
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, self.cst.Import | self.cst.ImportFrom):
+                return True
+        return False
+
+    def _configuration(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> None:
+        """`GRPOConfig(...)` becomes a mapping of operant's options."""
+        arguments, stars = self.arguments(call, "output_dir")
+        given = {name: self.code(value) for name, value in arguments.items()}
+        made = _Configuration(renamed(given, algorithm), self.target(call), stars, given, self._span(call)[0])
+        inside = self.parents[call]
+        if made.target:
+            known.setdefault(made.target, []).append(made)
+        elif isinstance(inside, self.cst.Arg) and self._is_trainer(self.parents[inside]):
+            known.setdefault(self.code(call), []).append(made)
+        self._as_mapping(call, made)
+
+    def _is_trainer(self, call: Any) -> bool:
+        return isinstance(call, self.cst.Call) and self.meaning(call.func).endswith(("Trainer", "trlx.train"))
+
+    def _as_mapping(self, call: Any, made: _Configuration) -> None:
+        self.above(call, *made.renamed.comments)
+        for star in made.stars:
+            self.above(call, f"{star}: its options need operant's names too")
+        self.replace(call, _mapping(made.renamed.values, [s for s in made.stars if s[:2] == "**"], self.indent(call)))
+
+    def _above(self, known: Mapping[str, list[_Configuration]], text: str, node: Any) -> _Configuration | None:
+        """The last configuration of this name before the end of a node."""
+        end = self._span(node)[1]
+        return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
+
+    def _trainer(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> str:
+        """A trainer becomes `operant.train`; returns what it is assigned to."""
+        order = {
+            "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+            "rloo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+            "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+            "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset"),
+        }.get(algorithm, ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"))
+        arguments, stars = self.arguments(call, *order)
+        for star in stars:
+            self.above(call, f"{star}: its arguments need operant's names too")
+        arguments["processing_class"] = arguments.pop("tokenizer", arguments.get("processing_class"))
+        model = arguments.pop("model", None)
+        written: list[str] = []
+        options: dict[str, str] = {}
+        name = "MODEL" if model is None else self.code(model)
+        if algorithm == "reward-model":
+            made = self.assigned(model)
+            if isinstance(made, self.cst.Call) and self.code(made.func).endswith("from_pretrained") and made.args:
+                name = self.code(made.args[0].value)
+                self.above(
+                    call, "policy.trunk: the causal model below the new head, by name; the classifier is made here"
+                )
+            written.append('"reward_model"')
+            options["policy.trunk"] = name
+        else:
+            written.append(name)
+        tasks = arguments.pop("train_dataset", None)
+        if tasks is not None:
+            written.append(f"tasks={self.code(tasks)}")
+        if algorithm in ("grpo", "rloo", "ppo"):
+            written.append(f"reward={self._reward(call, arguments, known)}")
+        written.append(f'algorithm="{algorithm}"')
+        evaluate = arguments.pop("eval_dataset", None)
+        if evaluate is not None and self.code(evaluate) != "None":
+            written.append(f"evaluate={self.code(evaluate)}")
+        tokenizer = arguments.pop("processing_class", None)
+        if algorithm != "reward-model" and not isinstance(model, self.cst.SimpleString | type(None)):
+            if tokenizer is None:
+                self.above(call, "a model that is no name needs its tokenizer: tokenizer=...")
+            else:
+                written.append(f"tokenizer={self.code(tokenizer)}")
+        reference = arguments.pop("ref_model", None)
+        if reference is not None and self.code(reference) != "None":
+            written.append(f"reference={self.code(reference)}")
+        self._lora(call, arguments.pop("peft_config", None), options)
+        configuration = arguments.pop("args", arguments.pop("config", None))
+        text = "" if configuration is None else self.code(configuration)
+        found = self._above(known, text, call)
+        if found is None and not text:
+            found = _Configuration(renamed({}, algorithm), "")
+            self.above(call, *found.renamed.comments)
+        if found is None:
+            self.above(call, f"{text}: unpack its options, under operant's names, as **{{...}} (docs/from-trl.md)")
+        elif found.renamed.epochs:
+            count = found.renamed.values.get("samples", "1")
+            passes = found.renamed.epochs if count == "1" else f"{found.renamed.epochs} * {bracketed(count)}"
+            batch = bracketed(found.renamed.values["batch"])
+            if tasks is not None:
+                written.append(f"steps=max(1, int({passes} * len({self.code(tasks)}) / {batch}))")
+            else:
+                self.above(call, "steps: epochs * tasks * samples / batch")
+        for left, value in arguments.items():
+            if value is not None and self.code(value) not in ("None", "[]"):
+                self.above(call, f"{left}: {note(left) or 'operant.train has no such argument; docs/extending.md'}")
+        if found is not None and found.target:
+            written.append(f"**{text}")
+        elif found is not None:
+            stars = [star for star in found.stars if star[:2] == "**"]
+            written.append("**" + _mapping(found.renamed.values | options, stars, self.indent(call) + "    "))
+            options = {}
+        if options:
+            written.append("**" + _mapping(options, [], self.indent(call) + "    "))
+        self.replace(call, _call("operant.train", written, self.indent(call)))
+        return self.target(call)
+
+    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, list[_Configuration]]) -> str:
+        """TRL's reward functions as a function, a name, or a mapping to weights."""
+        given = arguments.pop("reward_funcs", arguments.pop("reward_model", None))
+        if given is None:
+            return "REWARD"
+        made = self.assigned(given)
+        configuration = arguments.get("args")
+        found = None if configuration is None else self._above(known, self.code(configuration), call)
+        options = {} if found is None else found.given
+        weights = ast.parse(options["reward_weights"], mode="eval").body if "reward_weights" in options else None
+        if not isinstance(made, self.cst.List):
+            if isinstance(made, self.cst.Name) and made.value not in self.functions:
+                self.above(call, f"reward: if {made.value} is a list, a mapping: dict.fromkeys({made.value}, 1.0)")
+            return _named(self.code(given))
+        each = [_named(self.code(element.value)) for element in made.elements]
+        if len(each) == 1 and weights is None:
+            return each[0]
+        codes = (
+            [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else ["1.0"] * len(each)
+        )
+        return "{" + ", ".join(f"{one}: {weight}" for one, weight in zip(each, codes, strict=False)) + "}"
+
+    def _lora(self, call: Any, given: Any, options: dict[str, str]) -> None:
+        """peft's `LoraConfig` as options `lora.*`."""
+        if given is None or self.code(given) == "None":
+            return
+        made = self.assigned(given)
+        if not isinstance(made, self.cst.Call) or not self.code(made.func).endswith("LoraConfig"):
+            self.above(call, "peft_config: lora.rank, and the other options lora.* (docs/adapters.md)")
+            return
+        if any(
+            self.code(a.targets[0].target) == self.code(given) and self.code(a.value) == "None" for a in self.assigns
+        ):
+            self.above(call, "lora.*: None under some condition there; leave these options out then")
+        arguments, _ = self.arguments(made, "r")
+        options["lora.rank"] = self.code(arguments.pop("r")) if "r" in arguments else "8"
+        for theirs, name in (
+            ("lora_alpha", "lora.alpha"),
+            ("target_modules", "lora.targets"),
+            ("use_rslora", "lora.rslora"),
+        ):
+            if theirs in arguments:
+                options[name] = self.code(arguments.pop(theirs))
+        if left := [name for name in arguments if name not in ("task_type", "bias")]:
+            self.above(call, f"{', '.join(left)} of LoraConfig: docs/adapters.md")
+
+    # --- trlX ---------------------------------------------------------------------------------------------------------
+
+    def _trlx_configuration(self, call: Any, known: dict[str, list[_Configuration]]) -> None:
+        """trlX's configuration becomes a mapping, where the script has its values."""
+        given: dict[str, str] = {}
+        if self.code(call.func).endswith("TRLConfig"):
+            self._flat(call, given)
+        else:
+            self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/from-trl.md)")
+        made = _Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
+        known.setdefault(made.target, []).append(made)
+        self._as_mapping(call, made)
+
+    def _flat(self, node: Any, given: dict[str, str]) -> None:
+        """The options of nested configurations and mappings, by their last names."""
+        inner: Iterator[tuple[str, Any]]
+        if isinstance(node, self.cst.Dict):
+            elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
+            inner = ((str(literal(self.code(e.key))), e.value) for e in elements)
+        else:
+            inner = iter(self.arguments(node)[0].items())
+        for name, value in inner:
+            if isinstance(value, self.cst.Dict) or (
+                isinstance(value, self.cst.Call) and (self.code(value.func) + "$").endswith(("Config$", "dict$"))
+            ):
+                self._flat(value, given)
+            else:
+                given.setdefault(name, self.code(value))
+
+    def _trlx(self, call: Any, known: dict[str, list[_Configuration]]) -> str:
+        """`trlx.train` becomes `operant.train`."""
+        order = ("model_path", "reward_fn", "dataset", "samples", "rewards", "prompts", "eval_prompts", "metric_fn")
+        arguments, _ = self.arguments(call, *order, "config", "stop_sequences")
+        code = {name: self.code(value) for name, value in arguments.items() if self.code(value) != "None"}
+        text = code.pop("config", "")
+        found = self._above(known, text, call)
+        policy = code.pop("model_path", "")
+        if not policy and found is not None and "policy" in found.renamed.values:
+            policy = ""
+        elif not policy:
+            policy = "MODEL"
+            self.above(call, "MODEL: trlX took it from the configuration")
+        written = [policy] if policy else []
+        if "reward_fn" in code:
+            if "prompts" not in code:
+                self.above(call, "TASKS: a list of prompts; trlX began each reply at the start token")
+            written.append(f"tasks={code.pop('prompts', 'TASKS')}")
+            written.append(f"reward={self._trlx_reward(arguments['reward_fn'])}")
+            written.append('algorithm="ppo"')
+            code.pop("reward_fn")
+        else:
+            labelled = "rewards" in code or "dataset" in code
+            written.append(f"tasks={code.pop('samples', code.pop('dataset', 'TASKS'))}")
+            written.append(f'algorithm="{"ilql" if labelled else "sft"}"')
+            needs = "prompt, completion and reward" if labelled else "prompt and completion"
+            self.above(call, f"tasks: rows with {needs}, as dicts (docs/algorithms.md)")
+            code.pop("rewards", None)
+        if "eval_prompts" in code:
+            written.append(f"evaluate={code.pop('eval_prompts')}")
+        if not text:
+            self.above(call, "no configuration: trlX's defaults there, operant's here (docs/options.md)")
+        else:
+            if found is None:
+                self.above(call, f"{text}: its options need operant's names (docs/from-trl.md)")
+            else:
+                written.append(f"**{text}")
+        if stops := code.pop("stop_sequences", ""):
+            written.append(f'**{{"sampling.stop_strings": {stops}}}')
+        for left in code:
+            self.above(
+                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
+            )
+        self.replace(call, _call("operant.train", written, self.indent(call)))
+        return self.target(call)
+
+    def _trlx_reward(self, given: Any) -> str:
+        """A function of rollouts that calls trlX's reward function with the arguments that it takes."""
+        made = self.assigned(given)
+        if isinstance(made, self.cst.Name):
+            made = self.functions.get(made.value, made)
+        takes = {"samples", "prompts", "outputs"}
+        if isinstance(made, self.cst.FunctionDef | self.cst.Lambda):
+            own = made.params
+            named = {p.name.value for p in (*own.params, *own.kwonly_params)}
+            takes = takes if own.star_kwarg is not None else named & takes
+        parts = (("samples", "text"), ("prompts", "query"), ("outputs", "reply"))
+        passed = [f"{name}=[r.{ours} for r in rollouts]" for name, ours in parts if name in takes]
+        function = self.code(given)
+        function = f"({function})" if isinstance(given, self.cst.Lambda) else function
+        return f"lambda rollouts: {function}({', '.join(passed)})"
+
+    # --- uses of what was moved ---------------------------------------------------------------------------------------
+
+    def _uses_of(self, trainers: set[str], known: Mapping[str, list[_Configuration]]) -> None:
+        """`trainer.train()`, `trainer.save_model(...)` and fields of configurations."""
+        for node in self.attributes:
+            base, name = self.code(node.value), node.attr.value
+            root = next((c for c in known if base == c or base.startswith(f"{c}.")), None)
+            if base in trainers:
+                self._use_of_run(node, base, name)
+            made = None if root is None else self._above(known, root, node)
+            if made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
+                self._field(node, root, name, made)
+
+    def _use_of_run(self, node: Any, base: str, name: str) -> None:
+        """An attribute of a trainer, which is a run now."""
+        call = self.parents[node]
+        called = isinstance(call, self.cst.Call) and call.func is node
+        alone = called and isinstance(self.parents[call], self.cst.Expr)
+        if called and name == "train":
+            if call.args:
+                self.above(call, "operant.train(..., resume=True) resumes the run in the folder out")
+            self._drop(call, "operant.train above has trained to the end") if alone else self.replace(call, base)
+        elif called and name in ("save_model", "save_pretrained", "save") and call.args:
+            start = self._span(call.args[0].value)[0]
+            self.edits.append((self._span(call)[0], start, f"operant.export({base}.policy, "))
+        elif alone:
+            why = note(name) or "the run folder has the model in export/, its metrics and its report"
+            self._drop(call, f"{' '.join(self.code(call).split())}: {why}")
+        elif name not in ("policy", "metrics", "path"):
+            self.above(node, f"{base}.{name}: a run has policy, metrics and path")
+
+    def _drop(self, call: Any, why: str) -> None:
+        """Replace a statement that has no equal by a comment; `pass` stays where its block would be empty."""
+        line = self.parents[self.parents[call]]
+        block = self.parents[line]
+        self.above(call, why)
+        alone = len(line.body) == 1
+        if alone and len(block.body) > 1 and not isinstance(block, self.cst.BaseCompoundStatement):
+            start = self.places[line].start.line
+            end = self.places[line].end.line
+            self.edits.append((self.starts[start - 1], self.starts[end], ""))
+        else:
+            self.replace(call, "pass")
+
+    def _field(self, node: Any, root: str, name: str, made: _Configuration) -> None:
+        """A field of a configuration, which is a mapping now."""
+        values = renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values if "." in self.code(node) else {}
+        mine = next(iter(values), "")
+        parent = self.parents[node]
+        if isinstance(parent, self.cst.AssignTarget):
+            if mine:
+                self.replace(node, f'{root}["{mine}"]')
+            else:
+                self.above(node, f"{name}: {note(name) or 'there is no such option here'}")
+        elif mine in made.renamed.values:
+            self.replace(node, f'{root}["{mine}"]')
+        else:
+            self.above(node, f"{self.code(node)}: {root} is a mapping of operant's options now, and has no such entry")
+
+    def _import(self, statement: Any, native: set[str], kept: set[str], old_loop: bool) -> None:
+        """An import of TRL or trlX."""
+        cst = self.cst
+        if isinstance(statement, cst.Import):
+            modules = []
+            for alias in statement.names:
+                module = self.code(alias.name)
+                if module.split(".")[0] not in ("trl", "trlx"):
+                    modules.append(self.code(alias).rstrip(","))
+                elif module == "trl" and old_loop:
+                    modules.append(f"{COMPAT} as {alias.asname.name.value if alias.asname else 'trl'}")
+                else:
+                    modules.append("operant")
+            self.replace(statement, f"import {', '.join(modules)}")
+            return
+        module = self.code(statement.module)
+        if isinstance(statement.names, cst.ImportStar):
+            self.above(statement, "name what is imported: import operant, or from operant.compat.trl import ...")
+            return
+        if module.startswith("trlx"):
+            self.replace(statement, "import operant")
+            return
+        lines, rest, ours_, gone = [], [], [], []
+        there = _compat(module)
+        for alias in statement.names:
+            name, text = self.code(alias.name), self.code(alias).rstrip(", \n")
+            if name in kept:
+                rest.append(text)
+                if name in native:
+                    gone.append(name)
+            elif name in native:
+                gone.append(name)
+            elif old_loop and there is not None and hasattr(there, name):
+                ours_.append(text)
+            else:
+                kind = any(name in (f"{k}Config", f"{k}Trainer") for k in ALGORITHMS)
+                (gone if kind and not old_loop else rest).append(text)
+        if gone:
+            lines.append("import operant")
+        if ours_:
+            lines.append(f"from {COMPAT}{module.removeprefix('trl')} import {', '.join(ours_)}")
+        if rest:
+            lines.append(f"from {module} import {', '.join(rest)}")
+            self.above(statement, f"{', '.join(rest)}: not in operant; these still need TRL")
+        if gone or ours_:
+            self.replace(statement, f"\n{self.indent(statement)}".join(lines))
+
+
+def _compat(module: str) -> Any:
+    """The module of `operant.compat.trl` for one of TRL's; None: there is none."""
+    try:
+        return importlib.import_module(COMPAT + module.removeprefix("trl"))
+    except ImportError:
+        return None
+
+
+def _named(code: str) -> str:
+    """A reward: the name of a classifier on the Hub gets its prefix."""
+    value = literal(code)
+    return repr(f"classifier:{value}") if isinstance(value, str) else code
+
+
+def _mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
+    """Code of a mapping, on one line if it is short."""
+    parts = [*stars, *(f'"{name}": {code}' for name, code in values.items())]
+    one = "{" + ", ".join(parts) + "}"
+    if len(one) <= 60 and "\n" not in one:
+        return one
+    return "{\n" + "".join(f"{indent}    {part},\n" for part in parts) + indent + "}"
+
+
+def _call(function: str, arguments: list[str], indent: str) -> str:
+    """Code of a call, one argument a line."""
+    return f"{function}(\n" + "".join(f"{indent}    {argument},\n" for argument in arguments) + f"{indent})"

@@ -1,0 +1,143 @@
+"""A parsed script and the edits to it: libcst says where things are and what names mean, and the text is edited."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from operant.types import OperantError
+
+
+class ScriptTree:
+    """A parsed script and the edits to it."""
+
+    def __init__(self, text: str):
+        try:
+            import libcst
+            from libcst import matchers, metadata
+        except ImportError as error:
+            raise OperantError("migrate reads scripts with libcst: pip install 'operant[migrate]'") from error
+        self.cst, self.text = libcst, text
+        wrapper = metadata.MetadataWrapper(libcst.parse_module(text), unsafe_skip_copy=True)
+        self.module = wrapper.module
+        self.places = wrapper.resolve(metadata.PositionProvider)
+        self.parents: Mapping[Any, Any] = wrapper.resolve(metadata.ParentNodeProvider)
+        self.names = wrapper.resolve(metadata.QualifiedNameProvider)
+        starts = [0]
+        for line in text.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        self.starts = starts
+        self.edits: list[tuple[int, int, str]] = []
+        self.comments: dict[int, list[str]] = {}
+        find = matchers.findall
+        self.calls = self._sorted(find(self.module, matchers.Call()))
+        self.imports = self._sorted(find(self.module, matchers.ImportFrom() | matchers.Import()))
+        self.assigns = self._sorted(find(self.module, matchers.Assign()))
+        self.attributes = self._sorted(find(self.module, matchers.Attribute()))
+        self.mentioned = self._sorted(find(self.module, matchers.Name() | matchers.Attribute()))
+        self.functions = {f.name.value: f for f in self._sorted(find(self.module, matchers.FunctionDef()))}
+        self.uses = [i for i in self.imports if any(m.split(".")[0] in ("trl", "trlx") for m in self._modules(i))]
+
+    # --- the tree -----------------------------------------------------------------------------------------------------
+
+    def _sorted(self, found: Any) -> list[Any]:
+        return sorted(found, key=lambda node: self._span(node))
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        place = self.places[node]
+        return self._offset(place.start), self._offset(place.end)
+
+    def _offset(self, place: Any) -> int:
+        return self.starts[place.line - 1] + place.column
+
+    def code(self, node: Any) -> str:
+        return self.module.code_for_node(node).strip()
+
+    def meaning(self, node: Any) -> str:
+        """The qualified name of an expression, as `trl.GRPOTrainer`; empty: none."""
+        found = self.names.get(node, ())
+        found = found() if callable(found) else found  # libcst computes them when they are asked for
+        return min((q.name for q in found), default="")
+
+    def _modules(self, node: Any) -> list[str]:
+        """The modules that an import statement names."""
+        if isinstance(node, self.cst.ImportFrom):
+            return [] if node.module is None or node.relative else [self.code(node.module)]
+        return [self.code(alias.name) for alias in node.names]
+
+    def statement(self, node: Any) -> Any:
+        """The statement around a node: the line that comments stand above."""
+        while not isinstance(node, self.cst.SimpleStatementLine | self.cst.BaseCompoundStatement):
+            node = self.parents[node]
+        return node
+
+    def above(self, node: Any, *lines: str) -> None:
+        """Put comments above the statement around a node."""
+        listed = self.comments.setdefault(self.places[self.statement(node)].start.line, [])
+        listed.extend(line for line in lines if line not in listed)
+
+    def replace(self, node: Any, new: str) -> None:
+        self.edits.append((*self._span(node), new))
+
+    def indent(self, node: Any) -> str:
+        line = self.text[self.starts[self.places[self.statement(node)].start.line - 1] :]
+        return line[: len(line) - len(line.lstrip(" \t"))]
+
+    def target(self, call: Any) -> str:
+        """What the value of a call is assigned to; empty: nothing."""
+        parent = self.parents[call]
+        if isinstance(parent, self.cst.Assign) and len(parent.targets) == 1:
+            return self.code(parent.targets[0].target)
+        return self.code(parent.target) if isinstance(parent, self.cst.AnnAssign) else ""
+
+    def arguments(self, call: Any, *positions: str) -> tuple[dict[str, Any], list[str]]:
+        """The arguments of a call by name, and the code of those that are unpacked."""
+        found, stars = {}, []
+        for number, argument in enumerate(call.args):
+            if argument.star:
+                stars.append(f"{argument.star}{self.code(argument.value)}")
+            elif argument.keyword is not None:
+                found[argument.keyword.value] = argument.value
+            elif number < len(positions):
+                found[positions[number]] = argument.value
+        return found, stars
+
+    def assigned(self, node: Any) -> Any:
+        """The expression that a name was last given above it; the node itself where it is no such name."""
+        if not isinstance(node, self.cst.Name):
+            return node
+        values = [
+            a.value
+            for a in self.assigns
+            if self.code(a.targets[0].target) == node.value and self._span(a) < self._span(node)
+        ]
+        return values[-1] if values else node
+
+    # --- the new text -------------------------------------------------------------------------------------------------
+
+    def edited(self) -> str:
+        """The text with its edits; one inside another is made in what replaces that one."""
+        inserts = []
+        for line, comments in self.comments.items():
+            start = self.starts[line - 1]
+            rest = self.text[start:]
+            indent = rest[: len(rest) - len(rest.lstrip(" \t"))]
+            inserts.append((start, start, "".join(f"{indent}# operant: {' '.join(c.split())}\n" for c in comments)))
+        outer: list[tuple[int, int, str]] = []
+        for edit in sorted(self.edits, key=lambda e: (e[0], -e[1])):
+            if not outer or edit[0] >= outer[-1][1]:
+                outer.append(edit)
+            elif edit[0] < edit[1]:
+                start, end, new = outer[-1]
+                outer[-1] = (start, end, new.replace(self.text[edit[0] : edit[1]], edit[2]))
+        text = self.text
+        for start, end, new in sorted([*inserts, *outer], key=lambda e: (e[0], e[1]), reverse=True):
+            text = text[:start] + new + text[end:]
+        return _once(text)
+
+
+def _once(text: str) -> str:
+    """The text with one `import operant` where two stand one after another."""
+    lines: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if not (lines and line.strip() == "import operant" and line == lines[-1]):
+            lines.append(line)
+    return "".join(lines)
