@@ -87,6 +87,7 @@ class Client:
         self._requests: queue.Queue[Step] = queue.Queue()
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._one, self._asked, self._pending, self._fault = threading.Lock(), 0, False, ""
+        self._fresh = 0
         self.api_key = secrets.token_hex(16)
         threading.Thread(target=self._run, args=(play, task), name="program", daemon=True).start()
 
@@ -142,10 +143,10 @@ class Client:
                 raise RefusedRequestError(409, self._fault)
             self._pending, self._asked = True, self._asked + 1
             joins = self._asked > 1 and path == "completions" and text.startswith(self._row)
-            more = text[len(self._row) :] if joins else text
-            joins = joins and bool(more)
-            self._row = text
-            self._requests.put(Step(more if joins else text, fresh=not joins, reward=self._take_paid()))
+            more, self._row = text[len(self._row) :] if joins else text, text
+            self._fresh += not joins
+            info = {"requests": self._asked, "fresh_rows": self._fresh}
+            self._requests.put(Step(more, fresh=not joins, reward=self._take_paid(), info=info))
         reply = self._replies.get()
         if reply is None:
             raise EpisodeOverError("the episode has ended")
