@@ -336,7 +336,11 @@ def page_world():
     return space["Guess"]()
 
 
-NEEDS = {"feedback": {"reward": "letters:e"}, "gymnasium": LAKE}
+NEEDS = {
+    "feedback": {"reward": "letters:e"},
+    "gymnasium": LAKE,
+    "program": {"play": lambda task, client: len(client.complete("a"))},
+}
 ELSEWHERE = ("gem", "jericho", "openenv", "scienceworld", "textarena", "textworld")
 """They need an extra, and a game: tests/test_textworld.py and tests/test_suites.py check them."""
 SHIPPED = {name: partial(ENVS.find(name), **NEEDS.get(name, {})) for name in ENVS.built_in if name not in ELSEWHERE}

@@ -17,6 +17,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any, TypeVar
 
+from operant.envs import ENVS
 from operant.types import EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
 
 MakeWorld = TypeVar("MakeWorld", bound=Callable[..., Any])
@@ -65,8 +66,17 @@ class FunctionEnv(EnvBase):
 
 
 def maker(world: object) -> Any:
-    """What makes the world that a user has named: a generator function's `FunctionEnv`, with the function's arguments
-    after the task; anything else is itself. Raises: OperantError for a function of a task that yields nothing."""
+    """What makes the world that a user has named: of a generator function its `FunctionEnv`, with the function's
+    arguments after the task; of a function `play(task, client)` the world `program`; anything else is itself.
+
+    Raises: OperantError for another function of a task that yields nothing.
+    """
+    if inspect.isfunction(world) and [*inspect.signature(world).parameters] == ["task", "client"]:
+
+        def program(*, deadline: float = 60.0) -> Any:
+            return ENVS.find("program")(world, deadline=deadline)
+
+        return program
     plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
     if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
         raise OperantError(

@@ -1,0 +1,193 @@
+"""A world that is a program: equal to the same world as an `Env`, over HTTP too, and each failure costs its episode."""
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from toys import letters, lm
+
+import operant
+from operant import OperantError, Policy, Sampling, Step, Task
+from operant.apps.agents.program import Program
+from operant.engines.native import NativeEngine
+from operant.rollouts.play import play as play_tasks
+
+TASKS = [Task(f"letter/{letter}", "a b", target=letter) for letter in "cdef"]
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+def policy():
+    return Policy(lm("llama", 40, spread=0.1), letters())
+
+
+def pay(target, reply):
+    return float(reply.count(target)) - 0.1 * len(reply)
+
+
+class Twice:
+    """Asks once more with other letters behind the reply, and then with a whole new prompt."""
+
+    def reset(self, tasks):
+        self.targets = {slot: task.target for slot, task in tasks.items()}
+        self.turn = dict.fromkeys(tasks, 0)
+        return {slot: Step() for slot in tasks}
+
+    def step(self, replies):
+        return {slot: self.one(slot, reply) for slot, reply in replies.items()}
+
+    def one(self, slot, reply):
+        self.turn[slot] += 1
+        reward = pay(self.targets[slot], reply)
+        steps = {1: Step(" b a", reward=reward), 2: Step("c d", fresh=True, reward=reward)}
+        return steps.get(self.turn[slot]) or Step(reward=reward, terminated=True)
+
+
+def direct(task, client):
+    reply = client.complete(task.prompt)
+    client.reward(pay(task.target, reply))
+    again = client.complete(task.prompt + reply + " b a")
+    client.reward(pay(task.target, again))
+    return pay(task.target, client.complete("c d"))
+
+
+async def by_openai(task, client):
+    import openai
+
+    async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as api:
+
+        async def complete(prompt):
+            return (await api.completions.create(model="any", prompt=prompt)).choices[0].text
+
+        reply = await complete(task.prompt)
+        client.reward(pay(task.target, reply))
+        again = await complete(task.prompt + reply + " b a")
+        client.reward(pay(task.target, again))
+        with pytest.raises(openai.BadRequestError, match="the run's own sampling"):
+            await api.completions.create(model="any", prompt="a", temperature=0.5)
+        return pay(task.target, await complete("c d"))
+
+
+def test_a_program_trains_as_the_same_world_written_as_an_env_does(tmp_path):
+    runs = [
+        operant.train(policy(), TASKS, env=env, steps=2, batch=8, max_tokens=4, out=tmp_path / str(i))
+        for i, env in enumerate((Twice(), direct, by_openai))
+    ]
+    weights = [[w.clone() for w in run.policy.trainable()] for run in runs]
+    for other in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
+    assert not torch.equal(weights[0][0], [*policy().trainable()][0])
+    kept = ("reward/mean", "loss/total", "rollout/turns")
+    assert all([[m[k] for k in kept] for m in run.metrics] == [[m[k] for k in kept] for m in runs[0].metrics] for run in runs)
+
+
+def played(program, deadline=20.0, tasks=TASKS, tokenizer=None):
+    made = policy()
+    sampling = Sampling(max_tokens=4, stop_tokens=made.stop_tokens)
+    env = Program(program, deadline=deadline)
+    env.tokenizer = tokenizer or made.tokenizer
+    return play_tasks(tasks, env=env, engine=NativeEngine(made), tokenizer=env.tokenizer, sampling=sampling)
+
+
+def test_a_prompt_that_continues_joins_the_row_with_the_ids_that_were_sampled():
+    for rollout in played(direct):
+        first, second, third = rollout.turns
+        assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
+        assert third.prompt == letters()("c d")["input_ids"]
+        assert (rollout.info["requests"], rollout.info["fresh_rows"]) == (3, 2)
+
+
+def test_a_conversation_has_the_ids_of_its_template():
+    tokenizer = letters()
+    tokenizer.chat_template = CHAT
+    messages = [{"role": "user", "content": "a b"}]
+    [rollout] = played(lambda task, client: len(client.chat(messages)), tasks=TASKS[:1], tokenizer=tokenizer)
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert rollout.turns[0].prompt == ids
+
+
+def swallows(task, client):
+    try:
+        raise RuntimeError("mine")
+    except RuntimeError:
+        client.complete("a")
+        return "good"
+
+
+def hangs(task, client):
+    client.complete("a")
+    time.sleep(3)
+
+
+def from_two_threads(task, client):
+    threads = [threading.Thread(target=lambda: client.complete("a"), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+
+
+def exits(task, client):
+    client.complete("a")
+    raise SystemExit(3)
+
+
+def sets_options(task, client):
+    client.complete("a", max_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("bad", "end", "why"),
+    [
+        (lambda task, client: 1.0, "raised", "ended without a request"),
+        (swallows, "raised", "returned 'good'; it must return a reward"),
+        (hangs, "timeout", "neither asked nor ended within 0.5 seconds"),
+        (exits, "raised", "SystemExit: 3"),
+        (from_two_threads, "raised", "asked twice at a time"),
+        (sets_options, "raised", "max_tokens=100: the run's own sampling"),
+        (lambda task, client: client.reward(1.0), "raised", "no reply yet"),
+        (lambda task, client: client.complete("a", n=2), "raised", "one reply at a time"),
+    ],
+)
+def test_a_program_that_fails_costs_its_episode_alone(bad, end, why):
+    def program(task, client):
+        return (bad if task.target == "d" else direct)(task, client)
+
+    right, found = played(direct), played(program, deadline=0.5 if bad is hangs else 20.0)
+    assert found[1].end == end and re.search(re.escape(why), found[1].info["failure"]), found[1].info
+    assert [r.turns for r in found if r.place != 1] == [r.turns for r in right if r.place != 1]
+
+
+def test_a_call_after_the_end_is_refused():
+    kept, said = [], []
+    played(lambda task, client: kept.append(client) or len(client.complete("a")), tasks=TASKS[:1])
+    try:
+        kept[0].complete("a")
+    except Exception:
+        said.append("caught")
+    except BaseException as error:
+        said.append(str(error))
+    assert said == ["the episode has ended"]
+
+
+def test_a_wrong_program_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("agent.py").write_text("number = 3\n", encoding="utf-8")
+    for options in ({"play": "agent.py:number"}, {"play": len, "deadline": 0}):
+        with pytest.raises(OperantError, match=r"env\.(play|deadline)="):
+            Program(**options)
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs" / "agents.md").read_text(encoding="utf-8")
+    defined, used = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    Path("agent.py").write_text(defined, encoding="utf-8")
+    space = {"policy": policy()}
+    exec(defined + used, space)
+    named = [
+        operant.train(policy(), space["tasks"], steps=2, batch=8, max_tokens=4, out=f"runs/{i}", **options)
+        for i, options in enumerate(({"env": "agent.py:play"}, {"env": "program", "env.play": "agent.py:play"}))
+    ]
+    assert all(run.metrics[1]["reward/mean"] == space["run"].metrics[1]["reward/mean"] for run in named)
