@@ -80,7 +80,9 @@ def test_a_program_trains_as_the_same_world_written_as_an_env_does(tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
     assert not torch.equal(weights[0][0], [*policy().trainable()][0])
     kept = ("reward/mean", "loss/total", "rollout/turns")
-    assert all([[m[k] for k in kept] for m in run.metrics] == [[m[k] for k in kept] for m in runs[0].metrics] for run in runs)
+    assert all(
+        [[m[k] for k in kept] for m in run.metrics] == [[m[k] for k in kept] for m in runs[0].metrics] for run in runs
+    )
 
 
 def played(program, deadline=20.0, tasks=TASKS, tokenizer=None):
