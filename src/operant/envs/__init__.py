@@ -17,7 +17,7 @@ ENVS = Table(
         "http": "operant.envs.http:Http",
         "jericho": "operant.apps.games.textworld:Jericho",
         "openenv": "operant.apps.games.openenv:OpenEnv",
-        "program": "operant.apps.agents.program:Program",
+        "program": "operant.apps.agents.program:AgentWorld",
         "programs": "operant.apps.code.unit_tests:Programs",
         "rooms": "operant.apps.games.rooms:Rooms",
         "scienceworld": "operant.apps.games.scienceworld:ScienceWorld",

@@ -44,7 +44,7 @@ class EpisodeOverError(BaseException):
     """A call after the episode has ended. `except Exception` does not catch it, so that the program ends."""
 
 
-class Program(EnvBase):
+class AgentWorld(EnvBase):
     """An `Env` whose episodes are calls of a program, `play(task, client)`, in threads of their own.
 
     play: the function, plain or async, or its name, such as agent.py:play.
@@ -59,7 +59,7 @@ class Program(EnvBase):
             raise OperantError(f"env.deadline={shown(deadline)}: it must be a number of seconds above 0")
         self.play, self.deadline, self.__name__ = found, deadline, name_of(found)
         self.tokenizer: Any = _Characters()
-        self.clients: dict[int, Client] = {}
+        self.clients: dict[int, ModelClient] = {}
 
     def measure(self, count: Callable[[str], int], room: int | None) -> None:
         """Learn the tokenizer, whose chat template makes texts of messages."""
@@ -70,7 +70,7 @@ class Program(EnvBase):
         for slot, task in tasks.items():
             if slot in self.clients:  # its episode has outgrown the context
                 self.clients[slot].end()
-            self.clients[slot] = Client(self.play, task, self.tokenizer)
+            self.clients[slot] = ModelClient(self.play, task, self.tokenizer)
         return {slot: self.clients[slot].next(self.deadline) for slot in tasks}
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
@@ -79,10 +79,10 @@ class Program(EnvBase):
         return {slot: self.clients[slot].next(self.deadline) for slot in replies}
 
 
-class Client:
+class ModelClient:
     """What a program calls: the run's engine, one request at a time."""
 
-    def __init__(self, play: Callable[[Task, "Client"], Any], task: Task, tokenizer: Any):
+    def __init__(self, play: Callable[[Task, "ModelClient"], Any], task: Task, tokenizer: Any):
         self._tokenizer, self._over, self._row, self._paid = tokenizer, False, "", 0.0
         self._requests: queue.Queue[Step] = queue.Queue()
         self._replies: queue.Queue[str | None] = queue.Queue()
@@ -179,7 +179,7 @@ class Client:
         paid, self._paid = self._paid, 0.0
         return paid
 
-    def _run(self, play: Callable[[Task, "Client"], Any], task: Task) -> None:
+    def _run(self, play: Callable[[Task, "ModelClient"], Any], task: Task) -> None:
         try:
             returned = play(task, self)
             if inspect.isawaitable(returned):
@@ -240,7 +240,7 @@ class _Characters:
 
 # --- the same over HTTP -----------------------------------------------------------------------------------------------
 
-_CLIENTS: dict[str, Client] = {}
+_CLIENTS: dict[str, ModelClient] = {}
 """By key."""
 _STARTED: list[ThreadingHTTPServer] = []
 _STARTING = threading.Lock()
@@ -249,13 +249,13 @@ _STARTING = threading.Lock()
 def _server() -> ThreadingHTTPServer:
     with _STARTING:
         if not _STARTED:
-            _STARTED.append(ThreadingHTTPServer(("127.0.0.1", 0), _Handler))
+            _STARTED.append(ThreadingHTTPServer(("127.0.0.1", 0), _AgentRequests))
             _STARTED[0].daemon_threads = True
             threading.Thread(target=_STARTED[0].serve_forever, name="programs", daemon=True).start()
     return _STARTED[0]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _AgentRequests(BaseHTTPRequestHandler):
     timeout = 60
 
     def log_message(self, *_: object) -> None:
