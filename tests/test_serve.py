@@ -293,6 +293,10 @@ def test_the_snippet_of_the_page_runs(one, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_an_answer_names_the_model_where_the_request_did_not(one):
+    assert client_of(one).completions.create(model="", prompt="a", max_tokens=1).model == "toy"
+
+
 def until(done, seconds=10.0):
     end = time.monotonic() + seconds
     while not done():

@@ -148,13 +148,14 @@ class ModelClient:
             info = {"requests": self._asked, "fresh_rows": self._fresh}
             self._requests.put(Step(more, fresh=not joins, reward=self._take_paid(), info=info))
         reply = self._replies.get()
+        self._pending = False  # only now: another thread that asked before could take this reply
         if reply is None:
             raise EpisodeOverError("the episode has ended")
         return reply
 
     def give(self, reply: str) -> None:
         """Let the program go on with a reply."""
-        self._row, self._pending = self._row + reply, False
+        self._row += reply
         self._replies.put(reply)
 
     def next(self, deadline: float) -> Step:

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from operant.apps.agents.batches import Batches, Going
@@ -153,7 +153,7 @@ class ModelServer:
         request = make(fields, self.policy, self.options.max_tokens)
         if request.model not in ("", self.name):
             raise RefusedRequestError(404, f"model={request.model[:100]!r}: this server has {self.name!r}", "model")
-        return request
+        return replace(request, model=self.name)
 
     def models(self) -> dict[str, Any]:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "operant"}
