@@ -425,7 +425,7 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
 
-    `tools`: what the template is told of functions that an answer may call.
+    `tools`: the functions that an answer may call, for the template.
 
     Raises: OperantError if the tokenizer or its template is missing.
     """

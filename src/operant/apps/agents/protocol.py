@@ -22,7 +22,7 @@ from operant.types import OperantError, shown
 MOST_CHOICES = 128
 """Most replies of one request, over all its prompts."""
 MOST_ALTERNATIVES = 20
-"""Most alternatives whose log-probs are told at a place."""
+"""Most alternatives with log-probs at a place."""
 COMPLETION_TOKENS = 16
 """`max_tokens` of /v1/completions where a request has none, as at OpenAI."""
 
@@ -56,7 +56,7 @@ class ModelRequest:
     usage: bool
     """Whether a stream ends with the number of tokens."""
     alternatives: int | None
-    """How many alternatives of each token are told with its log-prob; None: no log-probs."""
+    """How many alternatives of each token an answer has, with log-probs; None: no log-probs."""
     echo: bool
     """Whether answers begin with the prompt."""
     tools: list[Any] | None
@@ -438,7 +438,7 @@ def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Any) -
             "refusal": None,
         }
     pieces = [text(token) for token, _, _ in scored]
-    # Two tokens may have one text: the likelier one stands for both. The token itself is always told.
+    # Two tokens may have one text: the likelier one stands for both. The token itself is always there.
     best = [
         None if logprob is None else {piece: logprob} | {text(t): x for t, x in reversed(alternatives)}
         for piece, (_, logprob, alternatives) in zip(pieces, scored, strict=True)
