@@ -83,6 +83,8 @@ class Reply(NamedTuple):
     """stop or length, as of a `Completion`."""
     scored: "list[Scored] | None" = None
     """Of each token, those of the prompt first where it is echoed."""
+    text: str | None = None
+    """Its text, if that is not what the sampling of the request makes of the tokens."""
 
 
 class Scored(NamedTuple):
@@ -188,7 +190,7 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
     Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
     """
     fields = _Body(body, CHAT)
-    tools, messages = _tools(fields, policy), _messages(fields.fields.get("messages"))
+    tools, messages = _tools(fields, policy), read_messages(fields.fields.get("messages"))
     try:
         text = render(policy.tokenizer, messages, prompting=True, tools=tools)
         ids = encode_prompt(policy.tokenizer, messages, tools)
@@ -296,7 +298,7 @@ def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     return ids
 
 
-def _messages(given: object) -> list[dict[str, Any]]:
+def read_messages(given: object) -> list[dict[str, Any]]:
     """The messages as templates read them: contents are texts, and the arguments of calls are objects."""
     if not isinstance(given, list) or not given:
         raise RefusedRequestError(400, "messages must be a list of at least one message", "messages")
@@ -362,7 +364,9 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> d
     """The body of the answer to a request. replies: `n` to each prompt, in order."""
     choices = []
     for i, reply in enumerate(replies):
-        text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
+        text = reply.text
+        if text is None:
+            text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
         choice: dict[str, Any] = {"index": i, "finish_reason": reply.end}
         if request.chat:
             calls, left = called(tokenizer, reply, text) if request.tools else ([], text)
