@@ -39,6 +39,8 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     tally.mean(
         "rollout/fresh_prompts", [not _continues(a, b) for r in rollouts for a, b in pairwise(r.turns) if a.action]
     )
+    for name in sorted({name for r in rollouts for name in r.info.get("numbers", ())}):
+        tally.mean(f"world/{name}", [r.info["numbers"][name] for r in rollouts if name in r.info.get("numbers", ())])
     if outgrown := sum(r.end == "outgrown" for r in rollouts):
         tally.add("rollout/outgrown", outgrown, 0)
     if skipped := [turn for turn, _ in every if not turn.trained]:

@@ -145,6 +145,7 @@ class ModelClient:
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._one, self._asked, self._pending, self._fault = threading.Lock(), 0, False, ""
         self._fresh, self._late, self._process = 0, 0, os.getpid()
+        self._numbers: dict[str, float] = {}
         self._row = ""
         """The text of the last prompt and its reply."""
         self._chat: Conversation | None = None
@@ -183,6 +184,10 @@ class ModelClient:
         if not self._asked or self._pending:
             raise OperantError("client.reward: there is no reply yet that it could pay")
         self._paid += float(reward)
+
+    def report(self, **numbers: float) -> None:
+        """Log numbers of this episode: a run has the mean of each as the metric `world/NAME`."""
+        self._numbers |= numbers
 
     def _plainly(self, body: dict[str, Any], path: str) -> dict[str, Any]:
         try:
@@ -316,7 +321,8 @@ class ModelClient:
             return _failed("raised", "the program ended while a request of it waited: let it wait for its threads")
         if not (isinstance(reward, Real) and math.isfinite(reward)):
             return _failed("raised", f"the program returned {shown(returned)}; it must return a reward or nothing")
-        return Step(reward=self._take_paid() + float(reward), terminated=True)
+        info = {"numbers": self._numbers} if self._numbers else {}
+        return Step(reward=self._take_paid() + float(reward), terminated=True, info=info)
 
 
 def run_command(command: str, task: Task, client: ModelClient) -> float | None:

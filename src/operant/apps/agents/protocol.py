@@ -369,7 +369,7 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> d
             text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
         choice: dict[str, Any] = {"index": i, "finish_reason": reply.end}
         if request.chat:
-            calls, left = called(tokenizer, reply, text) if request.tools else ([], text)
+            calls, left = called(tokenizer, reply, text, request.tools) if request.tools else ([], text)
             message: dict[str, Any] = {"role": "assistant", "content": left or ("" if not calls else None)}
             if calls:
                 message["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
@@ -408,20 +408,20 @@ def whole_delta(request: ModelRequest, reply: Reply, tokenizer: Any) -> tuple[di
     return new, choice["finish_reason"]
 
 
-def called(tokenizer: Any, reply: Reply, text: str) -> tuple[list[dict[str, Any]], str]:
-    """The calls in a reply, and its other text: by the tokenizer's own schema, else those that stand between
-    <tool_call> and </tool_call>. What is no call stays text."""
+def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None) -> tuple[list[dict[str, Any]], str]:
+    """The calls in a reply, and its other text: by the tokenizer's own template of responses, else those that stand
+    between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text
     try:
-        if getattr(tokenizer, "response_schema", None):
-            parsed = tokenizer.parse_response(whole)
+        if getattr(tokenizer, "response_template", None):
+            parsed = tokenizer.parse_response(whole, prefix=tokenizer.decode(reply.prompt), tools=tools)
             calls = [call.get("function", call) for call in parsed.get("tool_calls") or []]
             left = parsed.get("content") or ""
         else:
             calls = [json.loads(match[1]) for match in _CALL.finditer(whole)]
             left = _CALL.sub("", text).strip() if calls else text
         named = [(call["name"], json.dumps(call.get("arguments", {}))) for call in calls]
-    except Exception:  # a schema is the model's own, and the text anything
+    except Exception:  # the template is the model's own, and the text anything
         return [], text
     return [
         {"id": f"call_{i}", "type": "function", "function": {"name": str(name), "arguments": arguments}}
