@@ -14,8 +14,9 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -131,17 +132,18 @@ class ToolWorld(AgentWorld):
             results = yield [(match[1], match[2]) for match in found]
             text += reply + "".join(f"<result>{result}</result>" for result in results)
 
-    def _result(self, name: str, arguments: str | Mapping[str, Any]) -> tuple[bool, str]:
+    def _result(self, name: str, arguments: Any) -> tuple[bool, str]:
         """Whether a call went well, and what the policy reads of it."""
         if name not in self.tools:
             near = difflib.get_close_matches(name, self.tools, 1)
             return False, f"there is no tool {name[:50]!r}{f', did you mean {near[0]!r}?' if near else ''}"
         tool = self.tools[name]
         try:
-            if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
-                arguments = json.loads(arguments)
+            with suppress(ValueError, TypeError):  # a text between tags need not be JSON
+                read = json.loads(arguments)
+                arguments = read if isinstance(read, dict) else arguments
             if isinstance(arguments, str):
-                arguments = {next(iter(self._parameters(name))): arguments}
+                arguments = {self._parameters(name)[0]: arguments}
             if unknown := [key for key in arguments if key not in self._parameters(name)]:
                 return False, f"{name} has no argument {unknown[0][:50]!r}; it has {', '.join(self._parameters(name))}"
             own = tool.__module__ == __name__  # these bound themselves, whatever else the machine computes
