@@ -278,7 +278,9 @@ def reached(case: Case) -> Tensor:
     return torch.stack(policies[case.steps // 2 :]).mean(0)
 
 
-SLOW = ("grpo, plain_k3", "grpo, unscaled", "soft_q, reference", "trpo", "nlpo", "coderl")
+ALIKE = ("dapo", "gspo", "cispo", "sapo", "dppo", "dr-grpo", "opo", "gigpo")
+"""They end where grpo ends, with its scale or without: of one token and few updates, the losses are nearly one."""
+SLOW = ("grpo, plain_k3", "grpo, unscaled", "soft_q, reference", "trpo", "nlpo", "coderl", *ALIKE)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES])

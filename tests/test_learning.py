@@ -99,8 +99,14 @@ def test_ppo_with_one_action_a_reply_finds_it_too(level):
     assert means[0] < 0.2 and means[-1] > 0.9
 
 
+DAILY = ("ppo", "grpo", "rloo", "sft", "decision", "trpo", "soft_q", "rejection")
+"""Methods whose updates have little in common."""
+
+
 # Without an outcome critic coderl computes what reinforce does: the ends are the same to the last bit.
-@pytest.mark.parametrize("row", [row for row in ROWS if row != "coderl"])
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=() if row in DAILY else pytest.mark.slow) for row in ROWS if row != "coderl"]
+)
 def test_shuffled_rewards_teach_nothing(row):
     assert above(row, shuffled) < 0
 

@@ -228,7 +228,7 @@ def parse(text: str, what: str) -> Any:
 
 
 @lru_cache(64)  # a run reads its config several times, and the reader that is safe for any file is slow
-def _parsed(text: str, what: str) -> Any:
+def _parsed(text: str, what: str) -> object:
     import yaml
 
     loader, size = yaml.SafeLoader(""), 0.0
