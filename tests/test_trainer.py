@@ -76,17 +76,12 @@ def test_a_step_that_nothing_was_left_of_is_played_again(tmp_path):
 
 
 HOW = {
-    "plain": {"score.scale": True},
     "trunk": {"model.train_layers": 1},
     "trunk, states computed again": {"model.train_layers": 1, "model.states_gb": 0.0},
-    "bfloat16": {"model.precision": "bfloat16"},
     "bfloat16 trunk": {"model.precision": "bfloat16", "model.train_layers": 1},
     "8 bit": {"optimizer.states": "8bit"},
-    "checkpointed": {"model.gradient_checkpointing": True},
-    "in chunks": {"reward_chunks": 2},
-    "groups": {"algorithm": "grpo", "samples": 2},
-    "leave one out": {"algorithm": "rloo", "samples": 2},
-    "an adapter": {"lora.rank": 2},
+    "groups, in chunks": {"algorithm": "grpo", "samples": 2, "reward_chunks": 2},
+    "an adapter, checkpointed": {"lora.rank": 2, "model.gradient_checkpointing": True},
     "a critic of its own": {"value.critic": "copy", "value.init": "normal"},
     "all that follows": {"kl.control": "adaptive", "kl.horizon": 20, "score.scale": True, "score.normalise": True}
     | {"optimizer.schedule": "cosine", "optimizer.warmup": 0.5, "kl.loss_coef": 0.1, "best": "reward/mean"},
