@@ -45,6 +45,8 @@ def test_each_form_of_a_record_is_the_same_episode():
             (second, [8], [-2.0], "length", 2.0, version),
         ]
         assert rollout.texts == ["c", "e"] and rollout.group == 0 and rollout.task.id == "replies/x"
+    later = operant.recorded_replies(records[::-1], one, version=9)
+    assert [r.turns[0].version for r in later] == [-4, -6]
     metrics = one.step([first, other], [0.0, 0.0])
     assert metrics["rollout/staleness"] == 1.0 and metrics["rollout/staleness_max"] == 2.0
     assert one.last_step.batch.actions.sum() == 6 and len(one.last_step.batch) == 2
@@ -91,6 +93,7 @@ BROKEN = {
     "rewards": (ONE | {"reward": [1.0, 2.0]}, "2 rewards for 1 turns"),
     "unpaid": ({"token_ids": [6], "prompt_token_ids": [4]}, "line 2: all records have a reward, or none; it has none"),
     "unscored": (BARE, "line 2 has a reply without log-probs"),
+    "newer": (ONE | {"version": 3}, "has replies of version 3, newer than replies_version=2"),
     "version": (ONE | {"version": -1}, "line 2: version=-1"),
     "temperature": (ONE | {"temperature": 0.7}, "temperature 0.7, and the run scores at 1: --sampling.temperature 0.7"),
     "too long": (ONE | {"prompt_token_ids": [4] * 64}, "line 2 .*64"),
@@ -105,7 +108,8 @@ def test_a_broken_record_is_a_sentence(name, tmp_path):
     path = tmp_path / "calls.jsonl"
     path.write_text(json.dumps(ONE) + "\n" + (row if isinstance(row, str) else json.dumps(row)))
     with pytest.raises(OperantError, match=f"calls.jsonl.*{why}"):
-        operant.train(model(), replies=str(path), algorithm="reinforce", out=tmp_path / "run", **options(batch=1))
+        given = options(batch=1, replies=str(path), algorithm="reinforce", replies_version=2)
+        operant.train(model(), out=tmp_path / "run", **given)
     assert not (tmp_path / "run").exists()
 
 

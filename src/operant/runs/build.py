@@ -10,6 +10,7 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.recorded import RecordedReplies, read_recorded
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import left_out
 from operant.envs import check_parts
@@ -22,7 +23,6 @@ from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
-from operant.rollouts.recorded import RecordedReplies, read_recorded
 from operant.runs import named_parts
 from operant.runs.config import Config, opened, option_of_error
 from operant.runs.evaluate import Evaluator, Probes
@@ -93,7 +93,6 @@ def build(
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
     bounds["cue"] = not policy.encoder_decoder
-    seed = config.learner["learner"].seed
     recorded = _recorded(config, learner) if train.replies is not None else None
     if policy.tokenizer is None and env is None and recorded is None:
         task = next(iter(load_tasks(source, None, _rows(config), **forms)))
@@ -129,10 +128,9 @@ def build(
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     notes = (*of_rows, *notes)
-    order = Order(len(tasks), seed)
-    more = (probes, demonstrations, useful.count(False), notes)
-    parts = RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more, recorded=recorded)
-    return parts.ahead_by(train)
+    order = Order(len(tasks), config.learner["learner"].seed)
+    more = (probes, demonstrations, useful.count(False), notes, None, recorded)
+    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
 def _check_first_rows(
@@ -228,7 +226,7 @@ def recorded_replies(source: object, learner: Learner, version: int | None = Non
     found = _read(source, learner, version)
     for note in found.notes:
         warnings.warn(note, stacklevel=2)
-    return [rollout for group in found.groups for rollout in group]
+    return [rollout for group in found.groups.values() for rollout in group]
 
 
 def _read(source: object, learner: Learner, version: int | None) -> RecordedReplies:
@@ -248,7 +246,7 @@ def _recorded(config: Config, learner: Learner) -> RecordedReplies:
         )
     if not found.paid and train.reward is None and learner.algorithm.needs.reward:
         raise OperantError(f"{name}: no record has a `reward`; give each one, or pass --reward to judge the replies")
-    largest, groups = max(map(len, found.groups)), len(found.groups)
+    largest, groups = max(map(len, found.groups.values())), len(found.groups)
     if largest != train.samples:
         raise OperantError(
             f"samples={train.samples}: the largest group of {name} has {largest} replies; use samples={largest}, and a "

@@ -15,12 +15,12 @@ from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.bounds import bounded, check_bounds
 from operant.data import DataOptions
+from operant.data.recorded import has_logprobs
 from operant.data.sources import held_out_of, read, share
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric
 from operant.rewards.failure_policy import IsolationOptions
-from operant.rollouts.recorded import has_logprobs
 from operant.runs import named_parts
 from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names

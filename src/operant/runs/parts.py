@@ -7,11 +7,11 @@ from typing import Any
 
 from operant import distributed
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.recorded import RecordedReplies
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.play import Attempts
-from operant.rollouts.recorded import RecordedReplies
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluator, Probes
@@ -93,7 +93,7 @@ class RunParts:
         tasks = [self.tasks[i] for i in taken]
         mine = distributed.deal([task.id for task in tasks])
         greedy = distributed.together(lambda: greedy_replies(self.learner, tasks, self.reward, mine))
-        played = recorded.at(taken, mine), greedy
+        played = recorded.at([task.id for task in tasks], mine), greedy
         return distributed.together(lambda: score(self.learner, self.reward, played, pays=recorded.paid))
 
     def _play_rounds(self, taken: list[int], train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:

@@ -34,8 +34,8 @@ UNKNOWN = -1
 class RecordedReplies:
     """Recorded conversations as rollouts, by group."""
 
-    groups: list[list[Rollout]]
-    """Those that are compared. Rewards are in their turns, and versions count from that of the policy, 0."""
+    groups: dict[str, list[Rollout]]
+    """Those that are compared, by the id of their task. Rewards are in turns; versions count from the policy's."""
     paid: bool
     """Whether the records have rewards."""
     unscored: str
@@ -46,14 +46,14 @@ class RecordedReplies:
     @property
     def tasks(self) -> list[Task]:
         """One for each group, with the first prompt of its conversations."""
-        return [group[0].task for group in self.groups]
+        return [group[0].task for group in self.groups.values()]
 
-    def at(self, indices: Sequence[int], part: Sequence[int]) -> list[Rollout]:
-        """The conversations of some groups, as those of one step. part: the places in `indices` of this rank."""
+    def at(self, ids: Sequence[str], part: Sequence[int]) -> list[Rollout]:
+        """The conversations of some tasks, as those of one step. part: the places in `ids` of this rank."""
         return [
             replace(rollout, group=place, place=place * MOST_REPLIES + number)
             for place in part
-            for number, rollout in enumerate(self.groups[indices[place]])
+            for number, rollout in enumerate(self.groups[ids[place]])
         ]
 
 
@@ -95,11 +95,12 @@ def read_recorded(
     demonstrations = Demonstrations(tokenizer, stop, encoder_decoder=policy.encoder_decoder)
     records = [_record(*row, name) for row in rows]
     require(records, f"{name} has no conversations: it is empty")
-    known = [version for record in records if (version := _version(record)) is not None]
+    known = [of for record in records if (of := _version(record)) is not None]
     newest = max(known, default=0) if version is None else version
     if max(known, default=0) > newest:
         raise OperantError(f"{name} has replies of version {max(known)}, newer than replies_version={newest}: raise it")
-    paid, groups, again = "reward" in records[0].fields, dict[Any, list[Rollout]](), list[int]()
+    paid, again = "reward" in records[0].fields, list[int]()
+    groups, ids = dict[str, list[Rollout]](), dict[Any, Task]()
     for record in records:
         fields, where = record.fields, record.where
         if ("reward" in fields) != paid:
@@ -119,15 +120,12 @@ def read_recorded(
         ]
         rollout = _rollout(record, name, policy, sampling)
         key = rollout.task.id if fields.get("group") is not None else tuple(record.turns[0].prompt)
-        task = groups[key][0].task if key in groups else rollout.task
-        rollout = replace(rollout, task=replace(task, target=fields.get("target")), group=len(groups) - (key in groups))
-        groups.setdefault(key, []).append(rollout)
+        task = ids.setdefault(key, rollout.task)
+        rollout = replace(rollout, task=replace(task, target=fields.get("target")))
+        groups.setdefault(task.id, []).append(rollout)
     first = next((r.where for r in records if any(turn.logprobs is None for turn in r.turns)), "")
-    return RecordedReplies(_numbered(groups), paid, first, _notes(records, again, name))
-
-
-def _numbered(groups: Mapping[Any, list[Rollout]]) -> list[list[Rollout]]:
-    return [[replace(rollout, group=i) for rollout in group] for i, group in enumerate(groups.values())]
+    numbered = {task: [replace(r, group=i) for r in group] for i, (task, group) in enumerate(groups.items())}
+    return RecordedReplies(numbered, paid, first, _notes(records, again, name))
 
 
 def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rollout:
@@ -211,11 +209,8 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
         require(
             len(given) == len(action), f"{where}: {len(given)} log-probs for {len(action)} token_ids; give one for each"
         )
-    return Turn(ids["prompt_token_ids"], action, given, end="length" if _at_limit(choice) else "stop"), text
-
-
-def _at_limit(choice: Mapping[str, Any]) -> bool:
-    return choice.get("finish_reason") == "length"
+    end = "length" if choice.get("finish_reason") == "length" else "stop"
+    return Turn(ids["prompt_token_ids"], action, given, end=end), text
 
 
 def _number(x: object) -> bool:
