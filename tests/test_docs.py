@@ -242,11 +242,13 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = snippets(STALE)
+    snippet, (recorded,) = snippets(STALE)[0], snippets("docs/ahead.md#replies-made-elsewhere")
     made: dict[str, Any] = {}
     exec(snippet, made)
     assert capsys.readouterr().out == "1.0\n"
     assert made["metrics"]["rollout/importance_mean"] != 1 and made["metrics"]["rollout/too_stale"] == 0
+    exec(recorded, {})
+    assert capsys.readouterr().out == "1.0 1.0\n"
 
 
 def test_every_promise_names_a_test_that_is_there():

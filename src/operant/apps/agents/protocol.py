@@ -67,6 +67,8 @@ class ModelRequest:
     """Whether prompts are scored and nothing is generated: `max_tokens` is 0."""
     id: str
     created: int
+    fingerprint: str = ""
+    """Of the weights that answer."""
 
     def keys(self) -> list[int]:
         """The random-number key of each reply: equal seeds and prompts give equal replies, whatever else is asked."""
@@ -382,6 +384,7 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> d
         choices.append(choice)
     kind = "chat.completion" if request.chat else "text_completion"
     about = {"id": request.id, "object": kind, "created": request.created, "model": request.model}
+    about["system_fingerprint"] = request.fingerprint
     return about | {"choices": choices, "usage": usage(request, replies)}
 
 
