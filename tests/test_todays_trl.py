@@ -95,7 +95,7 @@ def test_migrate_writes_every_default_that_is_not_ours():
         theirs = renamed({name: repr(x) for name, x in fields.items() if x is not None}, algorithm).values
         differ = {name for name, code in theirs.items() if usual.get(name) != literal(code)} - left_out
         written = renamed(DEFAULTS[algorithm], algorithm).values
-        assert {name: theirs[name] for name in differ} == {name: written.get(name) for name in differ}, kind
+        assert {name: literal(theirs[name]) for name in differ} == {name: literal(written[name]) for name in differ}, kind
 
 
 @pytest.mark.parametrize(
