@@ -95,7 +95,9 @@ def test_migrate_writes_every_default_that_is_not_ours():
         theirs = renamed({name: repr(x) for name, x in fields.items() if x is not None}, algorithm).values
         differ = {name for name, code in theirs.items() if usual.get(name) != literal(code)} - left_out
         written = renamed(DEFAULTS[algorithm], algorithm).values
-        assert {name: literal(theirs[name]) for name in differ} == {name: literal(written[name]) for name in differ}, kind
+        assert {name: literal(theirs[name]) for name in differ} == {name: literal(written[name]) for name in differ}, (
+            kind
+        )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,10 @@ def test_migrate_writes_every_default_that_is_not_ours():
         ({"loss_type": "cispo"}, "GRPOConfig: loss_type='cispo': "),
         ({"shuffle_dataset": False}, "the order of the tasks is random here"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
-        ({"delta": 2.0, "sync_ref_model": True}, r"sync_ref_model=True.*and 1 more: delta=2.0: grpo has no such option"),
+        (
+            {"delta": 2.0, "sync_ref_model": True},
+            r"sync_ref_model=True.*and 1 more: delta=2.0: grpo has no such option",
+        ),
         ({"reward_weights": [1.0]}, r"reward_weights=\[1.0\].*: give a list of rewards, one a weight"),
         ({"max_steps": -1}, "num_train_epochs=3.0 of tasks whose number is not known"),
     ],
