@@ -3,14 +3,14 @@
 `tests/parity/trl_1_16_surface.py` wrote what TRL itself has and passes; stand-ins of its classes are made of that.
 """
 
-import dataclasses
-import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
+from trl_compat.configurations import KEPT, stand_in
 
 import operant
 from operant.algorithms import find
@@ -25,7 +25,6 @@ from operant.tools.migrate.configuration import with_configuration
 from operant.tools.migrate.renaming import ALGORITHMS, DEFAULTS, literal, renamed
 from operant.types import OperantError, Rollout, Task, Turn
 
-KEPT = json.loads((Path(__file__).parent / "parity/trl_1_16_surface.json").read_text(encoding="utf-8"))
 MODEL = Path(operant.__file__).parent / "builtin/reviews-lm"
 ROWS = [{"prompt": "The film", "answer": "good", "level": 3}, {"prompt": "A plot", "answer": "bad", "level": 4}]
 EVERY = {"batch": 8, "out": "x", "optimizer.lr": 1e-6, "optimizer.schedule": "linear", "learner.seed": 42}
@@ -33,10 +32,7 @@ EVERY |= {"learner.device": "cpu", "model.gradient_checkpointing": True, "checkp
 
 
 def configuration(kind: str, **changes: Any) -> Any:
-    """A `GRPOConfig` or its like, with TRL's own defaults."""
-    usual = KEPT["defaults"][kind].items()
-    fields = [(name, Any, dataclasses.field(default_factory=lambda value=value: value)) for name, value in usual]
-    return dataclasses.make_dataclass(f"{kind}Config", fields)(**changes)
+    return stand_in(kind)(**changes)
 
 
 CASES = {
@@ -98,6 +94,25 @@ def test_migrate_writes_every_default_that_is_not_ours():
         assert {name: literal(theirs[name]) for name in differ} == {name: literal(written[name]) for name in differ}, (
             kind
         )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("per_device_train_batch_size=4 gradient_accumulation_steps=2 steps_per_generation=6", "batch=24 minibatch=8"),
+        ("per_device_train_batch_size=size gradient_accumulation_steps=2", "batch=size * 2"),
+        ("per_device_train_batch_size=4 generation_batch_size=16 max_steps=n", "steps=max(1, n * 4 // 16)"),
+        ("use_bias_correction_kl=False scale_rewards='none'", "loss_kind='plain_k3' scale=False"),
+        ("adam_beta1=0.8 use_cpu=True", "betas=(0.8, 0.999) device='cpu'"),
+        ("reward_weights=[1, 2] shuffle_dataset=True use_vllm=False", ""),
+    ],
+)
+def test_what_an_option_of_a_script_becomes(written, expected):
+    pairs = lambda text: dict(pair.split("=", 1) for pair in re.split(r" (?=[a-z_0-9]+=)", text) if pair)  # noqa: E731
+    usual = renamed({}, "grpo").values
+    found = {name: code for name, code in renamed(pairs(written), "grpo").values.items() if usual.get(name) != code}
+    short = {name.rpartition(".")[2]: code.replace('"', "'") for name, code in found.items()}
+    assert pairs(expected).items() <= short.items() and not {"reward", "shuffle", "engine"} & set(short)
 
 
 @pytest.mark.parametrize(
