@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from operant.storage.hub import BUILTIN
+
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-trl-script", ROOT / "benchmarks/results/trl-script.json"
 FIGURE = ROOT / "docs/figures/trl-script.svg"
@@ -40,10 +42,10 @@ def train(side: str, seed: int, steps: int, python: str) -> None:
     out = RUNS / f"{side}-{seed}.jsonl"
     if out.exists() and len(out.read_text(encoding="utf-8").splitlines()) >= steps:
         return
-    path, models = RUNS / f"script_{side}.py", ROOT / "src/operant/builtin"
+    path = RUNS / f"script_{side}.py"
     path.write_text(script(side), encoding="utf-8")
-    given = OPTIONS | {"seed": seed, "steps": steps * BATCH, "model_name": models / "reviews-lm"}
-    given |= {"reward_model": f"sentiment-analysis:{models / 'sentiment'}", "query_dataset": models / "openings.txt"}
+    given = OPTIONS | {"seed": seed, "steps": steps * BATCH, "model_name": BUILTIN / "reviews-lm"}
+    given |= {"reward_model": f"sentiment-analysis:{BUILTIN / 'sentiment'}", "query_dataset": BUILTIN / "openings.txt"}
     words = [sys.executable if side == "operant" else python, str(path)]
     words += [str(word) for name, value in given.items() for word in (f"--{name}", value)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
