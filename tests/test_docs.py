@@ -275,3 +275,18 @@ def test_the_reload_of_the_engines_page_is_the_default() -> None:
 
     (block,) = snippets("docs/engines.md", "yaml")
     assert yaml.safe_load(block)["engine"]["reload"] == RELOAD
+
+
+def test_the_workflows_call_targets_and_files_that_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    files = sorted(ROOT.glob(".github/workflows/*.yml"))
+    runs = [
+        step["run"]
+        for file in files
+        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    for word in re.findall(r"^make (.*)$", "\n".join(runs), flags=re.MULTILINE):
+        assert {w for w in word.split() if "=" not in w} <= targets, word
+    assert ".ci/run" in runs and (ROOT / ".ci/run").is_file()

@@ -159,8 +159,13 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False}
     with pytest.warns(UserWarning, match=r"GRPOConfig: these options do nothing here: vllm_mode='server'"):
         run = operant.train(
-            str(MODEL), ROWS, [accuracy, Brief()], args=configuration("GRPO", **changes), steps=1, quiet=True
+            *(str(MODEL), ROWS, [accuracy, Brief()]),
+            args=configuration("GRPO", **changes),
+            steps=1,
+            kl={"loss_coef": 0.5},
+            quiet=True,
         )
+    assert run.config.learner["kl"].loss_coef == 0.5
     assert len(run.metrics) == 1 and run.path == tmp_path / "run"  # an option of the call overrules the configuration
     prompts, answer, level = next(call for call in seen if len(call[0]) == 4)  # the others are of the probes
     rows = {(row["prompt"], row["answer"], row["level"]) for row in ROWS}

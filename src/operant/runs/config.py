@@ -224,6 +224,9 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     texts = given.get("preset"), None if "preset" in given else base.get("preset")
     above, below = (preset(text) if isinstance(text, str) and not options.is_none(text) else {} for text in texts)
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
+    if not isinstance(chosen, str):
+        what = f"algorithm={shown(chosen)}"
+        raise OperantError(f"{what}: give its name, or module:object, by which a resumed run finds it again")
     named, left_out = named_in(given, base), dict[str, list[str]]()
     for kind, others in named_parts.replaced(base, given).items():
         base = {name: value for name, value in base.items() if name not in others}

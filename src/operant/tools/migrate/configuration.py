@@ -59,7 +59,8 @@ def with_configuration(config: object, given: Mapping[str, Any]) -> dict[str, An
     values["steps"] = max(1, math.ceil(steps))
     if (warmup := fields.get("warmup_steps") or 0) >= 1:
         values["optimizer.warmup"] = min(1.0, warmup / (steps * each))
-    arguments = {"algorithm": algorithm} | _other_than_ours(values, algorithm) | dict(given)
+    ours = {name: x for name, x in _other_than_ours(values, algorithm).items() if not _is_given(name, given)}
+    arguments = {"algorithm": algorithm} | ours | dict(given)
     if fields.get("reward_weights") is not None:
         arguments["reward"] = _weighted(kind, fields["reward_weights"], given.get("reward"))
     if algorithm == "reward-model" and given.get("policy") not in (None, "reward_model"):
@@ -124,6 +125,13 @@ def _other_than_ours(values: Mapping[str, Any], algorithm: str) -> dict[str, Any
     } | named.resolve(schema, dict(find(algorithm).defaults))
     always = ("batch", "steps", "out")
     return {name: x for name, x in values.items() if name in always or name not in usual or usual[name] != x}
+
+
+def _is_given(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether the arguments have an option by its short name, or in the mapping of its group."""
+    group, _, short = name.rpartition(".")
+    inside = given.get(group)
+    return short in given or (isinstance(inside, Mapping) and short in inside)
 
 
 def _weighted(kind: str, weights: Any, reward: Any) -> Any:
