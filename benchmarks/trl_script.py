@@ -4,7 +4,7 @@
 .venv-trl/.ready`); here its line `from trl import` becomes `from operant.compat.trl import`, and nothing else. Three
 seeds, models and reward that come with the package, one thread. TRL's control is the same script with rewards shuffled
 within a batch. Writes reward and KL by step to `benchmarks/results/trl-script.json` and
-`docs/figures/trl-script.svg`. A finished run is not repeated. Twenty minutes of processor time.
+`docs/figures/trl-script.svg`. A finished run is not repeated. Ten minutes of processor time.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def figure(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--python", default=str(ROOT / ".venv-trl/bin/python"), help="the Python that has TRL 0.11.4")
     parser.add_argument("--ours", action="store_true", help="only check that ours runs: nothing is compared or written")
