@@ -57,7 +57,7 @@ def pages() -> dict[str, str]:
     whole = {"metrics.md": registry.markdown(), "options.md": options()}
     marked = {
         "ppo.md": {"presets": presets(), "kl": kl_table.table()},
-        "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
+        "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),

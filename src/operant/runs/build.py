@@ -12,7 +12,7 @@ from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.recorded import RecordedReplies, read_recorded
 from operant.data.sources import rows_that_decide, share, split_off
-from operant.data.tasks import left_out
+from operant.data.tasks import EVERY, left_out
 from operant.envs import check_parts
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
@@ -29,6 +29,7 @@ from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.folder import Journal, read_config
 from operant.runs.parts import RunParts
 from operant.sampling import check_ids, encode_prompt
+from operant.sandbox.reward_call import as_in_trl
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
 from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, shown, with_defaults
@@ -63,6 +64,8 @@ def build(
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
     reward, env, judges = reward_and_world(config, closing, journal)
+    if config.data.target_field is None and any(map(as_in_trl, rewards.every_part(reward) if reward else ())):
+        config = replace(config, data=replace(config.data, target_field=EVERY))
     engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
