@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from operant.machine import beat
 from operant.types import OperantError, shown
-from operant.watchdog import beat
 
 PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which a request is sent again."""

@@ -24,7 +24,7 @@ from operant.envs import SingleTurn
 from operant.machine import Clock
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.rollouts.carried import PartialGroup, new_groups
+from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
@@ -199,7 +199,10 @@ class Ahead:
             return play_part(player, self.tasks_of(planned.tasks), self.reward)
         groups = [*self.begun.get(planned.step, []), *new_groups(planned.step, planned.tasks)]
         count = min(self.per_step, len(groups))  # the batch may have grown since the step was planned
-        played, planned.trained, rest = player.continue_replies(groups, count, self.carry, self.tasks_of)
+        with player.timing("generate"), player.threads(len(groups)):
+            known = {"engine": player.engine, "tokenizer": player.policy.tokenizer, "sampling": player.sampling}
+            known |= {"attempts": self.tasks_of, "seed": player.own.seed}
+            played, planned.trained, rest = continue_replies(groups, count, self.carry, **known)
         self.begun[planned.step + 1] = rest
         tasks = [rollout.task for rollout in played]
         return played, greedy_replies(player, tasks, self.reward, range(len(tasks)))

@@ -11,7 +11,7 @@ The trainer is written with this class, and so can be a loop of your own.
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
@@ -27,7 +27,6 @@ from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import as_seen
-from operant.rollouts.carried import PartialGroup, continue_replies
 from operant.rollouts.collate import cut, units
 from operant.rollouts.generation_kwargs import from_generation_kwargs, warned
 from operant.rollouts.play import Attempts, play
@@ -130,7 +129,7 @@ class Learner(Saveable):
         for task in tasks:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
-        with self.timing("generate" if stream == "train" else stream), self._threads(len(tasks)):
+        with self.timing("generate" if stream == "train" else stream), self.threads(len(tasks)):
             return play(
                 tasks,
                 env=env or (self.env if stream == "train" else for_evaluation(self.env)),
@@ -145,17 +144,6 @@ class Learner(Saveable):
                 fits=lambda prompt, reply: self.policy.misfit(prompt, reply) is None,
                 opening=self.wanted.opening(self.policy.tokenizer, training=stream == "train") if self.wanted else None,
             )
-
-    def continue_replies(
-        self, groups: Sequence[PartialGroup], count: int, tokens: int, attempts: Callable[[Sequence[int]], list[Task]]
-    ) -> tuple[list[Rollout], list[PartialGroup], list[PartialGroup]]:
-        """Draw at most `tokens` more of each reply, again and again until `count` groups have ended.
-
-        Returns the rollouts of these groups, these groups, and the others, as `rollouts.carried.continue_replies`.
-        """
-        with self.timing("generate"), self._threads(len(groups)):
-            known = {"engine": self.engine, "tokenizer": self.policy.tokenizer, "sampling": self.sampling}
-            return continue_replies(groups, count, tokens, attempts=attempts, seed=self.own.seed, **known)
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -212,7 +200,7 @@ class Learner(Saveable):
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
-        with self._threads(min(tokens, self.budget.tokens)):
+        with self.threads(min(tokens, self.budget.tokens)):
             return self._learn(rollouts, scores, sampling or default)
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling) -> dict[str, float]:
@@ -277,7 +265,7 @@ class Learner(Saveable):
                 measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
         return tally.result()
 
-    def _threads(self, tokens: int) -> AbstractContextManager[None]:
+    def threads(self, tokens: int) -> AbstractContextManager[None]:
         """A context in which torch uses as many threads as passes over so many tokens are worth."""
         if isinstance(self.own.threads, int):
             return machine.threads(self.own.threads)

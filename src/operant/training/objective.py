@@ -17,6 +17,7 @@ from operant import distributed
 from operant.algorithms import Algorithm
 from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
+from operant.machine import beat
 from operant.metrics import collect
 from operant.models.embedding import direct_gradients
 from operant.models.logprobs import DIVERGENCES
@@ -28,7 +29,6 @@ from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, LossFn, OperantError, Outputs
-from operant.watchdog import beat
 
 PER = {"token": "token", "reply": "episode", "group": "prompt", "constant": "horizon"}
 """What `update.per` is called in `rollouts.collate.token_weights`."""

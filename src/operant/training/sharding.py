@@ -17,25 +17,12 @@ from operant.models.reference import PolicyCopy
 from operant.objectives.kl import EXACT, KLOptions
 from operant.training.options import LearnerOptions
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, Divided, OperantError, shown
-
-PARALLEL = ("ddp", "fsdp")
-OFFLOAD = ("none", "reference", "optimizer", "both")
+from operant.types import Batch, Divided, OperantError
 
 
 def check(update: object, options: Mapping[str, Any]) -> None:
     """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads."""
     own, rule = options["learner"], find_rule(update)
-    for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
-        if (value := getattr(own, name)) not in known:
-            raise OperantError(f"learner.{name}={shown(value)}: it must be {' or '.join(known)}")
-    if own.parallel != "fsdp":
-        if own.offload != "none":
-            raise OperantError(
-                f"learner.offload={own.offload} with learner.parallel=ddp: only what is divided over the ranks is "
-                "offloaded; set parallel=fsdp, or leave it out"
-            )
-        return
     if rule not in (GradientUpdate, OnePass):
         raise OperantError(
             f"learner.parallel=fsdp with the update rule {rule.__name__}: it moves whole weights, and each rank has "
@@ -58,10 +45,8 @@ def check(update: object, options: Mapping[str, Any]) -> None:
 
 
 def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) -> None:
-    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks."""
+    """Divide the policy and the own weights of these copies, if there are several ranks."""
     offload = own.offload
-    if own.parallel != "fsdp":
-        return
     if distributed.world() == 1:
         if offload != "none":
             raise OperantError(

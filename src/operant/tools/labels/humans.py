@@ -15,10 +15,10 @@ from statistics import fmean
 from typing import Any
 
 from operant.data.replies import scores_of
+from operant.machine import beat
 from operant.tools.labels.items import Item
 from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, Rollout
-from operant.watchdog import beat
 
 POLL = 1.0
 """Seconds between two looks into the database."""
