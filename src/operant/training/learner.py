@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -34,8 +34,7 @@ from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, step_arguments
 from operant.training.objective import measure_terms
-from operant.training.parts import default_engine
-from operant.training.saved_learner import Saveable
+from operant.training.parts import SOMETIMES, LearnerParts, default_engine
 from operant.training.select import select_all
 from operant.training.stages import Stages, TrainingStep, credited, sync
 from operant.types import Batch, Engine, EngineParts, Env, OperantError, Rollout, Task, shown
@@ -53,7 +52,7 @@ OF_TRL = {
 """What does the work of TRL's trainer's methods."""
 
 
-class Learner(Saveable):
+class Learner(LearnerParts):
     """A policy with its critic, its reference, and all state that changes during training.
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
@@ -290,6 +289,41 @@ class Learner(Saveable):
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}
         return refused_step.write(path, self.refused, about, PolicyState(self.policy).state_dict())
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything that `load` needs to go on bit-identically, in place of an earlier save of this learner.
+
+        The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
+        folder for other programs. With several ranks, every rank calls it. Raises: OperantError after an update that
+        failed half-way.
+        """
+        return SOMETIMES["save"](self, Path(folder))
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        policy: object = None,
+        tokenizer: object = None,
+        reference: object = None,
+        algorithm: object = None,
+        engine: object = None,
+        env: object = None,
+        optimizer: object = None,
+        lr_scheduler: object = None,
+        **options: object,
+    ) -> Self:
+        """The learner that was saved in a folder: its next step is the one that it would have made next.
+
+        What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
+        such as a loaded model or an optimizer, are to be given again, as they were at first.
+        """
+        objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
+        objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        return SOMETIMES["load"](cls, Path(folder), objects, options)
 
     def _log(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         """Return the metrics with counters, coefficients and times added, and append them to the history."""

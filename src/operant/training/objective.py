@@ -19,8 +19,8 @@ from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.machine import beat
 from operant.metrics import collect
-from operant.models.embedding import direct_gradients
 from operant.models.logprobs import DIVERGENCES
+from operant.models.options import direct_gradients
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import normalised

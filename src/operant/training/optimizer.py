@@ -143,14 +143,16 @@ def rate(options: RateOptions, step: int, total: int | None) -> float:
     return options.lr * shape[options.schedule]
 
 
-def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
-    """Make an optimizer step at the rate `options.lr`, with the gradients times `shrink`.
+def apply(
+    optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, lr: float | None = None, shrink: float = 1.0
+) -> None:
+    """Make an optimizer step at the rate `lr` (None: `options.lr`), with the gradients times `shrink`.
 
     An optimizer of the user's own keeps its rate. The tensorflow placement of epsilon is the torch one with
     eps / sqrt(1 - beta2^t).
     """
     for group in optimizer.param_groups if options.kind != OWN else ():
-        group["lr"] = options.lr
+        group["lr"] = options.lr if lr is None else lr
     if options.eps_placement == "tensorflow":
         for group in optimizer.param_groups:
             state = optimizer.state.get(group["params"][0], {})

@@ -45,9 +45,11 @@ SOMETIMES = Lazy(
         "divide": "operant.training.sharding:divide",
         "updating": "operant.training.sharding:updating",
         "optimizer": "operant.training.sharding:DividedOptimizer",
+        "save": "operant.training.saved_learner:save",
+        "load": "operant.training.saved_learner:load",
     }
 )
-"""What the learners of some methods, or on several ranks, are made with, imported for these."""
+"""What only some learners need, by their method, on several ranks, or on disk; imported for these."""
 
 
 class Progress:

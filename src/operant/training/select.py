@@ -107,7 +107,9 @@ def select(
     tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
     if max_staleness is not None:
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
-    tally.merge(collect.of_failures(rollouts)).merge(games.of_games(rollouts))
+    tally.merge(collect.of_failures(rollouts))
+    if any("game" in rollout.info for rollout in rollouts):
+        tally.merge(games.of_games(rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 

@@ -1,7 +1,7 @@
 """Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -89,8 +89,7 @@ class GradientUpdate:
 
     def step(self, minibatch: Batch, sampling: Sampling, *, lr: float, shrink: float) -> None:
         """Move the weights once; the gradients of the minibatch are in place, and are to be multiplied by `shrink`."""
-        options = self.options["optimizer"]
-        apply(self.optimizer, options if self.own is not None else replace(options, lr=lr), shrink=shrink)
+        apply(self.optimizer, self.options["optimizer"], lr=lr, shrink=shrink)
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,7 @@ def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> De
     `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows.
     """
     modes = try_decoding(policy)
-    pooled = modes.pooled and plain_layers(policy.model, columns) is not None
+    pooled = modes.pooled and plain_layers(policy, columns) is not None
     if pooled and policy.device.type == "cuda":
         fixed = static(policy, rows, columns, moves=moves)
         if fixed is not None:
