@@ -426,8 +426,6 @@ def encode_prompt(
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
 
     `tools`: the functions that an answer may call, for the template.
-
-    Raises: OperantError if the tokenizer or its template is missing.
     """
     ids = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
     if isinstance(prompt, list) and len(ids) == len(prompt):

@@ -110,7 +110,6 @@ def chosen(given: object) -> dict[str, Mapping[str, Any]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
     given: names, separated by commas or in a list, or a mapping from names to options.
-    Raises: OperantError for anything else.
     """
     given = read(given)
     if given is None or isinstance(given, str):
@@ -128,10 +127,7 @@ def chosen(given: object) -> dict[str, Mapping[str, Any]]:
 
 
 def metric_names(given: object) -> dict[str, str]:
-    """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function.
-
-    Raises: OperantError if two are the same, or one is another metric of evaluations, such as `reward`.
-    """
+    """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function."""
     names: dict[str, str] = {}
     for full in chosen(given):
         name = full.rpartition(":")[2].rpartition(".")[2].replace("-", "_")
@@ -149,9 +145,6 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
     """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
 
     start: the model that a run begins from, for metrics with `reads_start` and no model of their own; None: none.
-
-    Raises: OperantError for an unknown name (with the nearest and the list), one that cannot be imported, an unknown
-    option, or a value that the metric refuses.
     """
     options, metrics = chosen(given), list[EvaluationMetric]()
     for name, full in metric_names(given).items():
@@ -198,7 +191,7 @@ def prepared(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task], *, alon
 
 
 def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Measured:
-    """Call the metrics. Raises: OperantError for one that raises, or returns something else than numbers."""
+    """Call the metrics."""
     of_replies: dict[str, list[float | None]] = {}
     of_all: dict[str, float] = {}
     for metric in metrics:

@@ -48,7 +48,6 @@ def with_states(
     Episodes are compared by the plain sum of their rewards: `extra` may have `discounted` [B, T], what `collate` has
     taken from those of turns that are not trained on. `scale`, `deviation`: as in `with_groups`, of both. A turn whose
     state no other turn of the group begins in has only the first.
-    Raises: OperantError for a rate outside 0..1, an `omega` below 0, or another `deviation`.
     """
     _check_rate(turn_gamma)
     if omega < 0:

@@ -82,8 +82,6 @@ class Ahead:
 
     n: number of steps. carry: tokens of a reply in a step; 0: all. per_step: tasks of a step. tasks_of: from the
     indices of tasks to what is attempted.
-    Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU; with `carry`, for a world of
-    more than one reply, and for an engine that cannot continue a reply.
     """
 
     def __init__(

@@ -214,7 +214,7 @@ def target_words(task: Task, field: str | None, what: str) -> list[str]:
 
 
 def of_several(name: str, chosen: str) -> Callable[[Sequence[float]], float]:
-    """The function that joins the values for several references. Raises: OperantError for an unknown one."""
+    """The function that joins the values for several references."""
     if chosen not in SEVERAL:
         raise OperantError(f"{name}: several={shown(chosen)}: of several references, take max or mean")
     return SEVERAL[chosen]

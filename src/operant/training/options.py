@@ -367,7 +367,7 @@ def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> No
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU if torch has one. Raises: OperantError if torch cannot use it."""
+    """The device of that name; `auto` is a GPU if torch has one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

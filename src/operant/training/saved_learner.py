@@ -163,7 +163,7 @@ def _is_object(value: object) -> bool:
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:
-    """The content of a learner's mark; None if there is none. Raises: OperantError for one that cannot be read."""
+    """The content of a learner's mark; None if there is none."""
     path = folder / MARK
     if not path.is_file():
         return None

@@ -20,7 +20,7 @@ SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (th
 
 
 def parse(select: str) -> tuple[str, float]:
-    """Kind (count, percent, group or above) and number of a selection. Raises: OperantError for another text."""
+    """Kind (count, percent, group or above) and number of a selection."""
     found = re.fullmatch(r"(top|group|above):([-+]?[\d.]+(?:e[-+]?\d+)?)(%?)", str(select))
     try:
         kind, number = (found[1] + found[3], float(found[2])) if found else ("", 0.0)
@@ -158,7 +158,7 @@ def _finite_scores(rollouts: list[Rollout], scores: Sequence[object]) -> list[To
 
 
 def _finite(score: Any, rollout: Rollout) -> Total:
-    """The score as a number, one number per action token, or None. Raises: OperantError for anything else."""
+    """The score as a number, one number per action token, or None."""
     if score is None:
         return None
     plain = score.tolist() if hasattr(score, "tolist") else score

@@ -94,10 +94,7 @@ class GradientUpdate:
 
 @dataclass(frozen=True)
 class OnePassOptions(UpdateOptions):
-    """Options of an update that uses each batch once.
-
-    Raises: OperantError for another number of epochs.
-    """
+    """Options of an update that uses each batch once."""
 
     epochs: int = bounded(1, at_least=1)
     """Passes over the batch in each training step: 1, because the loss has no ratio that corrects a second one."""

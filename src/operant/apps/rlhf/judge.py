@@ -34,7 +34,6 @@ class ModelJudge:
     is a user's message. words: the scale, the best one first; at an endpoint each is one token. gold: a file of
     labelled replies, as a reward model reads them: the log says before training how far the judge agrees. cache:
     a file of an endpoint's answers. batch: texts of a pass.
-    Raises: OperantError for a template without {reply} or with another field, fewer than two words, and a bad address.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class ModelJudge:
         """Of how many labels the judge thinks the same, and their number; a tie of its scores counts half.
 
         Of several replies to a prompt, each two with different labels are one; of a single one, good is a score above
-        a half. Raises: OperantError for a file without labels, or whose labels are all equal.
+        a half.
         """
         tasks = load_tasks(gold, with_replies=True, labelled=True)
         judged = [(_text(task.prompt), _text(reply), task.target) for task in tasks for reply in task.replies]
@@ -142,7 +141,7 @@ class ModelJudge:
 
 
 def _text(part: object) -> str:
-    """A prompt or a reply as text: of messages their contents. Raises: OperantError for token ids."""
+    """A prompt or a reply as text: of messages their contents."""
     if isinstance(part, str):
         return part
     if isinstance(part, list) and all(isinstance(message, dict) for message in part):

@@ -30,7 +30,6 @@ class RewardModel(ReadingPolicy):
     with standard deviation 1 / sqrt(D + 1) as in Ziegler et al. (2019), or a classifier with one label. normalise: set
     gain and bias before and after training on `labels`, the labelled replies, or on a file of replies, which should
     be those of the policy that is trained against it later; `none`: leave them. seed: of the new head.
-    Raises: OperantError for a folder that is no such model, or that has no tokenizer.
     """
 
     trained_by = "reward-model"
@@ -119,10 +118,7 @@ class RewardModel(ReadingPolicy):
         return torch.cat([self.scores(rows[i : i + batch]) for i in range(0, len(rows), batch)]).tolist()
 
     def calibrate(self, rows: Sequence[list[int]]) -> None:
-        """Set gain and bias so that the scores of these rows have mean 0 and variance 1.
-
-        Raises: OperantError if all scores are equal.
-        """
+        """Set gain and bias so that the scores of these rows have mean 0 and variance 1."""
         found = torch.tensor(self.scores_of(rows), dtype=torch.float64)
         mean, spread = found.mean(), found.std(correction=0)
         rounding = 1e-6 * float(found.abs().max())  # equal rows of one batch may differ by that
