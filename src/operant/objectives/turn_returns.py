@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from operant.objectives.advantages import episode_index, gae, gather, group_relative, scatter, with_groups
-from operant.objectives.turns import Turns
+from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter, with_groups
 from operant.types import Batch, OperantError
 
 
