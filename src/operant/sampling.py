@@ -448,8 +448,13 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], *, prompting: bool, t
     return _templated(tokenizer, messages, prompting, tools=tools, tokenize=False)
 
 
+def template_of(tokenizer: object) -> str | None:
+    """The chat template of a tokenizer; None if it has none."""
+    return getattr(tokenizer, "chat_template", None)
+
+
 def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) -> Any:
-    if not getattr(tokenizer, "chat_template", None):
+    if not template_of(tokenizer):
         raise OperantError(
             "the task is a list of messages, and the tokenizer has no chat template: "
             "give text, or a template (--model.chat-template, docs/recipes.md)"

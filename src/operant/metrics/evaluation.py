@@ -25,9 +25,9 @@ from operant.metrics.passes import numbers_in
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
 from operant.sandbox.reward_call import as_list
-from operant.text_scores import OF_ALL, SCORES, check_tasks, prepare, references
+from operant.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
-from operant.types import OperantError, Rollout, Task, describe_error, shown
+from operant.types import OperantError, Rollout, Task, describe_error, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class EvaluationMetric:
 
     def check(self) -> None:
         """Load what the metric needs. Raises: OperantError for what is missing."""
-        if callable(check := getattr(self.made, "check", None)):
-            check()
+        with_defaults(self.made, RewardBase).check()
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
                 f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class"
             )
         group = f"evaluation.metrics.{name}"
-        own = {"model": start} if start and getattr(found, "reads_start", False) else {}
+        own = {"model": start} if start and with_defaults(found, RewardBase).reads_start else {}
         named = {group: Factory(found, skip=int(not inspect.isclass(found)))}
         own = compose(named, {group: own | {**options[full]}})[group]
         made, measure = found, partial(found, **own)

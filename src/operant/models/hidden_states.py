@@ -133,9 +133,14 @@ class HiddenStates(nn.Module):
         return batch if all(a is b for a, b in pairs) else batch.with_(states=None)
 
     @property
+    def generation(self) -> object:
+        """transformers' generation config of the model; None if it has none."""
+        return getattr(self.model, "generation_config", None)
+
+    @property
     def start_token(self) -> int:
         """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
-        configs = (self.config, getattr(self.model, "generation_config", None))
+        configs = (self.config, self.generation)
         named = (getattr(config, "decoder_start_token_id", None) for config in configs)
         start = next((token for token in named if token is not None), None)
         if start is None:

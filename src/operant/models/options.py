@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from operant.bounds import bounded, check_bounds
-from operant.models.safe_loading import LanguageModel
+from operant.models.safe_loading import LanguageModel, is_quantised
 from operant.types import OperantError, require
 
 SHORT = 256
@@ -83,7 +83,7 @@ def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
     """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
     fuse_activations(model)
     look_up_directly(model)
-    if precision != "bfloat16" or getattr(model, "is_quantized", False):  # a quantised one is loaded in its precision
+    if precision != "bfloat16" or is_quantised(model):  # a quantised one is loaded in its precision
         return model  # in float32 or float64, as it was loaded
     return model.to(torch.bfloat16)
 

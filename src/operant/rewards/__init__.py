@@ -40,6 +40,7 @@ __all__ = [
     "check",
     "close",
     "compared_with_greedy",
+    "described_parts",
     "every_part",
     "held_out",
     "judge",

@@ -53,7 +53,7 @@ class KeptWeights:
     """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
 
     def __init__(self, policy: Policy, count: int):
-        values = getattr(policy, "value_head", None) is not None
+        values = policy.value_head is not None
         self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
         self.versions = set[int]()
 

@@ -203,6 +203,11 @@ class MasterSGD(MasterWeights, torch.optim.SGD):
     """SGD, with or without momentum."""
 
 
+def masters(optimizer: torch.optim.Optimizer | None) -> list[tuple[Tensor, Tensor]]:
+    """Each 16-bit parameter of an optimizer, and its master weight."""
+    return optimizer.pairs if isinstance(optimizer, MasterWeights) else []
+
+
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """The gradients of all parameters that have one."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -20,7 +20,7 @@ from operant.import_by_name import find_function
 from operant.models.loading import load_policy
 from operant.models.policy import Policy
 from operant.sampling import Sampling, counter, encode_prompt, reply_text
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, name_of, shown
 
 TEMPLATE = '{prompt} "{sentence}" "'
 
@@ -165,7 +165,7 @@ class Rewriter:
         """What the function answers, `samples` texts for each pair. Raises: OperantError as a call."""
         function: Any = self.function
         texts = [self.template.render(*pair) for pair in pairs for _ in range(samples)]
-        name = f"style transfer: the task model {getattr(function, '__name__', type(function).__name__)}"
+        name = f"style transfer: the task model {name_of(function)}"
         answers = ask(lambda texts: list(function(texts)), texts, name) if texts else []
         if not all(isinstance(text, str) for text in answers):
             raise OperantError(f"{name} returned {shown(answers)}; it must return a text for each")

@@ -16,6 +16,7 @@ import torch
 
 from operant.data import load_tasks
 from operant.engines.completions import Completions
+from operant.sampling import template_of
 from operant.text_scores.perplexity import Perplexity
 from operant.types import OperantError, Rollout, shown
 
@@ -130,7 +131,7 @@ class ModelJudge:
     def _by_model(self, texts: Sequence[str], words: Sequence[str]) -> list[list[float]]:
         assert self._local is not None  # otherwise an endpoint is asked
         self._local.check()
-        chat = getattr(self._local.policy.tokenizer, "chat_template", None)
+        chat = template_of(self._local.policy.tokenizer)
         asked: list[tuple[Any, str]] = [
             ([{"role": "user", "content": text}], word) if chat else (text, f" {word}")
             for text in texts

@@ -17,7 +17,7 @@ from torch import Tensor
 from operant.apps.rlhf import judged_labels
 from operant.models.base import ReadingPolicy
 from operant.models.model_passes import BIAS, GAIN
-from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer
+from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer, positions_of
 from operant.sampling import Sampling
 from operant.storage.hub import find_model
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -72,7 +72,7 @@ class RewardModel(ReadingPolicy):
             raise OperantError(f"policy.trunk={trunk!r}: {folder} has no tokenizer, which a reward model needs")
         config = network.config.get_text_config()
         self.vocabulary = config.vocab_size
-        positions = getattr(config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        positions = positions_of(config) or self.tokenizer.model_max_length
         if "roberta" in config.model_type or config.model_type == "camembert":
             positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
         self.context = min(positions, self.tokenizer.model_max_length)
