@@ -25,7 +25,7 @@ from toys import bare_logprobs, letters, lm
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
-from operant.rewards import weighted
+from operant.rewards.combine import weighted
 from operant.rewards.isolated import isolated
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate

@@ -15,7 +15,8 @@ from scored import fixed, rollout_of
 from tokenizers_of_words import WORDS, tokenizer_of
 
 from operant.models.model_passes import batches
-from operant.rewards import check, judge, minus_query, resolve, weighted
+from operant.rewards import check, judge, resolve
+from operant.rewards.combine import minus_query, weighted
 from operant.rewards.shaping import (
     RunningMoments,
     ScoreOptions,

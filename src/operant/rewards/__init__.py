@@ -30,7 +30,6 @@ from typing import Any, cast
 from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
-from operant.rewards.combine import PrefixGain, minus_query, weighted
 from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metrics
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
@@ -40,15 +39,14 @@ from operant.types import OperantError, RewardFn, Task, describe_error, shown, t
 __all__ = [
     "NAMES",
     "Judged",
-    "PrefixGain",
     "check",
     "close",
     "compared_with_greedy",
+    "described_parts",
     "every_part",
     "held_out",
     "judge",
     "keep_in",
-    "minus_query",
     "name_of",
     "parts_of",
     "prepare",
@@ -56,7 +54,6 @@ __all__ = [
     "resolve",
     "reward_metrics",
     "totals",
-    "weighted",
 ]
 
 
@@ -131,6 +128,8 @@ NAMES = {
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
+SUM = BuiltIn("operant.rewards.combine:weighted")
+"""What a mapping of weights stands for."""
 
 
 def factory(spec: object) -> Factory | None:
@@ -183,7 +182,7 @@ def resolve(
         names = [name_of(reward) for reward in rewards.values()]
         # A part has the name of its reward, or its whole spec if two rewards share a name.
         unique = [name if names.count(name) == 1 else str(part) for name, part in zip(names, rewards)]
-        return weighted({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
+        return SUM.make({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
     made = factory(spec) or Factory(lambda: None)

@@ -127,7 +127,7 @@ def build(
     probed = (held_out or room)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
-    notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
+    notes = tuple(note for judge in judges for part in rewards.described_parts(judge) for note in part.notes)
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     notes = (*of_rows, *notes)

@@ -26,7 +26,7 @@ from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
-from operant.training import best
+from operant.training import select
 from operant.training.options import LearnerOptions, checked_options, option_names, own_options, schema, with_base
 from operant.types import EnvBase, OperantError, require, shown, with_defaults
 
@@ -371,7 +371,7 @@ def _check_together(config: Config) -> None:
     if train.reward is None and train.replies is None and algorithm.source != "data" and judged:
         pays = train.env is not None and with_defaults(named_parts.found("env", train.env), EnvBase).pays
         if not pays and not algorithm.needs.reward:
-            raise OperantError(best.unscored_selection(selects, train.algorithm))
+            raise OperantError(select.unscored_selection(selects, train.algorithm))
         if not pays:
             raise OperantError(
                 "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
@@ -381,7 +381,7 @@ def _check_together(config: Config) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    kind, number = ("", 0.0) if selects is None else best.parse(selects)
+    kind, number = ("", 0.0) if selects is None else select.parse(selects)
     of_replies = config.learner["learner"].select_unit == "episode"
     if kind == "count" and of_replies and number > train.batch:
         raise OperantError(

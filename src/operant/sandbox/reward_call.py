@@ -11,11 +11,11 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant.import_by_name import find_function
-from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
+from operant.sandbox.serialise import answer_to_plain, rollout_from_plain
 from operant.types import Judgement, OperantError, Rollout
 
 GIVEN = ("prompts", "completions", "completion_ids")
@@ -86,6 +86,12 @@ class _Log:
         lines = ["\n".join(row) for row in rows] or [""] * len(answers or ())
         pairs = zip(answers or (), lines)
         return None if answers is None else [Judgement(x, dict(self.metrics), message=line) for x, line in pairs]
+
+
+def as_list(returned: object) -> list[Any] | None:
+    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
+    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
+    return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
 def waits(reward: object) -> bool:
