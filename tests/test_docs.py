@@ -139,13 +139,13 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_pages_that_sources_name_exist() -> None:
-    """In docstrings, error sentences, recipes and the notebook; and the README leads to every page."""
+    """In docstrings, error sentences, recipes and the notebook; and the first page leads to every other."""
     folders = ("src/operant", "benchmarks", "recipes", "tests")
     texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
     named = {name for path in texts for name in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8"))}
     assert {name for name in named if not (ROOT / name).is_file()} == set()
-    led = {target for target in re.findall(r"\]\((docs/[\w-]+\.md)", read("README.md"))}
-    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - led == set()
+    led = {target for target in re.findall(r"^- \[[^\]]+\]\(([\w-]+\.md)\)", read("docs/index.md"), re.MULTILINE)}
+    assert {path.name for path in ROOT.glob("docs/*.md")} - led == {"index.md"}
 
 
 def test_some_test_runs_the_snippets_of_every_page() -> None:
