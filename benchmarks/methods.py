@@ -1,8 +1,8 @@
 """What each method needs to a threshold, on sums and on Countdown: `python -m benchmarks.methods`.
 
-Protocol. Every run is the recipe `arithmetic` or `countdown` from `builtin:maths-lm`: steps of 1,024 (512) replies, 8 to
-each prompt, eight (four) updates of 128 replies, each used once, a constant rate of 3e-4 after 3 steps of warm-up, no
-KL, right or wrong as the reward. A method brings its own loss, advantage, baseline and draws; `METHODS` holds the
+Protocol. Every run is the recipe `arithmetic` or `countdown` from `builtin:maths-lm`: steps of 1,024 (512) replies, 8
+to each prompt, eight (four) updates of 128 replies, each used once, a constant rate of 3e-4 after 3 steps of warm-up,
+no KL, right or wrong as the reward. A method brings its own loss, advantage, baseline and draws; `METHODS` holds the
 options that are not its defaults. Every 4 steps, one reply to each of 1,024 held-out problems is judged. A run ends
 when the share of right ones is at least the threshold, 0.60 (0.45), or after 60 steps.
 
