@@ -23,7 +23,8 @@ from rigs import on_ranks
 from toys import letters, lm
 
 from operant import OperantError, Rollout, Task, Turn, distributed, isolated, train
-from operant.rewards import judge, minus_query, resolve, weighted
+from operant.rewards import judge, resolve
+from operant.rewards.combine import minus_query, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import isolated_parts, under
 from operant.runs.scored_rollouts import join_judgements, play_and_score

@@ -446,7 +446,7 @@ class Grumpy:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
 def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
-    from operant.rewards import weighted
+    from operant.rewards.combine import weighted
 
     def reward(**given):
         made = wrap(Grumpy(**given))

@@ -66,6 +66,7 @@ RUN = {
     "benchmarks/loss_and_reward.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
+    "benchmarks/trl_script.py": [*"--seeds 1 --steps 1 --ours".split()],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
     "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels"],
     "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],

@@ -1,6 +1,7 @@
 """Whole runs: a reward that fails once, resuming, evaluation apart from training, presets, and what is logged."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
-from operant.runs.notes import idle
+from operant.runs.notes import high_rate, idle
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):
@@ -319,3 +320,22 @@ def test_an_option_that_nothing_reads_is_said(method, given, needed):
     (note,) = idle(configure(options))
     name, value = list(given.items())[-1]
     assert f"{name}={value} without {needed}: nothing reads it" in note
+
+
+@pytest.mark.parametrize(
+    ("millions", "rate", "method", "usual"),
+    [
+        (124, 3e-4, "ppo", "1e-05, about the usual rate of 124M"),
+        (124, 1e-5, "ppo", None),
+        (5.3, 3e-4, "grpo", None),
+        (5.3, 3e-3, "grpo", "3e-04, about the usual rate of 5.3M"),
+        (7000, 1e-5, "rloo", "1e-06, about the usual rate of 7e+03M"),
+        (124, 3e-4, "sft", None),
+    ],
+)
+def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usual):
+    weights = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(int(millions * 1e6), device="meta"))])
+    learner = SimpleNamespace(policy=SimpleNamespace(model=weights), algorithm=find(method))
+    given = {"algorithm": method, "tasks": "x.txt", "optimizer.lr": rate} | REWARDED[find(method).source != "data"]
+    said = high_rate(configure(given), learner)
+    assert [usual in note for note in said] == [True] * (usual is not None)

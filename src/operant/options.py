@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.types import OperantError, shown
+from operant.types import OperantError, name_of, shown
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         if name := next((name for name in needed if name not in picked[group]), None):
             why = "it has no default"
             if isinstance(made, Factory):
-                called = getattr(made.make, "__name__", type(made.make).__name__)
+                called = name_of(made.make)
                 passed = [*inspect.signature(made.make).parameters][: made.skip]
                 gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
                 why = f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into "
