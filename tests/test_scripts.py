@@ -65,6 +65,7 @@ RUN = {
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
     "benchmarks/loss_and_reward.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
+    "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/trl_script.py": [*"--seeds 1 --steps 1 --ours".split()],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
