@@ -53,7 +53,7 @@ MADE_FROM_CODE = (
     "chat file",
 )
 """Blocks that state what the code says, and no measurement."""
-DRAWN = {"policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
+DRAWN = {"foreign", "policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
 """Figures whose script takes the name of the file."""
 BLOCK = re.compile(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->(?=([^<]{0,400}))", re.DOTALL)
 """A generated part: its mark, its text, and the text behind it."""
