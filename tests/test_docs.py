@@ -42,6 +42,7 @@ time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/
 time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
 game_log gradients/*""".split()
 MADE_FROM_CODE = (
+    "foreign",
     "presets",
     "metrics",
     "options",
@@ -53,7 +54,7 @@ MADE_FROM_CODE = (
     "chat file",
 )
 """Blocks that state what the code says, and no measurement."""
-DRAWN = {"foreign", "policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
+DRAWN = {"policy_gradients": ["policy-gradients.svg"], "architecture": ["architecture.svg"]}
 """Figures whose script takes the name of the file."""
 BLOCK = re.compile(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->(?=([^<]{0,400}))", re.DOTALL)
 """A generated part: its mark, its text, and the text behind it."""
