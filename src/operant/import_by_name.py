@@ -16,12 +16,13 @@ from operant.types import OperantError, describe_error, shown
 
 
 class Lazy(UserDict[str, Any]):
-    """Objects by name, each written as "operant.module:object", which is imported when it is first looked up."""
+    """Objects by name, each written as "operant.module:object", or modules, imported when they are first looked up."""
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
         if isinstance(found, str):
-            found = self.data[name] = find("part", *found.split(":"))
+            place, _, inside = found.partition(":")
+            found = self.data[name] = find("part", place, inside) if inside else importlib.import_module(place)
         return found
 
 

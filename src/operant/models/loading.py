@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from operant.import_by_name import nearest
-from operant.models import adapters, output_mlp, soft_prompt
-from operant.models import lora as loras
+from operant.import_by_name import Lazy, nearest
+from operant.models import adapters
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.base import POLICIES, PolicyBase
-from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
-from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import (
@@ -33,7 +31,6 @@ from operant.models.safe_loading import (
     load_tokenizer,
     unlike,
 )
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
@@ -66,9 +63,12 @@ def load_policy(
     damaged critic.
     """
     device = torch.device(device)
-    loras.check(lora, device)
-    soft_prompt.check(soft, lora, options)
-    output_mlp.check(mlp, lora, soft, options)
+    if lora.on or lora.quantise != "none":
+        BESIDE["lora"].check(lora, device)
+    if soft.on:
+        BESIDE["PROMPT_TUNING"].check(soft, lora, options)
+    if mlp.on:
+        BESIDE["OUTPUT_MLP"].check(mlp, lora, soft, options)
     parts = (lora, soft, mlp)
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
@@ -81,7 +81,8 @@ def load_policy(
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
-        model, tokenizer = loras.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
+        model = BESIDE["lora"].unwrapped(name) if adapters.adapted(name) else name
+        tokenizer = tokenizer or getattr(name, "tokenizer", None)
         model = _adapted(model, parts, tokenizer, None, seed)
         return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
@@ -107,7 +108,8 @@ def load_policy(
                 "soft_prompt.tokens and output_mlp.width out"
             )
         base = _find_base(folder)
-        kind = ALONE.get(adapters.read_config(folder).get("peft_type"))
+        peft_type = adapters.read_config(folder).get("peft_type")
+        kind = BESIDE[str(peft_type)] if peft_type in ALONE else None
         if kind is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
@@ -116,7 +118,8 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, loras.quantisation(lora.quantise, options.dtype, device))
+    how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
+    model = load_model(base, options.dtype, how)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)
@@ -124,18 +127,18 @@ def load_policy(
     return _with_critic(model, tokenizer, value, folder, options)
 
 
-class Alone(Protocol):
-    """The module of adapters that are trained alone, and cannot be merged into the model."""
-
-    def find(self, model: LanguageModel) -> adapters.TrainedPart | None: ...
-    def attach_saved(self, model: LanguageModel, folder: Path) -> LanguageModel: ...
-    def save(self, model: LanguageModel, folder: Path) -> Path: ...
-
-
 Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
 """Of which at most one is on."""
-ALONE: dict[object, Alone] = {soft_prompt.KIND: soft_prompt, output_mlp.KIND: output_mlp}
-"""By the `peft_type` of their folders. All others are LoRA's."""
+BESIDE = Lazy(
+    {
+        "lora": "operant.models.lora",
+        "PROMPT_TUNING": "operant.models.soft_prompt",
+        "OUTPUT_MLP": "operant.models.output_mlp",
+    }
+)
+"""The modules of what is trained beside a model, imported for such models."""
+ALONE = ("PROMPT_TUNING", "OUTPUT_MLP")
+"""The `peft_type` of those that are trained alone, and cannot be merged. All other folders of adapters are LoRA's."""
 
 
 def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> LanguageModel:
@@ -143,16 +146,18 @@ def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | Non
     lora, soft, mlp = parts
     if not any(part.on for part in parts):
         return model
-    if loras.adapted(model) or any(kind.find(model) is not None for kind in ALONE.values()):
+    if adapters.adapted(model) or adapters.find(model, adapters.TrainedPart) is not None:
         raise OperantError(
             "the model already has an adapter, soft prompt or MLP, which is trained further: leave lora.rank, "
             "lora.adapter, soft_prompt.tokens and output_mlp.width out"
         )
     if mlp.on:
-        return output_mlp.attach(model, output_mlp.first_layers(model, mlp, seed), name)
+        kind = BESIDE["OUTPUT_MLP"]
+        return kind.attach(model, kind.first_layers(model, mlp, seed), name)
     if soft.on:
-        return soft_prompt.attach(model, soft_prompt.first_vectors(model, soft, tokenizer, seed), name)
-    return loras.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+        kind = BESIDE["PROMPT_TUNING"]
+        return kind.attach(model, kind.first_vectors(model, soft, tokenizer, seed), name)
+    return BESIDE["lora"].adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
 
 
 def _find_base(folder: Path) -> Path:
@@ -246,8 +251,8 @@ def export(
         atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
     if isinstance(policy, PolicyBase):
         policy.export(folder)
-    if loras.adapted(policy.model):
-        loras.save(policy.model, folder / "adapter")
+    if adapters.adapted(policy.model):
+        BESIDE["lora"].save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
@@ -325,14 +330,13 @@ def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> 
     A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format. untied: an output
     layer that is tied to the embeddings is written, too.
     """
-    for kind in ALONE.values():
-        if kind.find(model) is not None:
-            kind.save(model, folder)
-            return
-    if loras.adapted(model):
+    if (part := adapters.find(model, adapters.TrainedPart)) is not None:
+        BESIDE[part.kind].save(model, folder)
+        return
+    if adapters.adapted(model):
         if is_quantised(model):
-            model = loras.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
-        model = loras.merged(model)
+            model = BESIDE["lora"].transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
+        model = BESIDE["lora"].merged(model)
     head, state = model.get_output_embeddings(), None
     if untied and head.weight is model.get_input_embeddings().weight:
         name = next(name for name, module in model.named_modules() if module is head)

@@ -13,10 +13,8 @@ import torch
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
 from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Lazy
-from operant.models.lora import LoraOptions
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
-from operant.models.output_mlp import OutputMlpOptions
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.metrics import collect, games
+from operant.import_by_name import Lazy
+from operant.metrics import collect
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
 from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
 
+OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
+"""Imported for steps of games."""
 SELECTED = ("episode", "turn")
 """What a selection of the best (`training.best`) keeps or leaves out."""
 SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
@@ -109,7 +112,7 @@ def select(
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts))
     if any("game" in rollout.info for rollout in rollouts):
-        tally.merge(games.of_games(rollouts))
+        tally.merge(OF_GAMES["metrics"](rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 

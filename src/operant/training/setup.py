@@ -7,9 +7,8 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
-from operant.models import output_mlp
 from operant.models.base import POLICIES, PolicyBase
-from operant.models.loading import load_policy, load_reference
+from operant.models.loading import BESIDE, load_policy, load_reference
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
@@ -64,12 +63,12 @@ def make_copies(
         rules |= {} if mask.by == "policy" else {"mask": mask.rule if mask.by == "copy" else "frozen"}
     copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
     if mask is not None and mask.by == "model":
-        if output_mlp.find(policy.model) is None:
+        if BESIDE["OUTPUT_MLP"].find(policy.model) is None:
             raise OperantError(
                 "mask.by=model: the policy has no MLP behind a frozen model, which could say what is likely; set "
                 "output_mlp.width, or use mask.by=copy"
             )
-        output_mlp.detach(copies["mask"].policy.model)
+        BESIDE["OUTPUT_MLP"].detach(copies["mask"].policy.model)
     rate = options["teacher"].rate if "teacher" in options else 0.0
     follows = ("polyak", rate) if rate else "frozen"
     return load_reference(reference, policy, follows) if has_reference else None, copies
