@@ -229,8 +229,7 @@ def stopped(out, after, **given):
             break
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("batch", [2, 16])
+@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
 def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
     stopped(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)

@@ -14,7 +14,9 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -222,6 +224,11 @@ def parse(text: str, what: str) -> Any:
 
     Raises: OperantError that begins with `what`.
     """
+    return deepcopy(_parsed(text, what))
+
+
+@lru_cache(64)  # a run reads its config several times, and the reader that is safe for any file is slow
+def _parsed(text: str, what: str) -> object:
     import yaml
 
     loader, size = yaml.SafeLoader(""), 0.0

@@ -6,6 +6,7 @@
     resolve("runs/reward-model")                              # a reward model that was trained; or reward_model:NAME
     resolve("my_rewards:politeness")                          # a function of your own
     resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
+    resolve([accuracy, brevity])                              # a sum
     resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
     resolve(lambda rollouts: [len(r.reply) for r in rollouts])
     resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
@@ -19,6 +20,7 @@ answer.
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -160,14 +162,19 @@ def factory(spec: object) -> Factory | None:
 
 
 def resolve(
-    spec: RewardFn | str | Mapping[Any, object] | None, options: Mapping[str, object] | None = None
+    spec: RewardFn | str | Mapping[Any, object] | Sequence[Any] | None, options: Mapping[str, object] | None = None
 ) -> RewardFn:
-    """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
+    """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, {spec: weight}, or a
+    list of these, which are added.
 
     options: those of the reward, as `factory` describes them. Of several rewards each may have its own:
     {spec: {"weight": 0.5, option: value}}. Models and packages are loaded later, by `check(reward)`.
     Raises: OperantError for an unknown name or option, with the nearest known one.
     """
+    if isinstance(spec, (list, tuple)) and spec:
+        if odd := [part for part in spec if not callable(part) and not isinstance(part, str)]:
+            raise OperantError(f"reward {shown(odd[0])} in a list of rewards: give functions or names")
+        spec = spec[0] if len(spec) == 1 else {part: float(times) for part, times in Counter(spec).items()}
     if isinstance(spec, Mapping):
         shares = {part: dict(own) if isinstance(own, Mapping) else {"weight": own} for part, own in spec.items()}
         weights = {part: share.pop("weight", 1.0) for part, share in shares.items()}

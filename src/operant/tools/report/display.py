@@ -1,6 +1,7 @@
 """What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -157,12 +158,18 @@ def diagnosis(path: Path) -> tuple[str, list[Finding]]:
 
 def print_diagnosis(path: Path) -> None:
     """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
-    sentence, findings = diagnosis(path)
+    print_findings(*diagnosis(path))
+
+
+def print_findings(
+    sentence: str, findings: Sequence[Finding], remedy: Callable[[Finding], str] = lambda finding: finding.remedy
+) -> None:
+    """Print a verdict, then each finding with its cause and remedy."""
     print(plain(sentence))
     for finding in findings:
         print(plain(f"  {finding.level}: {finding.message}"))
         print(plain(f"    cause:  {finding.cause}"))
-        print(plain(f"    remedy: {finding.remedy}"))
+        print(plain(f"    remedy: {remedy(finding)}"))
 
 
 def _stopped(run: Run) -> str:
