@@ -47,10 +47,11 @@ SOMETIMES = Lazy(
         "optimizer": "operant.training.sharding:DividedOptimizer",
         "bundle": "operant.training.refused_step:write",
         "save": "operant.training.saved_learner:save",
+        "external": "operant.rollouts.external:to_rollouts",
         "load": "operant.training.saved_learner:load",
     }
 )
-"""What only some learners need, by their method, on several ranks, or on disk; imported for these."""
+"""What only some learners need, by their method, on several ranks, from elsewhere, or on disk; imported for these."""
 
 
 def name_of_model(model: object) -> str | None:
