@@ -350,6 +350,12 @@ class EnvBase:
     """Restores what `state_dict` has returned."""
 
 
+def as_list(returned: object) -> list[Any] | None:
+    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
+    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
+    return list(returned) if isinstance(returned, Iterable) and not single else None
+
+
 def name_of(thing: object) -> str:
     """The name of a reward or world in metrics and messages."""
     return getattr(thing, "__name__", None) or type(thing).__name__

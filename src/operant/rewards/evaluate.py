@@ -20,10 +20,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
-from operant.sandbox.reward_call import as_list
 from operant.sandbox.serialise import FIELDS, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, as_list, describe_error, name_of, shown
 
 Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]

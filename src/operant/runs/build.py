@@ -10,6 +10,7 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.demonstrations import Demonstrations, WholeTexts
 from operant.data.recorded import RecordedReplies, read_recorded
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import EVERY, left_out
@@ -22,7 +23,6 @@ from operant.models.policy import Policy
 from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
-from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.config import Config, opened, option_of_error
 from operant.runs.evaluate import Evaluator, Probes

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from operant import distributed, rewards
+from operant.data.demonstrations import Demonstrations
 from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
-from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.learner import Learner

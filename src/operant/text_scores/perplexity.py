@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from operant.data.demonstrations import Demonstrations
 from operant.models.loading import load_policy
 from operant.models.model_passes import batches
-from operant.rollouts.demonstrations import Demonstrations
 from operant.types import Batch, Message, OperantError, Rollout, Task
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
-from operant.rollouts.demonstrations import Demonstrations
+from operant.data.demonstrations import Demonstrations
 from operant.storage.hub import find_model
 from operant.types import OperantError, Task, shown
 

@@ -20,9 +20,9 @@ import torch
 from operant import machine
 from operant.algorithms import find
 from operant.data import load_tasks
+from operant.data.demonstrations import Demonstrations
 from operant.rewards import NAMES as BUILT_IN
 from operant.rewards import parts_of, resolve
-from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.sampling import encode_prompt
