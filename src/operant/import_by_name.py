@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError, describe_error, shown
+from operant.types import OperantError, describe_error, require, shown
 
 
 class Lazy(UserDict[str, Any]):
@@ -136,8 +136,7 @@ def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:
 def find_function(what: str, place: str, name: str, known: Sequence[str] = ()) -> Callable[..., Any]:
     """As `find`, for a function or another callable. Raises: OperantError also for an object that is none."""
     found = find(what, place, name, known)
-    if not callable(found):
-        raise OperantError(f"{what} '{place}:{name}' is of type {type(found).__name__}; name a function or a class")
+    require(callable(found), f"{what} '{place}:{name}' is of type {type(found).__name__}; name a function or a class")
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -499,8 +499,7 @@ def check_prompts(policy: Any, prompts: Sequence[list[int]], sampling: Sampling)
     """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not."""
     sampling.check_ids(policy.vocabulary)
     for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
+        require(prompt, f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
         check_ids(prompt, policy.vocabulary, f"prompt {i}")
         if (why := policy.misfit(len(prompt), sampling.max_tokens)) is not None:
             raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")

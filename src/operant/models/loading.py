@@ -34,7 +34,7 @@ from operant.models.safe_loading import (
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
@@ -315,8 +315,7 @@ def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options:
 def load_own_weights(policy: Any, folder: str | Path) -> None:
     """Load the trained weights of an export of the same policy, in place."""
     path = Path(folder) / WEIGHTS
-    if not path.is_file():
-        raise OperantError(f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
+    require(path.is_file(), f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
     weights, own = load_tensors(path), _own_weights(policy.model)
     if odd := ", ".join(unlike(weights, own)[:3]):
         raise OperantError(f"{path} has other weights than this policy ({odd}): make it with the same options")
@@ -373,8 +372,7 @@ def _load_head(policy: Policy, folder: Path) -> None:
     """Load the value head."""
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
-    if not path.exists():
-        raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
+    require(path.exists(), f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
     if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
         weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}

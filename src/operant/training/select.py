@@ -13,7 +13,7 @@ from operant.metrics import collect
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
-from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
+from operant.types import Batch, OperantError, Rollout, Total, Turn, require, shown, totals
 
 OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
 """Imported for steps of games."""
@@ -148,8 +148,7 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     """Select all demonstrations, which have no scores. Raises: OperantError on every rank if there are none."""
-    if not distributed.total_float(float(len(rollouts))):
-        raise OperantError("no replies to train on: the lists are empty")
+    require(distributed.total_float(float(len(rollouts))), "no replies to train on: the lists are empty")
     count = len(rollouts)
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 

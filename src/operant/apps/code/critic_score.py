@@ -17,7 +17,7 @@ from torch import Tensor
 from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
 from operant.data.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,7 @@ class CriticScore:
     """
 
     def __init__(self, path: str, *, batch: int = 32, device: str | None = None):
-        if batch < 1:
-            raise OperantError(f"critic {path!r}: batch={batch} must be at least 1")
+        require(batch >= 1, f"critic {path!r}: batch={batch} must be at least 1")
         self.path, self.batch = path, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._critic: OutcomeCritic | None = None

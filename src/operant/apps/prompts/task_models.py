@@ -29,7 +29,7 @@ from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
 from operant.models.safe_loading import architectures_of, is_encoder_decoder, load_config, load_tokenizer
 from operant.storage.hub import find_model
-from operant.types import OperantError, describe_error, name_of, shown
+from operant.types import OperantError, describe_error, name_of, require, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -270,8 +270,7 @@ class TransformerTaskModel(TaskModel):
                 f"the tokenizer of {name} has neither a mask token nor {SENTINEL}: leave {{mask}} out, and the decoder "
                 "answers with its first token"
             )
-        if why:
-            raise OperantError(f"template {shown(template.text)}: {why}")
+        require(not why, f"template {shown(template.text)}: {why}")
         self.word_ids(words)
 
     def word_ids(self, words: Sequence[str]) -> list[int]:

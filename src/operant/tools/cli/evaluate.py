@@ -44,7 +44,7 @@ from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, shown
+from operant.types import Engine, OperantError, require, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -97,8 +97,7 @@ def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
 
 def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Read the options, of which those of sampling are left; what is missing is that of the first run."""
-    if not words:
-        raise OperantError("expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
+    require(words, "expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
     if len(set(words)) < len(words):
         raise OperantError("a model is named twice: its replies to the same task would be the same ones")
     run = run_options(words[0])

@@ -31,7 +31,7 @@ from operant.sampling import Sampling
 from operant.tools.cli.arguments import as_spec, new_file
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -126,8 +126,7 @@ def as_chat(prompt: Any) -> Any:
 def counted(options: dict[str, Any], name: str, default: int) -> int:
     """Take a number of at least 1 out of the options."""
     number = convert(options.pop(name, default), int, name)
-    if number < 1:
-        raise OperantError(f"--{name.replace('_', '-')} {number}: it must be at least 1")
+    require(number >= 1, f"--{name.replace('_', '-')} {number}: it must be at least 1")
     return number
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from operant.data.forms import place_of
 from operant.data.replies import pair_of, scores_of
 from operant.data.sources import read
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 KINDS = {"pick": "best", "rank": "ranks", "rate": "ratings", "good": "good"}
 """What labellers are asked for, and the field of an answer that holds it."""
@@ -85,8 +85,7 @@ def read_items(path: str | Path) -> list[Item]:
     except OperantError as error:
         raise OperantError(str(error).replace("tasks: ", "", 1)) from error
     found = items_of((row, f"{path}, {place_of(number)}") for number, row in rows)
-    if not found:
-        raise OperantError(f"{path} has no rows; each has a prompt and its replies: docs/rlhf.md shows the forms")
+    require(found, f"{path} has no rows; each has a prompt and its replies: docs/rlhf.md shows the forms")
     return found
 
 

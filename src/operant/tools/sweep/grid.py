@@ -22,7 +22,7 @@ from operant import options as named
 from operant.runs.config import config_schema, load_recipe, named_in
 from operant.runs.named_parts import flattened
 from operant.sampling import counter
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 LONGEST = 120
 """Maximum length of a folder's name in characters; a longer one is cut and ends in a hash."""
@@ -120,8 +120,7 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
             fixed[name] = canonical(name, text, kind)
         else:
             axes.append(Axis(name, tuple(dict.fromkeys(canonical(name, item, kind) for item in items))))
-    if not axes:
-        raise OperantError("nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
+    require(axes, "nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
     return axes, fixed
 
 
@@ -132,8 +131,7 @@ def _range(name: str, text: str, kind: Any) -> Range | None:
         return None
     whole = float not in (kind, *typing.get_args(kind))
     ends = [named.convert(end, int if whole else float, name) for end in (low, high)]
-    if ends[0] >= ends[1]:
-        raise OperantError(f"{name}={text}: a range goes from a lower to a higher number")
+    require(ends[0] < ends[1], f"{name}={text}: a range goes from a lower to a higher number")
     return Range(ends[0], ends[1], whole)
 
 
