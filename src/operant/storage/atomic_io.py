@@ -45,11 +45,7 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
 
 
-def _nothing(when: str, operation: str, path: Path) -> None:
-    pass
-
-
-seam: Callable[[str, str, Path], None] = _nothing
+seam: Callable[[str, str, Path], None] = lambda when, operation, path: None
 """Called as `seam("before" | "after", operation, path)` around every change of the disk. A test replaces it by a
 function that raises `OSError` (a full disk) or ends the process. The path of a rename is the new name."""
 
