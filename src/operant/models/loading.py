@@ -34,7 +34,7 @@ from operant.models.safe_loading import (
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
-from operant.types import OperantError, require
+from operant.types import OperantError, Tokenizer, require
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
@@ -44,7 +44,7 @@ def load_policy(
     name: Any,
     *,
     value: ValueOptions | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     options: ModelOptions = ModelOptions(),
     lora: LoraOptions = LoraOptions(),
     soft: SoftPromptOptions = SoftPromptOptions(),
@@ -141,7 +141,9 @@ ALONE = ("PROMPT_TUNING", "OUTPUT_MLP")
 """The `peft_type` of those that are trained alone, and cannot be merged. All other folders of adapters are LoRA's."""
 
 
-def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> LanguageModel:
+def _adapted(
+    model: LanguageModel, parts: Parts, tokenizer: Tokenizer | None, name: str | None, seed: int
+) -> LanguageModel:
     """The model with what the options put on it. `name`: the model's, if files hold it."""
     lora, soft, mlp = parts
     if not any(part.on for part in parts):
@@ -191,7 +193,11 @@ def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "f
 
 
 def _with_critic(
-    model: LanguageModel, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    value: ValueOptions | None,
+    folder: Path | None,
+    options: ModelOptions,
 ) -> Policy:
     """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
     tokenizer = options.templated(tokenizer)
@@ -287,7 +293,7 @@ def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options: ModelOptions) -> Any:
+def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | None, options: ModelOptions) -> Any:
     """The policy of an export that is no transformers model, made again by what made it.
 
     Only a name that is built in or installed is used: a folder from elsewhere must not name code to run.

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from operant.bounds import at_least_one, bounded, check_bounds
 from operant.models.safe_loading import LanguageModel, is_quantised
-from operant.types import OperantError, require
+from operant.types import OperantError, Tokenizer, require
 
 SHORT = 256
 """Longest row, in tokens, for which `plain_attention` is faster."""
@@ -55,7 +55,7 @@ class ModelOptions:
         for name, value in (("train_layers", self.train_layers), ("train_head", self.train_head)):
             require(not value, f"model.{name}={value} with {why}")
 
-    def templated(self, tokenizer: Any) -> Any:
+    def templated(self, tokenizer: Tokenizer | None) -> Any:
         """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
             if tokenizer is None:

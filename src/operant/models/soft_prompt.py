@@ -23,7 +23,7 @@ from operant.models.adapters import LoraOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
-from operant.types import OperantError
+from operant.types import OperantError, Tokenizer
 
 TENSOR = "prompt_embeddings"
 """peft's name of the vectors in its file."""
@@ -59,7 +59,7 @@ def find(model: LanguageModel) -> SoftPrompt | None:
 
 
 @torch.no_grad()
-def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
+def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Tokenizer | None, seed: int) -> Tensor:
     """[n, D] the vectors that a new soft prompt begins with."""
     embedding, count = _embedding(model), options.tokens
     if options.text is None:

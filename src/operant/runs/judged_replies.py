@@ -29,7 +29,7 @@ from operant.runs.folder import as_parquet
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.types import Engine, OperantError, RewardFn, Rollout, Task, require, shown
+from operant.types import Engine, OperantError, RewardFn, Rollout, Task, Tokenizer, require, shown
 
 AT_ONCE = 256
 """Replies that are made together, and judged by one call of each reward."""
@@ -118,7 +118,9 @@ def drawn(
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 
 
-def scored(rollouts: list[Rollout], scorers: Sequence[Scorer], sampling: Sampling, tokenizer: Any) -> list[JudgedReply]:
+def scored(
+    rollouts: list[Rollout], scorers: Sequence[Scorer], sampling: Sampling, tokenizer: Tokenizer | None
+) -> list[JudgedReply]:
     """The reply of each rollout with its scores. Raises: OperantError of a reward."""
     scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
     return [

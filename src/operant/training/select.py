@@ -13,7 +13,7 @@ from operant.metrics import collect
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
-from operant.types import Batch, OperantError, Rollout, Total, Turn, require, shown, totals
+from operant.types import Batch, OperantError, Rollout, Tokenizer, Total, Turn, require, shown, totals
 
 OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
 """Imported for steps of games."""
@@ -67,7 +67,7 @@ def select(
     scores: Sequence[object],
     options: ScoreOptions,
     moments: RunningMoments,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     *,
     drop_lengths: bool = False,
     drop_equal: bool = False,

@@ -14,10 +14,12 @@ from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import EngineParts, Env, EnvBase, OperantError, with_defaults
+from operant.types import EngineParts, Env, EnvBase, OperantError, Tokenizer, with_defaults
 
 
-def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
+def load_trained_policy(
+    policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> Policy:
     """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)

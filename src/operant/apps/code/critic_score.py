@@ -17,7 +17,7 @@ from torch import Tensor
 from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
 from operant.data.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OperantError, Task, require, shown
+from operant.types import OperantError, Task, Tokenizer, require, shown
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Reading:
     program: str
     """Its text."""
 
-    def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+    def after(self, ids: Sequence[int], tokenizer: Tokenizer | None) -> list[int]:
         """For each token of another tokenizer, of which the program is made, the last position that has read no more
         than the text until its end."""
         return [bisect_right(self.ends, end) - 1 for end in ends_of(tokenizer, ids, self.program)]
@@ -96,7 +96,7 @@ class CriticScore:
             found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends, program))
         return found
 
-    def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Any = None) -> list[float]:
+    def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Tokenizer | None = None) -> list[float]:
         """P(passed) of a reply's beginning until each of its tokens; the last number is that of the whole reply.
 
         reply: a text, which the critic's tokenizer divides, or ids of `tokenizer`, the policy's.

@@ -22,7 +22,7 @@ from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
-from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Turn, require
+from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Tokenizer, Turn, require
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Judge:
             return "the tasks of the run have targets for it; give one with --target"
         return ""
 
-    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[float | None]:
         """The scores of replies; None where there is none, and then `why` says the reason."""
         if self.why == "":
             try:
