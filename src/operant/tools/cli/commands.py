@@ -232,7 +232,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def replay(words: Sequence[str], options: dict[str, Any]) -> int:
+def replay(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant replay runs/x/refused/step-00012` repeats a refused step and locates its first NaN or infinity."""
     if len(words) != 1 or options:
         raise OperantError("expected the folder of one refused step: operant replay runs/sentiment/refused/step-00012")

@@ -76,7 +76,7 @@ class Plan:
     files: Mapping[str, Path | None]
 
 
-def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
+def evaluate(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
     if any(word.endswith(ENDINGS) for word in words):
         return score_samples(words, options)
@@ -176,7 +176,7 @@ def asks_for_search(options: dict[str, Any]) -> bool:
     return True
 
 
-def own_tasks(name: str, run: Mapping[str, Any]) -> tuple[Any, RunShare | None]:
+def own_tasks(name: str, run: Mapping[str, object]) -> tuple[Any, RunShare | None]:
     """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
     source, of_run = run.get("evaluate") or None, None
     if (held_out := share(source)) is not None:

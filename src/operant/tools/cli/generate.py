@@ -139,7 +139,7 @@ class Judge:
     Raises: OperantError for a `spec` that names no reward.
     """
 
-    def __init__(self, config: Mapping[str, Any], target: Any, first: Task | None, spec: Any = True):
+    def __init__(self, config: Mapping[str, Any], target: object, first: Task | None, spec: object = True):
         self.config, self.target = config, target
         self.scorer = None if spec is True else scorer(spec, {})
         self.name, self.why = "", "" if self.scorer else self._obstacle(first)

@@ -96,7 +96,7 @@ def _asked(options: dict[str, Any]) -> _Asked:
     return _Asked(players, count, split, transcripts, seed, file, only_won, sampling)
 
 
-def play(words: Sequence[str], options: dict[str, Any]) -> int:
+def play(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant play WORLD --player random --player runs/x`; without a player, a person plays in the terminal."""
     require(len(words) == 1, "expected one world: operant play rooms")
     asked = _asked(options)
@@ -164,7 +164,7 @@ def aligned(table: Sequence[Mapping[str, str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
 
 
-def result(game: Mapping[str, Any]) -> str:
+def result(game: Mapping[str, object]) -> str:
     """How a game ended: `won in 7 turns`."""
     turns = f"{len(game['turns'])} turn{'s' * (len(game['turns']) != 1)}"
     return f"won in {turns}" if game["won"] else f"{'lost after' if game['lost'] else 'not won in'} {turns}"

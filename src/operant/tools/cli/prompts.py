@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from operant.types import OperantError, require
 WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"
 
 
-def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
+def prompt(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
     commands = {"show": show, "search": search, "transfer": transfer}
     if not words or words[0] not in commands:
@@ -110,7 +110,7 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[str, Any]:
+def _found(words: Sequence[str], options: Mapping[str, object], command: str) -> dict[str, Any]:
     """What the one run among the words has found."""
     require(len(words) == 1, f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
     if options:

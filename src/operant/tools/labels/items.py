@@ -89,7 +89,7 @@ def read_items(path: str | Path) -> list[Item]:
     return found
 
 
-def items_of(rows: Iterable[tuple[Any, str]]) -> list[Item]:
+def items_of(rows: Iterable[tuple[object, str]]) -> list[Item]:
     """The items of rows, each with the place that errors name. Raises: OperantError as `read_items`."""
     whole: dict[str, tuple[Item, str]] = {}
     single: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
@@ -117,7 +117,7 @@ def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
     known[item.id] = replace(other, given=other.given + item.given), there
 
 
-def item_of_row(row: Mapping[str, Any], where: str) -> Item:
+def item_of_row(row: Mapping[str, object], where: str) -> Item:
     answer = {field: row[field] for field in KINDS.values() if field in row}
     if "chosen" in row and "rejected" in row:
         prompt, replies = pair_of(row, where)
@@ -146,7 +146,7 @@ def item_of_row(row: Mapping[str, Any], where: str) -> Item:
     return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 
-def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
+def item_of_group(group: Sequence[tuple[Mapping[str, object], str]]) -> Item:
     (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
     if len(prompts) > 1:
         raise OperantError(f"{where}: rows of the id {shown(first.get('id'))} have different prompts; correct the ids")
@@ -157,7 +157,7 @@ def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
     return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
-def _id(row: Mapping[str, Any], prompt: Content, replies: Sequence[Content]) -> str:
+def _id(row: Mapping[str, object], prompt: Content, replies: Sequence[Content]) -> str:
     if "id" in row:
         return str(row["id"])
     content = json.dumps([prompt, list(replies)], ensure_ascii=False, sort_keys=True)
@@ -234,14 +234,14 @@ def checked_entries(field: str, values: object, count: int, all_bad: bool) -> li
     return [places.index(x) + 1 if places and x is not None else x for x in values]
 
 
-def ordered_pairs(answer: Mapping[str, Any], count: int) -> list[tuple[int, int]]:
+def ordered_pairs(answer: Mapping[str, object], count: int) -> list[tuple[int, int]]:
     """(better, worse) for every two replies of which the answer puts one above the other."""
     of = scores_of(answer, count)
     both = [(i, j) for i in range(count) for j in range(count) if of[i] is not None and of[j] is not None]
     return [(i, j) for i, j in both if (of[i] or 0.0) > (of[j] or 0.0)]
 
 
-def ranks(answer: Mapping[str, Any], count: int) -> list[int | None]:
+def ranks(answer: Mapping[str, object], count: int) -> list[int | None]:
     """The rank of each reply by an answer of any kind: 1 is best, equal numbers are ties, None is not ranked."""
     of = scores_of(answer, count)
     places = sorted({value for value in of if value is not None}, reverse=True)

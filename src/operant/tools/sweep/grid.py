@@ -16,7 +16,6 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from operant import options as named
 from operant.runs.config import config_schema, load_recipe, named_in
@@ -124,7 +123,7 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
     return axes, fixed
 
 
-def _range(name: str, text: str, kind: Any) -> Range | None:
+def _range(name: str, text: str, kind: object) -> Range | None:
     """Read `low..high` for an option that takes numbers; None for any other text."""
     low, dots, high = text.partition("..")
     if not dots or not {int, float} & {kind, *typing.get_args(kind)}:
@@ -135,7 +134,7 @@ def _range(name: str, text: str, kind: Any) -> Range | None:
     return Range(ends[0], ends[1], whole)
 
 
-def _is_tuple(kind: Any) -> bool:
+def _is_tuple(kind: object) -> bool:
     """Whether an option of this type takes several numbers at once."""
     inside = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     return any(typing.get_origin(one) is tuple for one in inside)
@@ -153,7 +152,7 @@ def split(text: str) -> list[str]:
     return [item.strip() for item in items]
 
 
-def canonical(name: str, text: str, kind: Any) -> str:
+def canonical(name: str, text: str, kind: object) -> str:
     """Return a value in its canonical form, without brackets around it."""
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1].strip()
