@@ -24,10 +24,10 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
+from operant.data.demonstrations import Demonstrations
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
 from operant.rewards.isolated import isolated
-from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
 from operant.tools.report import observers
 from operant.types import Rollout, Step, Turn

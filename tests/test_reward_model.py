@@ -22,10 +22,10 @@ from operant import Learner, OperantError, Rollout, Task
 from operant.apps.rlhf import judged_labels
 from operant.apps.rlhf.reward_model import RewardModel
 from operant.apps.rlhf.reward_model_score import RewardModelScore
+from operant.data.demonstrations import WholeTexts
 from operant.models.reference import digest
 from operant.models.safe_loading import load_tensors
 from operant.rewards import resolve
-from operant.rollouts.demonstrations import WholeTexts
 from operant.tools.cli import main
 from operant.tools.diagnosis import History, diagnose
 from operant.tools.report.run_report import page_data

@@ -18,19 +18,10 @@ updates ahead (PipelineRL-8; `rollouts_ahead` cannot know which prompts retire),
 output head in float32 where the model is in bfloat16: log-probs here are made in float32 of the head's bfloat16 logits.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import advantages, ratios
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    ratios.clipped_weight,
-    advantages.with_groups,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(ratios.clipped_weight, advantages.with_groups)
 
 PRESETS: dict[str, dict[str, object]] = {
     "scalerl": {

@@ -9,7 +9,7 @@ from typing import Literal
 
 from operant.envs import check_parts, own_games
 from operant.rollouts import answers
-from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, require, shown, with_defaults
 
 Played = dict[tuple[int, int], Step]
 """The world's steps by (turn, slot); turn 0 is the reset."""
@@ -45,8 +45,7 @@ def check_env(
             )
         _check_tasks(env, [*train, *test])
         tasks = train[:8]
-    if not tasks:
-        raise OperantError("check_env needs at least one task to play")
+    require(tasks, "check_env needs at least one task to play")
     _check_tasks(env, tasks)
     save, load = (with_defaults(env, EnvBase).state_dict, with_defaults(env, EnvBase).load_state_dict)
     before = save() if save is not None and load is not None else None
