@@ -28,7 +28,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_theme = "furo"
 html_math_renderer = "mathml"
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
+highlight_language = "none"
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 maximum_signature_line_length = 100
