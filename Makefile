@@ -7,12 +7,13 @@ TORCH  := torch==2.13.0
 # Tests are small models: many workers of one thread each beat one worker of many threads.
 WORKERS ?= 2
 
-BIN   := $(VENV)/bin
-READY := $(VENV)/.ready
+BIN     := $(VENV)/bin
+PACKAGE := $(VENV)/.package
+READY   := $(VENV)/.ready
 
 .PHONY: demo test slow check format parity bench docs site wheel clean
 
-demo: $(READY)  ## PPO makes movie reviews positive, with models that come with the package
+demo: $(PACKAGE)  ## PPO makes movie reviews positive, with models that come with the package
 	$(BIN)/operant train sentiment
 
 test: $(READY)  ## the everyday suite
@@ -59,11 +60,16 @@ clean:  ## remove environments and caches; runs/ stays
 	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and by its version: a range would take another build, with gigabytes of extras.
-$(READY): pyproject.toml constraints.txt
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("operant needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
+	@echo "Making $(VENV): torch, transformers and operant; once, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(READY): $(PACKAGE)
+	@echo "Adding the tools of developers and the extras to $(VENV); once, a minute or two"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,maths,trackers,lora,trl,migrate,label,ray,textarena,scienceworld]"
 	@touch $(READY)
 

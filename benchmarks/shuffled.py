@@ -36,4 +36,5 @@ def of_recipe(name):
     return lambda rollouts: in_another_order(rollouts, judge(reward, rollouts).scores)
 
 
-keyword, chat, arithmetic = of_recipe("keyword"), of_recipe("chat"), of_recipe("arithmetic")
+keyword, chat = of_recipe("keyword"), of_recipe("chat")
+arithmetic, countdown = of_recipe("arithmetic"), of_recipe("countdown")

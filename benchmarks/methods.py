@@ -1,0 +1,168 @@
+"""What each method needs to a threshold, on sums and on Countdown: `python -m benchmarks.methods`.
+
+Protocol. Every run is the recipe `arithmetic` or `countdown` from `builtin:maths-lm`: steps of 1,024 (512) replies, 8 to
+each prompt, eight (four) updates of 128 replies, each used once, a constant rate of 3e-4 after 3 steps of warm-up, no
+KL, right or wrong as the reward. A method brings its own loss, advantage, baseline and draws; `METHODS` holds the
+options that are not its defaults. Every 4 steps, one reply to each of 1,024 held-out problems is judged. A run ends
+when the share of right ones is at least the threshold, 0.60 (0.45), or after 60 steps.
+
+- `rollouts`: replies that were drawn for training until then, with those that dynamic sampling threw away;
+- `seconds`: processor seconds of the process, one thread, without loading and without the evaluations;
+- `passes`: pass@1, 4 and 16 at the end, of 16 replies to each of 256 held-out problems.
+
+The controls: `grpo, shuffled`, whose verdicts are shuffled within a step, and `sft`: supervised training goes on, at
+the same rate, in steps of 128, on the problems and answers that the start has seen, for at most as many seconds as 60
+steps of `grpo` took.
+
+A finished row is not repeated, and `--keep` takes the committed ones. Writes `benchmarks/results/methods.json`; `make
+docs` writes the table of docs/maths.md. A run takes half a minute to two minutes of processor time.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kept import restore
+from benchmarks.timed import spent
+from operant import Task
+from operant.apps.maths.generated import arithmetic_held_out, countdown_held_out
+from operant.metrics.passes import pass_at_k
+from operant.rewards import judge, resolve
+from operant.runs.trainer import runs
+from operant.training.learner import Learner
+
+ROOT = Path(__file__).parents[1]
+RUNS, RESULTS = ROOT / "runs/bench-methods", ROOT / "benchmarks/results/methods.json"
+TASKS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"held_out": arithmetic_held_out, "threshold": 0.60, "batch": 1024},
+    "countdown": {"held_out": countdown_held_out, "threshold": 0.45, "batch": 512},
+}
+STEPS, EVERY, SECONDS = 60, 4, 75
+METHODS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "ppo": {},
+    "rloo": {},
+    "dapo": {},
+    "dr-grpo": {},
+    "gspo": {},
+    "cispo": {},
+    "scalerl": {"algorithm": "cispo", "preset": "scalerl"},
+    "sapo": {},
+    "dppo": {},
+    "opo": {},
+    "maxrl": {},
+    "pass-at-k": {},
+    "vapo": {"advantage.alpha": 1.0},
+    "reinforce": {},
+    "reinforce++": {},
+    "reinforce++-baseline": {},
+    "grpo, shuffled": {"algorithm": "grpo"},
+    "sft": {"batch": 128, "tasks.seed": 1, "steps": 5000},
+}
+"""The methods and controls, each with its options besides those of the protocol."""
+
+
+def place(row: dict[str, Any]) -> Path:
+    return RUNS / "-".join(str(row[name]) for name in ("task", "method", "seed")).replace(", ", "_") / "row.json"
+
+
+def right(learner: Learner, tasks: list[Task]) -> list[bool]:
+    """Whether the reply to each task is right."""
+    return [score == 1 for score in judge(resolve("maths"), learner.play(tasks, stream="evaluate")).scores]
+
+
+def options_of(task: str, method: str, seed: int) -> dict[str, Any]:
+    options: dict[str, Any] = {"recipe": task, "algorithm": method, "steps": STEPS, "seed": seed, "threads": "1"}
+    options |= {"batch": TASKS[task]["batch"], "optimizer.lr": 3e-4, "schedule": "constant", "warmup": 3 / STEPS}
+    options |= {"update.minibatch": 128, "update.epochs": 1, "probes": 0, "evaluate": None}
+    if method == "sft":
+        options |= {"tasks.count": {"arithmetic": 4000, "countdown": 3000}[task], "warmup": 0.0}
+    else:
+        options |= {"samples": 8}
+    if method.endswith("shuffled"):
+        options |= {"reward": f"{ROOT}/benchmarks/shuffled.py:{task}"}
+    return options | METHODS[method]
+
+
+def one(task: str, method: str, seed: int, quick: bool) -> None:
+    """One row, in this process."""
+    row: dict[str, Any] = {"task": task, "method": method, "seed": seed}
+    options = options_of(task, method, seed) | ({"steps": 1, "batch": 16} if quick else {})
+    problems = TASKS[task]["held_out"](count=16 if quick else 1024, seed=1)
+    held_out = [Task(f"held-out/{i}", row["prompt"], target=row["target"]) for i, row in enumerate(problems)]
+    every, few = (40 if method == "sft" else EVERY), held_out[: len(held_out) // 4]
+    shutil.rmtree(place(row).parent, ignore_errors=True)
+    begin, apart, rollouts, curve = 0.0, 0.0, 0.0, list[list[float]]()
+    for run in runs(place(row).parent / "run", **options):
+        begin = begin or spent()  # models and tasks are loaded
+        step = len(run.metrics)
+        if step:
+            rollouts += options["batch"] * run.metrics[-1].get("rollout/drawn_per_used", 1.0)
+        if step % every and step < options["steps"]:
+            continue
+        if curve and curve[-1][0] == step:
+            continue  # the end of a run, after its last step
+        seconds = spent() - begin - apart
+        share = sum(right(run.learner, held_out)) / len(held_out)
+        apart = spent() - begin - seconds
+        curve.append([step, rollouts, seconds, share])
+        if share >= TASKS[task]["threshold"] or (method == "sft" and seconds > SECONDS):
+            break
+    row |= {"reached": curve[-1][3] >= TASKS[task]["threshold"], "curve": curve}
+    verdicts = right(run.learner, [t for t in few for _ in range(16)])
+    counts = [sum(verdicts[i : i + 16]) for i in range(0, len(verdicts), 16)]
+    row["passes"] = {str(k): sum(pass_at_k(16, n, k) for n in counts) / len(counts) for k in (1, 4, 16)}
+    place(row).write_text(json.dumps(row), encoding="utf-8")
+    print({name: value for name, value in row.items() if name != "curve"}, curve[0], curve[-1], flush=True)
+
+
+def jobs(tasks: list[str], seeds: list[int]) -> list[dict[str, Any]]:
+    """All rows, a seed of every method before the next seed."""
+    return [{"task": t, "method": m, "seed": s} for t in tasks for s in seeds for m in METHODS]
+
+
+def summary() -> dict[str, Any]:
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*/row.json"))]
+    thresholds = {task: about["threshold"] for task, about in TASKS.items()}
+    return {"command": "python -m benchmarks.methods", "thresholds": thresholds, "methods": [*METHODS], "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tasks", default="arithmetic,countdown")
+    parser.add_argument("--seeds", default="1,2,3,4,5")
+    parser.add_argument("--only", help="methods, separated by semicolons")
+    parser.add_argument("--at-once", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
+    parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny runs, no measurement")
+    parser.add_argument("--one", nargs=3, metavar=("TASK", "METHOD", "SEED"), help="one row, in this process")
+    given = parser.parse_args()
+    if given.one:
+        task, method, seed = given.one
+        one(task, method, int(seed), given.quick)
+        return
+    if given.keep:
+        restore(RESULTS, place)
+
+    def run(row: dict[str, Any]) -> None:
+        if place(row).is_file() or (given.only and row["method"] not in given.only.split(";")):
+            return
+        words = [sys.executable, "-m", "benchmarks.methods", *(["--quick"] if given.quick else []), "--one"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        subprocess.run([*words, *map(str, row.values())], cwd=ROOT, env=environment, check=True)
+        RESULTS.write_text(json.dumps(summary(), indent=1) + "\n", encoding="utf-8")
+
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(given.at_once) as pool:
+        list(pool.map(run, jobs(given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")])))
+    RESULTS.write_text(json.dumps(summary(), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
