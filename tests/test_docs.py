@@ -22,7 +22,7 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
-FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md"), *ROOT.glob("*/README.md")])
+FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/methods/*.md"), *ROOT.glob("*/*/README.md"), *ROOT.glob("*/README.md")])
 PAGES = [str(path.relative_to(ROOT)) for path in FILES]
 STALE = "docs/ahead.md#replies-of-earlier-weights-or-of-another-sampler"
 
@@ -50,7 +50,7 @@ MADE_FROM_CODE = (
     "options",
     "others",
     "methods",
-    "sections",
+    "families",
     "recipes",
     "keyword file",
     "chat file",
@@ -91,7 +91,7 @@ def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
 
 def test_every_figure_is_drawn_by_a_script_that_its_page_names() -> None:
     scripts = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("benchmarks/*.py")}
-    shown = {page: re.findall(r"!\[[^\]]*\]\((?:docs/)?figures/([\w.-]+)\)", read(page)) for page in PAGES}
+    shown = {page: re.findall(r"!\[[^\]]*\]\((?:docs/|\.\./)?figures/([\w.-]+)\)", read(page)) for page in PAGES}
     for page, figures in shown.items():
         for figure in figures:
             makers = [name for name, text in scripts.items() if figure in text or figure in DRAWN.get(name, ())]
