@@ -58,6 +58,7 @@ def pages() -> dict[str, str]:
         "ppo.md": {"presets": presets(), "kl": kl_table.table()},
         "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
+        "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
