@@ -2,16 +2,18 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PEER   ?= .venv-trl
+SITE   ?= .venv-site
 TORCH  := torch==2.13.0
 # Tests are small models: many workers of one thread each beat one worker of many threads.
 WORKERS ?= 2
 
-BIN   := $(VENV)/bin
-READY := $(VENV)/.ready
+BIN     := $(VENV)/bin
+PACKAGE := $(VENV)/.package
+READY   := $(VENV)/.ready
 
-.PHONY: demo test slow check format parity bench docs wheel clean
+.PHONY: demo test slow check format parity bench docs site wheel clean
 
-demo: $(READY)  ## PPO makes movie reviews positive, with models that come with the package
+demo: $(PACKAGE)  ## PPO makes movie reviews positive, with models that come with the package
 	$(BIN)/operant train sentiment
 
 test: $(READY)  ## the everyday suite
@@ -38,10 +40,15 @@ parity: $(READY) $(PEER)/.ready $(PEER)-1.16/.ready  ## hold the numbers to TRL'
 bench: $(READY) $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready  ## measure: benchmarks/README.md says what and for how long
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(READY)  ## write the pages that are made from the code, and the API reference: build/reference/index.html
+docs: $(READY)  ## write the pages that are made from the code
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/keywords.py
+
+# -W: a link that leads nowhere fails. -E: no part of an earlier build is left.
+site: $(READY) $(SITE)/.ready  ## pages and API reference as static files that load nothing from elsewhere: build/site
 	$(BIN)/python docs/reference.py
+	$(SITE)/bin/sphinx-build -q -E -W --keep-going -c docs . build/site
+	@echo "the site: build/site/index.html"
 
 # In an environment of its own: neither tool belongs to the package. ARGS=--install needs the network, and some minutes.
 wheel:  ## build wheel and sdist into dist/ and check both; ARGS=--install installs and starts them with each extra, too
@@ -49,15 +56,20 @@ wheel:  ## build wheel and sdist into dist/ and check both; ARGS=--install insta
 	.venv-wheel/bin/python -m benchmarks.wheel dist $(ARGS)
 
 clean:  ## remove environments and caches; runs/ stays
-	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 .venv-wheel build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEER) $(PEER)-1.12 $(PEER)-1.16 $(SITE) .venv-wheel docs/reference build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch goes first and by its version: a range would take another build, with gigabytes of extras.
-$(READY): pyproject.toml constraints.txt
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("operant needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
-	@echo "Making $(VENV): torch, transformers and the tools; once, a few minutes"
+	@echo "Making $(VENV): torch, transformers and operant; once, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(READY): $(PACKAGE)
+	@echo "Adding the tools of developers and the extras to $(VENV); once, a minute or two"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,gymnasium,vader,metrics,maths,trackers,lora,trl,migrate,label,ray,textarena,scienceworld]"
 	@touch $(READY)
 
@@ -69,4 +81,9 @@ $(PEER)/.ready $(PEER)-1.12/.ready $(PEER)-1.16/.ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install -q $(TORCH)
 	$(@D)/bin/python -m pip install -q -r $<
+	@touch $@
+
+$(SITE)/.ready: docs/site-requirements.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install -q -r $<
 	@touch $@

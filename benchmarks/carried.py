@@ -23,7 +23,7 @@ from operant import Learner
 from operant.data import Order, load_tasks
 from operant.engines.native import engine as native
 from operant.machine import about
-from operant.rollouts.carried import new_groups
+from operant.rollouts.carried import continue_replies, new_groups
 
 RESULTS = Path(__file__).parent / "results/carried.json"
 
@@ -49,8 +49,10 @@ def side(carry: int, given: argparse.Namespace) -> dict[str, Any]:
             learner.progress.step = step
             if carry:
                 groups = [*begun, *new_groups(step, indices)]
-                asked = (groups, given.batch, carry, lambda some: [tasks[i] for i in some])
-                rollouts, _, begun = learner.continue_replies(*asked)
+                known = {"engine": learner.engine, "tokenizer": learner.policy.tokenizer, "sampling": learner.sampling}
+                known |= {"attempts": lambda some: [tasks[i] for i in some], "seed": learner.own.seed}
+                with learner.threads(len(groups)):
+                    rollouts, _, begun = continue_replies(groups, given.batch, carry, **known)
             else:
                 rollouts = learner.play([tasks[i] for i in indices])
             seconds, tokens = time.process_time() - begin, sum(len(rollout.ids) for rollout in rollouts)

@@ -54,6 +54,11 @@ USES = {
     "openenv": "-c from operant.apps.games.openenv import package; package()",
     "scienceworld": "-c from operant.apps.games.scienceworld import package; package()",
     "textarena": "-c from operant.apps.games.textarena import package; package()",
+    "maths": "-c import math_verify",
+    "migrate": "migrate old.py",
+    "ray": "-c import ray",
+    "reasoning": "-c import reasoning_gym",
+    "trl": "-c from operant.compat.trl import PPOConfig, PPOTrainer",
     "label": "-c import starlette, uvicorn; from operant.tools.labels.server import LabelServer",
     "tensorboard": f"{STEP} --trackers tensorboard",
     "wandb": f"{STEP} --trackers wandb",
@@ -155,6 +160,7 @@ def start(where: Path, extra: str, what: str, *, first: str | None = None, below
     seconds = time.perf_counter() - began
     rows = [{"prompt": f"film {i} was", "good": "very good"} for i in range(8)]
     (where / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (where / "old.py").write_text("from trl import PPOConfig\n\nconfig = PPOConfig(batch_size=8)\n", encoding="utf-8")
     expect(run(operant, "--version", cwd=where).startswith("operant "), "operant --version")
     expect(
         "/src/operant" not in run(python, "-c", "import operant; print(operant.__file__)", cwd=where), "not the wheel"

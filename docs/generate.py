@@ -21,6 +21,7 @@ from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
+from operant.tools.diagnosis import foreign
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
@@ -56,13 +57,14 @@ def pages() -> dict[str, str]:
     whole = {"metrics.md": registry.markdown(), "options.md": options()}
     marked = {
         "ppo.md": {"presets": presets(), "kl": kl_table.table()},
-        "from-trl.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
+        "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
         "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
+        "reading-a-report.md": {"foreign": foreign.markdown()},
         "recipes.md": recipes_and_numbers(),
         "rl4lms.md": {
             "presets": rl4lms_presets(),

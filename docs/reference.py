@@ -1,6 +1,6 @@
 """The API reference, made from the docstrings of the public names.
 
-python docs/reference.py [FOLDER]   write it to build/reference, or to FOLDER (`make docs`)
+python docs/reference.py            write it to docs/reference, as sources of the site (`make site`)
 python docs/reference.py check      name what the docstrings leave out (`make check`)
 
 The pages, the check and the tests take the public names from `public`.
@@ -9,7 +9,6 @@ The pages, the check and the tests take the public names from `public`.
 import ast
 import importlib
 import inspect
-import os
 import re
 import runpy
 import sys
@@ -19,12 +18,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
 
-import pdoc.render
 from pdoc.doc import Class, Doc, Function, Module, Variable
-from pdoc.render_helpers import markdown_extensions, to_html
-from pygments.formatters import HtmlFormatter
-
-from operant.algorithms import METHODS
 
 DOCS = Path(__file__).parent
 # pdoc reads annotations, whose keywords are in no module of the package.
@@ -66,8 +60,6 @@ MODULES = (
     "operant.tools.diagnosis",
 )
 """Public are the names of `__all__`; in a module without it, what the module defines without a leading underscore."""
-METHOD_PAGES = tuple(METHODS.values())
-"""The file of a method: its page is its docstring alone."""
 SHAPE = re.compile(r"\[[^\[\]`]*\b[A-Z]\b[^\[\]]*\]|\[len\(|\bscalar\b|\b(any|same|in the) shape\b")
 """What counts as a shape in a docstring: `[B, T]`, `[N]`, `[len(action)]`, or words."""
 
@@ -82,8 +74,7 @@ def public(names: Sequence[str] = MODULES) -> dict[str, Module]:
                 _leave_public(doc, names)
             home = homes.setdefault(id(doc.obj), name) if isinstance(doc, Class | Function) else name
             if home != name:
-                link = os.path.relpath(_page(home), _page(name).parent)
-                doc.docstring = doc.docstring.split("\n\n")[0] + f"\n\nDescribed under [{home}]({link}#{doc.name})."
+                doc.docstring = doc.docstring.split("\n\n")[0] + f"\n\nDescribed under {{py:obj}}`{home}.{doc.name}`."
                 doc.members, doc.own_members, doc.inherited_members = {}, [], {}
     return modules
 
@@ -125,39 +116,99 @@ def _shown(owner: type, member: Doc) -> bool:
     return bool(member.docstring and member.taken_from[0].startswith("operant")) or declared
 
 
-def _page(module: str) -> Path:
-    return Path(module.replace(".", "/") + ".html")
-
-
 # --- the pages ----------------------------------------------------------------------------------------------------
 
 
 def build(folder: Path) -> list[Path]:
-    """Write a page for each module, the index and the search to a folder; returns the pages."""
-    modules = public() | {name: Module(importlib.import_module(name)) for name in METHOD_PAGES}
-    for name in METHOD_PAGES:
-        modules[name].members = {}
+    """Write a page of MyST for each module to a folder of docs/, and an index; returns them. Sphinx makes them HTML."""
+    modules = public()
+    folder.mkdir(parents=True, exist_ok=True)
+    known = _known(modules)
+    index = "# API reference\n\nThe public names of each module, from their docstrings.\n\n"
+    pages = []
     for name, module in modules.items():
-        parent = modules.get(name.rpartition(".")[0])
-        if parent is not None:
-            parent.submodules.append(module)
-    pdoc.render.configure(docformat="markdown", show_source=False, template_directory=DOCS / "theme")
-    pdoc.render.env.globals["dark"] = HtmlFormatter(style="github-dark").get_style_defs(".pdoc-code")
-    markdown_extensions["latex"] = None  # to MathML, which browsers show without a script
-    pdoc.render.env.filters["to_html"] = lambda text: to_html(re.sub(r"\n(?=Raises: )", "\n\n", text))
-    pages = {folder / _page(name): pdoc.render.html_module(module, modules) for name, module in modules.items()}
-    pages[folder / "index.html"] = pdoc.render.html_index(modules)
-    pages[folder / "search.js"] = pdoc.render.search_index(modules)
-    for path, text in pages.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_from_docs(text, path.parent), encoding="utf-8")
-    return [path for path in pages if path.suffix == ".html"]
+        docstring = _linked(module.docstring, known)
+        members = [_described(doc, name, known) for doc in module.members.values()]
+        head = f"# {name}\n\n```{{py:module}} {name}\n```\n\n{docstring}\n\n"
+        pages.append(folder / f"{name}.md")
+        pages[-1].write_text(head + "\n".join(members), encoding="utf-8")
+        index += f"- [{name}]({name}.md): {_linked(module.docstring, known).partition(chr(10) * 2)[0]}\n"
+    listed = "\n".join(modules)
+    pages.append(folder / "index.md")
+    pages[-1].write_text(f"{index}\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n", encoding="utf-8")
+    return pages
 
 
-def _from_docs(page: str, folder: Path) -> str:
-    """The docstrings of methods are also sections of docs/algorithms.md, so their links start in docs/."""
-    links = r'href="((?:\.\./)*[\w/-]+\.(?:md|py))(?=["#])'
-    return re.sub(links, lambda found: f'href="{os.path.relpath(DOCS / found[1], folder)}', page)
+def _known(modules: dict[str, Module]) -> dict[str, str]:
+    """What a docstring may call a public name -> its full name: `Learner.step`, `operant.Learner`."""
+    known: dict[str, str] = {}
+    for name, module in modules.items():
+        for doc in module.members.values():
+            for member in (doc, *getattr(doc, "own_members", ())):
+                known.setdefault(member.qualname, f"{name}.{member.qualname}")
+                known.setdefault(f"{name}.{member.qualname}", f"{name}.{member.qualname}")
+    return known
+
+
+def _described(doc: Doc, module: str, known: dict[str, str], depth: int = 8) -> str:
+    """A name with its signature and docstring, as a directive of Sphinx; a class with those of its members."""
+    kind = "function" if isinstance(doc, Function) else "class" if isinstance(doc, Class) else "data"
+    if depth < 8:
+        kind = "method" if isinstance(doc, Function) else "attribute"
+    docstring = doc.docstring
+    shown = doc.name + (_signature(doc.signature) if isinstance(doc, Function) else "")
+    members = list(doc.own_members) if isinstance(doc, Class) else []
+    for made in [member for member in members if member.name == "__init__"]:
+        members.remove(made)
+        shown += _signature(made.signature)
+        docstring += f"\n\n{made.docstring}" if made.docstring not in docstring else ""
+    annotation = _short(doc.annotation_str).removeprefix(": ") if isinstance(doc, Variable) else ""
+    options = [f":type: {annotation}"] * bool(annotation)
+    options += [":no-index:"] * ("Described under {py:obj}" in docstring)
+    inner = "\n".join(_described(member, module, known, depth - 1) for member in members)
+    lead = "\n".join([f"{'`' * depth}{{py:{kind}}} {shown}", *options])
+    return f"{lead}\n\n{_linked(docstring, known)}\n\n{inner}\n{'`' * depth}\n"
+
+
+def _signature(signature: inspect.Signature) -> str:
+    """On one line, without `self`, modules of types and long defaults."""
+    given = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    given = [p.replace(default=_Shown("...")) if len(repr(p.default)) > 60 else p for p in given]
+    return _short(str(signature.replace(parameters=given)))
+
+
+class _Shown(str):
+    """A default that is shown as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _short(annotation: str) -> str:
+    text = " ".join(annotation.split()).replace("( ", "(").replace(" )", ")")
+    text = text.replace(REWARD, "RewardFn")
+    return re.sub(r"<[^>]+>", "...", re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text))
+
+
+REWARD = (
+    "Callable[[list[operant.types.Rollout]], "
+    "Sequence[float | Mapping[str, float] | Sequence[float] | operant.types.Judgement | None]]"
+)
+
+
+def _linked(docstring: str, known: dict[str, str]) -> str:
+    """The docstring with links to public names, `Raises:` as a paragraph, and links that start in docs/."""
+
+    def link(found: re.Match) -> str:
+        full = known.get(found[1])
+        return f"{{py:obj}}`{found[1]} <{full}>`" if full else found[0]
+
+    parts = re.split(r"(^ *```.*?^ *```)", docstring, flags=re.DOTALL | re.MULTILINE)
+    for i in range(0, len(parts), 2):
+        text = re.sub(r"\n(?=Raises: )", "\n\n", parts[i])
+        text = re.sub(r"(?<![`}\w])`([A-Za-z_][\w.]*)`(?!`)", link, text)
+        parts[i] = re.sub(r"\]\((?!https?:|#)", "](../", text)
+    return "".join(parts)
 
 
 # --- the check ----------------------------------------------------------------------------------------------------
@@ -212,9 +263,7 @@ def _raises(doc: Doc) -> bool:
 def main() -> None:
     if sys.argv[1:] == ["check"]:
         sys.exit("\n".join(complaints(public().values())) or None)
-    folder = Path(sys.argv[1]) if sys.argv[1:] else DOCS.parent / "build" / "reference"
-    build(folder)
-    print(f"the reference: {folder / 'index.html'}")
+    build(DOCS / "reference")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,15 @@ ALONE = ("api", "__main__", "__init__")
 """Modules in the root that are no part of the base."""
 
 
+parsed = cache(ast.parse)
+
+
+@cache
+def walked(tree: ast.AST) -> list[ast.AST]:
+    """All nodes of a file, which each count goes through."""
+    return list(ast.walk(tree))
+
+
 def files(package: Path = PACKAGE) -> list[Path]:
     """Every Python file, without the data of `builtin/` and the page's scripts."""
     return [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] != "builtin"]
@@ -43,7 +52,7 @@ def imports(source: str, inside: tuple[str, ...], modules: Collection[str]) -> I
 
     inside: the folders between `operant/` and the file, for relative imports. modules: the names of all modules.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in walked(parsed(source)):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
             yield from ((node.lineno, ".".join(name[1:])) for name in names if name[0] == "operant")
@@ -77,10 +86,10 @@ TABLES = ("Table", "Lazy", "BuiltIn")
 
 def hidden_imports(source: str) -> set[str]:
     """Modules that texts name, as in `find("engine", "operant.engines.own", "OwnEngine")`; those of tables apart."""
-    tree = ast.parse(source)
-    tables = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in TABLES]
+    tree = parsed(source)
+    tables = [node for node in walked(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") in TABLES]
     lazy = {id(node) for table in tables for node in ast.walk(table)}
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in lazy]
+    texts = [node.value for node in walked(tree) if isinstance(node, ast.Constant) and id(node) not in lazy]
     found = [re.fullmatch(r"operant\.([\w.]+)(:\w+)?", text) for text in texts if isinstance(text, str)]
     return {match[1] for match in found if match}
 
@@ -161,12 +170,12 @@ def statements(tree: ast.AST) -> int:
     return sum(
         isinstance(node, ast.stmt)
         and not (isinstance(node, lone[0]) and isinstance(node.value, lone[1]) and isinstance(node.value.value, str))
-        for node in ast.walk(tree)
+        for node in walked(tree)
     )
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [node for node in walked(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -179,7 +188,7 @@ def used_once(sources: dict[Path, str]) -> list[str]:
     found = []
     for path, source in sources.items():
         lines = source.splitlines()
-        for function in functions(ast.parse(source)):
+        for function in functions(parsed(source)):
             name = function.name
             if name.startswith("__"):
                 continue
@@ -202,7 +211,7 @@ def loose_types(tree: ast.AST) -> int:
 
 def looked_up(tree: ast.AST) -> int:
     """Calls of `getattr` with the name written out, which is a contract that no type states."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"]
+    calls = [node for node in walked(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"]
     return sum(isinstance(call.args[1], ast.Constant) for call in calls)
 
 
@@ -303,7 +312,7 @@ def rooms() -> dict[str, int]:
 
 def measure() -> dict[str, int | float]:
     sources = {path: path.read_text(encoding="utf-8") for path in files()}
-    trees = {path: ast.parse(source) for path, source in sources.items()}
+    trees = {path: parsed(source) for path, source in sources.items()}
     graph = module_graph()
     packages = package_graph(graph)
     lengths = sorted(lines_of(function) for tree in trees.values() for function in functions(tree))

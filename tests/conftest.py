@@ -1,9 +1,25 @@
 """Fixtures of several test files. They import what they need when they are asked for."""
 
+import os
 import uuid
 from pathlib import Path
 
 import pytest
+
+
+def pytest_ignore_collect(collection_path, config):
+    """For the slow tests alone, files without any are not even imported."""
+    if config.getoption("markexpr") == "slow" and collection_path.suffix == ".py":
+        return True if "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+    return None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def power():
+    """Nothing that a test writes has to outlast a loss of power, which costs most of the time of a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ TABLE = {
         "operant train letters steps=3",
         "operant train letters -steps 2",
         "operant compare runs/python runs/begun",
+        "operant diagnose tasks.jsonl",
         "operant --help-all",
         "operant eval model --evaluate tasks.txt",
         "operant prompt",

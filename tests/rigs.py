@@ -56,12 +56,17 @@ def gap(mine: torch.Tensor, truth: torch.Tensor) -> float:
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
+def fork_server():
+    """Processes that have imported everything and started no thread: they start quickly and safely."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["operant.training.learner", "transformers.models.gpt2.modeling_gpt2"])
+    return context
+
+
 def on_ranks(work, world: int, *args, deadline: float = 120.0) -> list:
     """Return what `work(rank, world, *args)` returned on each of `world` gloo processes, which rendezvous in a file."""
     with tempfile.TemporaryDirectory() as folder:
-        # The fork server has imported everything and started no thread, so that ranks start quickly and safely.
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["operant.training.learner", "transformers.models.gpt2.modeling_gpt2"])
+        context = fork_server()
         ranks = [context.Process(target=_rank, args=(work, r, world, folder, args), daemon=True) for r in range(world)]
         for process in ranks:
             process.start()

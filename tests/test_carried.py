@@ -11,7 +11,7 @@ from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
 from small_runs import KEPT, SMALL, TASKS, count_a, model, options, told, weights
 from toys import letters, lm
 
-from operant import Learner, OperantError, Sampling, Task, steps, train
+from operant import OperantError, Sampling, Task, steps, train
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
@@ -229,23 +229,22 @@ def stopped(out, after, **given):
             break
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-@pytest.mark.parametrize("batch", [2, 16])
+@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
 def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
     stopped(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
-    counts, sizes, continued = [], [], Learner.continue_replies
+    counts, sizes = [], []
 
     def judge(rollouts):
         counts.append(len(rollouts))
         return count_a(rollouts)
 
-    def recorded(learner, groups, *args):
+    def recorded(groups, *args, **known):
         sizes.append(len(groups))
         assert [group.step for group in groups] == sorted(group.step for group in groups)  # the oldest first
-        return continued(learner, groups, *args)
+        return continue_replies(groups, *args, **known)
 
-    monkeypatch.setattr(Learner, "continue_replies", recorded)
+    monkeypatch.setattr("operant.runs.ahead.continue_replies", recorded)
     again = train(
         model(),
         TASKS,

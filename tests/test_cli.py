@@ -210,8 +210,14 @@ def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path)
     assert re.search(r"--reward.target VALUE +(\(a number\) )?\[0.5\]", done.stdout) and "'torch'" in done.stdout
 
 
-@pytest.mark.parametrize("preset", [None, "trl", "openai", "textworld", "trunk"])
-@pytest.mark.parametrize("recipe", ["letters", "sentiment", "sft"])
+@pytest.mark.parametrize(
+    ("recipe", "preset"),
+    [
+        *(("letters", preset) for preset in (None, "trl", "openai", "textworld", "trunk")),
+        ("sentiment", None),
+        ("sft", None),
+    ],
+)
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
     for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward
         given = {"preset": preset, "algorithm": method, "samples": 4, "tasks": "x", "reward": "letters:e"}

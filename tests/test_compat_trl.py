@@ -171,6 +171,13 @@ def test_an_adapter_is_saved_with_its_head_and_trained_on(folder, tmp_path):
     assert reference[0].tolist() == bare[0].tolist() != own[0].tolist()
 
 
+def test_weights_come_in_float32_as_they_did_then(folder, tmp_path):
+    """Today's transformers takes the type of the file, here bfloat16."""
+    tiny("GPT2LMHeadModel").bfloat16().save_pretrained(tmp_path)
+    kinds = [next(causal(str(tmp_path), **more).parameters()).dtype for more in ({}, {"torch_dtype": torch.float16})]
+    assert kinds == [torch.float32, torch.float16]
+
+
 def ready(folder):
     made = transformers.AutoTokenizer.from_pretrained(folder)
     made.pad_token = made.eos_token

@@ -382,15 +382,8 @@ PLAIN = settings(
 
 @pytest.mark.slow
 @given(cases())
-@settings(PLAIN, max_examples=40)
-def test_forty_configurations_run_or_are_refused(case):
-    trial(case)
-
-
-@pytest.mark.slow
-@given(cases())
-@settings(PLAIN, max_examples=200)
-def test_two_hundred_configurations_run_or_are_refused(case):
+@settings(PLAIN, max_examples=120)
+def test_configurations_run_or_are_refused(case):
     trial(case)
 
 

@@ -3,8 +3,9 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import yaml
 from page_commands import HEADING, ROOT, anchor, read, snippets, without_code
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from trl_compat.configurations import stand_in
 
 import operant
 from operant.algorithms import ALGORITHMS
@@ -137,13 +139,13 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_the_pages_that_sources_name_exist() -> None:
-    """In docstrings, error sentences, recipes and the notebook; and the README leads to every page."""
+    """In docstrings, error sentences, recipes and the notebook; and the first page leads to every other."""
     folders = ("src/operant", "benchmarks", "recipes", "tests")
     texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
     named = {name for path in texts for name in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8"))}
     assert {name for name in named if not (ROOT / name).is_file()} == set()
-    led = {target for target in re.findall(r"\]\((docs/[\w-]+\.md)", read("README.md"))}
-    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - led == set()
+    led = {target for target in re.findall(r"^- \[[^\]]+\]\(([\w-]+\.md)\)", read("docs/index.md"), re.MULTILINE)}
+    assert {path.name for path in ROOT.glob("docs/*.md")} - led == {"index.md"}
 
 
 def test_some_test_runs_the_snippets_of_every_page() -> None:
@@ -153,7 +155,7 @@ def test_some_test_runs_the_snippets_of_every_page() -> None:
     assert [page for page in shown if page not in tests and Path(page).name not in tests] == []
 
 
-@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/from-trl.md", "docs/fast.md"])
+@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/other-names.md", "docs/fast.md"])
 def test_named_options_exist(page: str) -> None:
     known = {full for algorithm in ALGORITHMS for full in names(config_schema(algorithm))}
     groups = {full.split(".")[0] for full in known if "." in full}
@@ -172,7 +174,7 @@ def test_the_code_that_the_page_of_ppo_names_is_there() -> None:
             assert re.search(rf"^(def|class) {name}\b|^{name} = ", text, re.MULTILINE), f"{file}: {name}"
 
 
-@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/from-trl.md", "docs/ahead.md", "docs/engines.md"])
+@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/other-names.md", "docs/ahead.md", "docs/engines.md"])
 def test_named_metrics_exist(page: str) -> None:
     ours = {metric.split("/")[0] for metric in METRICS}
     said = {word for word in re.findall(r"`([a-z]+/[a-z_0-9]+)`", read(page)) if word.split("/")[0] in ours}
@@ -181,7 +183,7 @@ def test_named_metrics_exist(page: str) -> None:
 
 
 def test_every_old_option_and_metric_is_named() -> None:
-    rows = re.findall(r"^\| `([^`]+)` \|", read("docs/from-trl.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` \|", read("docs/other-names.md"), flags=re.MULTILINE)
     assert set(PPO_CONFIG) - set(rows) == set()
     assert set(LOGGED) - set(rows) == set()
 
@@ -198,9 +200,19 @@ def tiny(folder: Path) -> str:
     return str(folder)
 
 
-def test_the_loop_of_from_trl_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, loop, triplets, own = snippets("docs/from-trl.md")
+def test_the_snippets_of_from_trl_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, today = snippets("docs/from-trl.md")
     exec(old, {})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(GRPOConfig=stand_in("GRPO", generation_batch_size=4)))
+    space: dict[str, Any] = {}
+    exec(today, space)
+    found = space["run"].metrics[-1]
+    assert found["step"] == 2 and found["reward/brevity/mean"] < 0 <= found["reward/accuracy/mean"]
+
+
+def test_the_loop_beside_trls_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, triplets, own = snippets("docs/other-names.md")
     monkeypatch.chdir(tmp_path)
     space: dict[str, Any] = {
         "operant": operant,
@@ -242,11 +254,13 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = snippets(STALE)
+    snippet, (recorded,) = snippets(STALE)[0], snippets("docs/ahead.md#replies-made-elsewhere")
     made: dict[str, Any] = {}
     exec(snippet, made)
     assert capsys.readouterr().out == "1.0\n"
     assert made["metrics"]["rollout/importance_mean"] != 1 and made["metrics"]["rollout/too_stale"] == 0
+    exec(recorded, {})
+    assert capsys.readouterr().out == "1.0 1.0\n"
 
 
 def test_every_promise_names_a_test_that_is_there():
@@ -263,3 +277,18 @@ def test_the_reload_of_the_engines_page_is_the_default() -> None:
 
     (block,) = snippets("docs/engines.md", "yaml")
     assert yaml.safe_load(block)["engine"]["reload"] == RELOAD
+
+
+def test_the_workflows_call_targets_and_files_that_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    files = sorted(ROOT.glob(".github/workflows/*.yml"))
+    runs = [
+        step["run"]
+        for file in files
+        for job in yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    for word in re.findall(r"^make (.*)$", "\n".join(runs), flags=re.MULTILINE):
+        assert {w for w in word.split() if "=" not in w} <= targets, word
+    assert ".ci/run" in runs and (ROOT / ".ci/run").is_file()

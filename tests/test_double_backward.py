@@ -8,8 +8,7 @@ from rigs import gap, said
 from toys import lm
 
 from operant import OperantError, Policy
-from operant.models.embedding import direct_gradients
-from operant.models.options import ModelOptions
+from operant.models.options import ModelOptions, direct_gradients
 from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling

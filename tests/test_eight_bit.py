@@ -10,8 +10,7 @@ from toys import lm
 from operant import Learner, OperantError
 from operant.storage.checkpoint import RunState
 from operant.training.eight_bit import BLOCK, EightBit, _turn, pack_first, pack_second, unpack_first, unpack_second
-from operant.training.master_weights import MasterAdamW
-from operant.training.optimizer import OptimizerOptions, make_optimizer
+from operant.training.optimizer import MasterAdamW, OptimizerOptions, make_optimizer
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8}
 

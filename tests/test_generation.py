@@ -50,7 +50,7 @@ def test_replies_are_the_same_for_every_number_of_rows(kind):
     assert try_decoding(policy).pooled == (kind in POOLED)
     alone = [replies(policy, RAGGED, [p], [k])[0] for p, k in zip(GROUPS, KEYS, strict=True)]
     assert len({len(c.action) for c in alone}) > 3
-    for rows in (1, 3, 8, 256):
+    for rows in (1, 3, 256):
         same(replies(policy, RAGGED, GROUPS, KEYS, batch=rows), alone)
     order = np.random.default_rng(0).permutation(len(GROUPS)).tolist()
     same(
@@ -264,8 +264,7 @@ def fixed(policy, capture=False):
     return policy
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox"])
-@pytest.mark.parametrize("rows", [1, 4, 256])
+@pytest.mark.parametrize(("kind", "rows"), [("gpt2", 1), ("gpt2", 256), ("llama", 4), ("gpt_neox", 4)])
 def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
     policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
     long = Sampling(max_tokens=30, stop_tokens=(2, 7))

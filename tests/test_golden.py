@@ -19,7 +19,7 @@ from operant.objectives import advantages, losses
 from operant.rollouts import collate
 from operant.sampling import Sampling
 from operant.training import scoring, update, update_rules
-from operant.training.master_weights import MasterAdamW
+from operant.training.optimizer import MasterAdamW
 from operant.types import Batch
 
 

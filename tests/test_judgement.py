@@ -14,7 +14,8 @@ from toys import letters, lm
 
 from operant import Judgement, Learner, OperantError, Rollout, Task, isolated, train
 from operant.metrics.rollout_table import rows
-from operant.rewards import judge, minus_query, reward_metrics, weighted
+from operant.rewards import judge, reward_metrics
+from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play

@@ -25,7 +25,7 @@ from toys import bare_logprobs, letters, lm
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
 from operant.metrics.registry import METRICS, describe
-from operant.rewards import weighted
+from operant.rewards.combine import weighted
 from operant.rewards.isolated import isolated
 from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
@@ -338,6 +338,12 @@ def repeated(text):
     return mean([gram in grams[:i] for i, gram in enumerate(grams)]) if grams else None
 
 
+def fresh_prompts(episodes):
+    """The share of the turns behind a reply whose prompt does not begin with the row so far; None without such turns."""
+    pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in zip(turns, turns[1:]) if a.action]
+    return mean([prompt[: len(row)] != row for row, prompt in pairs]) if pairs else None
+
+
 def share(texts, signs):
     return mean([c in signs for c in "".join(texts)])
 
@@ -357,6 +363,7 @@ PICTURES, SIGNS = "\U0001f600\u2602", "~*/|"
 ROLLOUT = {
     "rollout/count": lambda s: len(s.kept),
     "rollout/turns": lambda s: mean([len(r.turns) for r in s.kept]),
+    "rollout/fresh_prompts": lambda s: fresh_prompts([r.turns for r in s.kept]),
     "rollout/query_tokens": lambda s: mean([len(turn.prompt) for turn in s.turns]),
     "rollout/query_tokens_std": lambda s: std([len(turn.prompt) for turn in s.turns]),
     "rollout/reply_tokens": lambda s: mean([len(turn.action) for turn in s.turns]),
@@ -1137,6 +1144,7 @@ def test_every_metric_has_a_row():
     elsewhere = {name for name in METRICS if name.startswith(groups)} | {
         "policy/allowed_tokens",  # test_policy_gradients.py
         "time/ahead",  # test_ahead.py
+        "world/<name>",  # test_tools.py
         "rollout/carried",  # test_carried.py
         *("rollout/redrawn", "rollout/drawn_per_used", "rollout/retired"),  # test_redraw.py
     }

@@ -12,6 +12,7 @@ PARITY = [
     ("trl_ppo_loop.py", "OPERANT_TRL_PYTHON"),
     ("trl_1_16.py", "OPERANT_TRL_1_16_PYTHON"),
     ("trl_1_16_preference.py", "OPERANT_TRL_1_16_PYTHON"),
+    ("trl_1_16_surface.py", "OPERANT_TRL_1_16_PYTHON"),
 ]
 
 

@@ -17,7 +17,7 @@ from operant.tools.cli import main
 from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 from operant.training.learner import Learner
-from operant.training.master_weights import MasterWeights
+from operant.training.optimizer import MasterWeights
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 import contextlib
 import re
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from toys import letters, lm
@@ -14,6 +16,7 @@ import operant
 from operant import OperantError, Policy, Sampling, Step, Task
 from operant.apps.agents.program import AgentWorld, EpisodeOverError
 from operant.engines.native.engine import NativeEngine
+from operant.metrics.collect import of_rollouts
 from operant.rollouts.play import play as play_tasks
 
 TASKS = [Task(f"letter/{letter}", "a b", target=letter) for letter in "cdef"]
@@ -87,9 +90,12 @@ def test_a_program_trains_as_the_same_world_written_as_an_env_does(tmp_path):
 
 
 def played(program, deadline=20.0, tasks=TASKS, tokenizer=None):
+    return played_in(AgentWorld(program, deadline=deadline), tasks, tokenizer)
+
+
+def played_in(env, tasks, tokenizer=None):
     made = policy()
     sampling = Sampling(max_tokens=4, stop_tokens=made.stop_tokens)
-    env = AgentWorld(program, deadline=deadline)
     env.tokenizer = tokenizer or made.tokenizer
     return play_tasks(tasks, env=env, engine=NativeEngine(made), tokenizer=env.tokenizer, sampling=sampling)
 
@@ -109,6 +115,88 @@ def test_a_conversation_has_the_ids_of_its_template():
     [rollout] = played(lambda task, client: len(client.chat(messages)), tasks=TASKS[:1], tokenizer=tokenizer)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     assert rollout.turns[0].prompt == ids
+
+
+TEMPLATES = {
+    "plain": "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }}</s>{% endfor %}a ",
+    "with a beginning": "<s>{% for m in messages %}{{ m['role'][0] }} {{ m['content'] | trim }}</s>{% endfor %}a ",
+    "rewriting": "{{ 'b ' * messages | length }}{% for m in messages %}{{ m['content'] }}</s>{% endfor %}a ",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_conversation_that_goes_on_joins_its_row_by_ids(name):
+    tokenizer = letters()
+    tokenizer.chat_template = TEMPLATES[name]
+
+    def program(task, client):
+        messages = [{"role": "user", "content": "a b"}]
+        for more in ("c", "d e", ""):
+            messages.append({"role": "assistant", "content": client.chat(messages)})
+            messages.append({"role": "user", "content": more})
+
+    rollouts = played(program, tokenizer=tokenizer, tasks=[Task(f"t/{i}", "a b") for i in range(16)])
+    ended = {turn.end for rollout in rollouts for turn in rollout.turns[:2]}
+    assert ended == {"stop", "length"}  # with the stop token in the row, and without
+    for rollout in rollouts:
+        one, two, three = rollout.turns
+        for last, turn, more in ((one, two, "c"), (two, three, "d e")):
+            end = "" if last.end == "stop" else "</s>"
+            row = [
+                *last.prompt,
+                *last.action,
+                *tokenizer(f"{end}u {more}</s>a ", add_special_tokens=False)["input_ids"],
+            ]
+            assert (turn.prompt == row) == (name != "rewriting")
+        assert rollout.info["fresh_rows"] == (3 if name == "rewriting" else 1)
+    share = of_rollouts(rollouts).result()["rollout/fresh_prompts"]
+    assert share == (name == "rewriting")
+
+
+def test_a_conversation_that_was_changed_opens_a_row():
+    tokenizer = letters()
+    tokenizer.chat_template = TEMPLATES["plain"]
+
+    def program(task, client):
+        messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "not sampled"}]
+        reply = client.chat([*messages, {"role": "user", "content": "c"}])
+        client.chat([*messages, {"role": "user", "content": "d"}, {"role": "assistant", "content": reply}])
+
+    assert [rollout.info["fresh_rows"] for rollout in played(program, tokenizer=tokenizer)] == [2] * 4
+
+
+AGENT = """
+import json, os, openai
+api, task = openai.OpenAI(), json.load(open(os.environ["OPERANT_TASK"]))
+stream = api.completions.create(model="any", prompt=task["prompt"], stream=True, stream_options={"include_usage": True})
+pieces = list(stream)
+text, end = pieces[0].choices[0].text, pieces[1].choices[0].finish_reason
+again = api.completions.create(model="any", prompt=task["prompt"] + text + " b a", temperature=0.5)
+assert pieces[-1].usage.completion_tokens == (4 if end == "length" else pieces[-1].usage.completion_tokens)
+print(json.dumps([text, end, again.usage.prompt_tokens]))
+print(text.count(task["target"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_command_is_a_world_and_ends_with_all_that_it_started(tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT, encoding="utf-8")
+    env = AgentWorld(command=f"{sys.executable} {agent}", ignore=["temperature"])
+    for rollout in played_in(env, TASKS[:2]):
+        first, second = rollout.turns
+        assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
+        assert second.reward == rollout.texts[0].count(rollout.task.target), rollout.info
+    hangs = f"{sys.executable} -c 'import time; time.sleep(999.25)' & sleep 999.25"
+    for command, end, why in ((hangs, "timeout", "within 3 seconds"), ("echo no; exit 3", "raised", "status 3: no")):
+        [rollout] = played_in(AgentWorld(command=command, deadline=3.0), TASKS[:1])
+        assert rollout.end == end and why in rollout.info["failure"]
+    until = time.monotonic() + 5
+    while (left := [p for p in psutil.process_iter(["cmdline"]) if "999.25" in str(p.info["cmdline"])]) and (
+        time.monotonic() < until
+    ):
+        time.sleep(0.1)
+    assert not left
 
 
 def swallows(task, client):

@@ -13,7 +13,8 @@ from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
-from operant.rewards import judge, weighted
+from operant.rewards import judge
+from operant.rewards.combine import weighted
 from operant.rewards.shaping import RunningMoments
 from operant.runs.evaluate import Probes
 from operant.tally import Tally

@@ -1,15 +1,13 @@
-"""The API reference has every public name and no broken link, and the check of docstrings sees what they leave out."""
+"""The API reference has every public name, and the check of docstrings sees what they leave out."""
 
 import importlib.util
 import re
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from browsing import chromium, visit
 
 ROOT = Path(__file__).parents[1]
 
@@ -97,65 +95,15 @@ def test_users_are_told_to_import_public_names_only(public: dict) -> None:
 # --- pages --------------------------------------------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """The anchors and links of a page."""
-
-    def __init__(self, path: Path):
-        super().__init__()
-        self.anchors, self.links = set(), set()
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag: str, attributes: list) -> None:
-        found = dict(attributes)
-        self.anchors.add(found.get("id"))
-        if tag == "a":
-            self.links.add(found["href"])
-
-
-@pytest.fixture(scope="module")
-def pages(reference: ModuleType, tmp_path_factory) -> dict[Path, Page]:
-    return {path: Page(path) for path in reference.build(tmp_path_factory.mktemp("reference"))}
-
-
-def test_every_public_name_is_on_its_page_and_no_private_one(pages: dict, public: dict) -> None:
-    (root,) = (path.parent for path in pages if path.name == "index.html")
+def test_every_public_name_is_on_its_page_and_no_private_one(
+    reference: ModuleType, public: dict, tmp_path: Path
+) -> None:
+    """With the signature, which Sphinx reads; that it takes the pages without a warning, tests/test_site.py tries."""
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in reference.build(tmp_path)}
+    assert pages.keys() == {*public, "index"}
     for name, module in public.items():
-        anchors = pages[root / f"{name.replace('.', '/')}.html"].anchors
-        expected = {
-            member.qualname
-            for doc in module.members.values()
-            for member in (doc, *getattr(doc, "own_members", ()))
-            if member.name != "__init__"
-        }
-        assert expected - anchors == set()
-        assert {anchor for anchor in anchors if anchor and re.search(r"(^|\.)_(?!_init__$)", anchor)} == set()
-    assert {"Env.reset", "RewardFn"} <= pages[root / "operant/types.html"].anchors
-    assert {"train", "Batch.tokens", "Learner.__init__", "Learner.step"} <= pages[root / "operant.html"].anchors
-
-
-def test_no_link_is_broken(pages: dict) -> None:
-    broken = []
-    for path, page in pages.items():
-        for link in page.links:
-            file, _, anchor = link.partition("#")
-            target = (path.parent / file).resolve() if file else path
-            if link.startswith(("http://", "https://")):
-                continue
-            if not target.is_file() or (anchor and target in pages and anchor not in pages[target].anchors):
-                broken.append(f"{path.name}: {link}")
-    assert broken == []
-    assert sum(len(page.links) for page in pages.values()) > 300
-
-
-def test_formulas_are_drawn_without_a_network_and_dark_pages_are_legible(pages: dict) -> None:
-    (grpo,) = (path for path in pages if path.name == "grpo.html")
-    with chromium() as browser, visit(browser, grpo.as_uri(), scheme="dark") as page:
-        formula = page.locator("math[display=block]").bounding_box()
-        assert formula["width"] > 300 and 30 < formula["height"] < 200
-        assert page.locator("math mfrac").count() == 3
-        assert "$" not in page.locator("main").inner_text()
-        style = "element => { const s = getComputedStyle(element); return [s.color, s.backgroundColor] }"
-        text, _ = page.locator("main").evaluate(style)
-        _, background = page.locator("html").evaluate(style)
-        text, background = (sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 for colour in (text, background))
-        assert text > 200 and background < 60
+        shown = re.findall(r"^`+\{py:\w+\} (\w+)", pages[name], re.MULTILINE)
+        docs = [part for doc in module.members.values() for part in (doc, *getattr(doc, "own_members", ()))]
+        assert sorted(shown) == sorted(doc.name for doc in docs if doc.name != "__init__")
+        assert not [name for name in shown if name.startswith("_")]
+    assert "{py:method} reset(" in pages["operant.types"] and "{py:class} Learner(policy" in pages["operant"]

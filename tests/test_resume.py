@@ -317,15 +317,24 @@ def without_line_2(path):
     path.write_bytes(lines[0] + lines[2])
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl"])
+def with_line_4(path):
+    without_line_2(path)
+    path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')
+
+
 @pytest.mark.parametrize(
-    ("harm", "lost"),
+    ("name", "harm", "lost"),
     [
-        (lambda path: path.write_bytes(b""), [1, 2, 3]),
-        (lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]), [2, 3]),
-        (lambda path: path.unlink(), [1, 2, 3]),
-        (without_line_2, [2]),
-        (lambda path: (without_line_2(path), path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')), [2]),
+        ("metrics.jsonl", lambda path: path.write_bytes(b""), [1, 2, 3]),
+        (
+            "metrics.jsonl",
+            lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]),
+            [2, 3],
+        ),
+        ("metrics.jsonl", lambda path: path.unlink(), [1, 2, 3]),
+        ("metrics.jsonl", without_line_2, [2]),
+        ("distributions.jsonl", with_line_4, [2]),
+        ("distributions.jsonl", lambda path: path.unlink(), [1, 2, 3]),
     ],
 )
 def test_lost_lines_are_said_and_the_others_stay(tmp_path, name, harm, lost, capfd):
@@ -437,7 +446,7 @@ class Grumpy:
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda r: r, lambda r: {"grumpy": (r, 2.0)}], ids=["alone", "in a sum"])
 def test_a_reward_that_changes_goes_on_where_it_was(tmp_path, wrap):
-    from operant.rewards import weighted
+    from operant.rewards.combine import weighted
 
     def reward(**given):
         made = wrap(Grumpy(**given))

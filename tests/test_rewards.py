@@ -15,7 +15,8 @@ from scored import fixed, rollout_of
 from tokenizers_of_words import WORDS, tokenizer_of
 
 from operant.models.model_passes import batches
-from operant.rewards import check, judge, minus_query, resolve, weighted
+from operant.rewards import check, judge, resolve
+from operant.rewards.combine import minus_query, weighted
 from operant.rewards.shaping import (
     RunningMoments,
     ScoreOptions,
@@ -621,15 +622,18 @@ def by_column(completions, answer, **kwargs):
 
 
 def test_a_function_of_trls_form_gets_what_trl_passes():
-    def keep(**kwargs):
+    def keep(log_metric, log_extra, **kwargs):
         seen.append(kwargs)
+        log_metric("long", 2)
+        log_extra("gold", ["a", "b"])
         return [0.5, None]
 
     seen: list[dict] = []
     columns = [{"answer": "0", "level": 1}, {"answer": "7", "level": 2}]
     for messages in (False, True):
         reward = lambda prompts, completions, **kwargs: keep(prompts=prompts, completions=completions, **kwargs)  # noqa: E731
-        assert judge(reward, answers(*columns, messages=messages)).scores == [0.5, None]
+        judged = judge(reward, answers(*columns, messages=messages))
+        assert judged.scores == [0.5, None] and judged.parts["long"] == [2, 2] and judged.remark(1).message == "gold: b"
     same = {"completion_ids": [[5, 6], [5, 6]], "answer": ["0", "7"], "level": [1, 2]}
     assert seen[0] == same | {"prompts": ["How many?"] * 2, "completions": ["It is 0.", "It is 1."]}
     assert seen[1]["prompts"] == [[{"role": "user", "content": "How many?"}]] * 2
@@ -643,8 +647,10 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
     assert judge(resolve({by_column: 2.0, "length:9": 0.0}), answers("0", "7")).scores == [2.0, 0.0]
     with pytest.raises(OperantError, match=r"asks for answer, .*data\.target_field=answer"):
         judge(by_column, answers(None))
-    with pytest.raises(OperantError, match=r"asks for log_metric.*only TRL's trainer has that"):
-        judge(lambda completions, log_metric: [1.0], answers("0"))
+    with pytest.raises(OperantError, match=r"asks for trainer_state.*only TRL's trainer has that"):
+        judge(lambda completions, trainer_state: [1.0], answers("0"))
+    with pytest.raises(OperantError, match=r"log_extra\('x', ...\): 2 values for 1 replies"):
+        judge(lambda completions, log_extra: log_extra("x", [1, 2]) or [1.0], answers("0"))
 
 
 def test_scores_whose_squares_overflow_are_refused():

@@ -11,7 +11,8 @@ from operant import Learner, OperantError, Policy
 from operant.rollouts.collate import collate, nothing
 from operant.runs.config import configure
 from operant.tools.diagnosis import diagnose
-from operant.training.best import best, only, parse
+from operant.training.best import best, only
+from operant.training.select import parse
 from operant.types import Rollout, Task, Turn
 
 SCORES = [0.5, 2.0, -1.0, 2.0, 0.5, 0.5, 3.0]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from copy import deepcopy
 
 import openai
 import pytest
@@ -15,6 +16,7 @@ import torch
 from page_commands import snippets
 from toys import bare_table, letters, lm
 
+import operant
 from operant import OperantError, Policy, Sampling
 from operant.apps.agents import server as serving
 from operant.apps.agents.protocol import Reply, called
@@ -284,13 +286,23 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
     assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_the_snippet_of_the_page_runs(one, capsys):
-    (snippet,) = snippets("docs/serving.md")
-    for shown, here in (("http://127.0.0.1:8000/v1", one.url), ("runs/sentiment", "toy"), ("This film", "the cab")):
-        assert shown in snippet
-        snippet = snippet.replace(shown, here)
-    exec(snippet, {})
+def test_the_snippets_of_the_page_run(one, capsys, tmp_path, monkeypatch):
+    """What the second one records is trained on: by the weights that answered, every ratio is 1; others are stale."""
+    monkeypatch.chdir(tmp_path)
+    for snippet in snippets("docs/serving.md"):
+        for shown, here in (("http://127.0.0.1:8000/v1", one.url), ("runs/sentiment", "toy"), ("This film", "the cab")):
+            assert shown in snippet
+            snippet = snippet.replace(shown, here)
+        exec(snippet, {})
     assert capsys.readouterr().out.strip()
+    others = Policy(lm("gpt2", len(one.policy.tokenizer), seed=1), one.policy.tokenizer)
+    for policy, age in ((one.policy, 0.0), (others, 1.0)):
+        recorded = {"replies": "calls.jsonl", "algorithm": "grpo", "samples": 4, "batch": 4, "steps": 2, "probes": 0}
+        run = operant.train(Policy(deepcopy(policy.model), policy.tokenizer), **recorded, out=f"run-{age}", quiet=True)
+        first, second = run.metrics
+        assert (first["rollout/staleness"], second["rollout/staleness"]) == (age, age + 1)
+        assert (abs(first["rollout/importance_mean"] - 1) < 1e-5) == (age == 0)
+        assert (first.get("rollout/engine_gap_max", 1.0) < 1e-5) == (age == 0)
 
 
 def test_an_answer_names_the_model_where_the_request_did_not(one):

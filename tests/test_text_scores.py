@@ -22,6 +22,7 @@ from operant.apps.text.parent import parent, table_values
 from operant.metrics.evaluation import measure, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.rewards import check, judge
+from operant.rewards.combine import PrefixGain
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rollouts.collate import collate
@@ -848,7 +849,7 @@ def test_a_choice_an_untrained_turn_and_an_abstention():
         scores = [Judgement(float(len(r.reply)), {"x": 1.0}, "fine", r.reply) for r in rollouts]
         return [None if len(r.reply) == 1 else s for r, s in zip(rollouts, scores, strict=True)]
 
-    reward = rewards.PrefixGain(strict, letters())
+    reward = PrefixGain(strict, letters())
     choice = spoken("abc", options=[[4, 5, 6], [5]], chosen=0)
     example = spoken("abc", before=("xy",), trained=False)
     judged = judge(reward, [spoken("abc"), choice, example, spoken("a")])
@@ -863,7 +864,7 @@ def test_per_token_goes_with_sums_failures_and_lists():
     rewards.read_with(tolerant, letters())
     assert judge(tolerant, [spoken("ab")]).scores == [[1.0, 0.0]]
     with pytest.raises(OperantError, match="scores each token already"):
-        judge(rewards.PrefixGain(lambda rs: [[0.0] * r.count for r in rs], letters()), [spoken("ab")])
+        judge(PrefixGain(lambda rs: [[0.0] * r.count for r in rs], letters()), [spoken("ab")])
     with pytest.raises(OperantError, match=r"needs the policy's tokenizer.*read_with\(reward, policy\.tokenizer\)"):
         judge(rewards.resolve("per_token:letters:a"), [spoken("ab")])
 

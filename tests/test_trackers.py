@@ -435,12 +435,3 @@ def test_an_interrupt_ends_the_run_after_the_step_with_all_trackers(tmp_path):
     assert [row["_step"] for row in history(tmp_path / "x", steps)[1]] == list(range(1, steps + 1))
     assert [e.step for e in events(tmp_path / "x").Scalars("reward/mean")] == list(range(1, steps + 1))
     assert [r["step"] for r in logs(tmp_path / "x")[1] if "reward/mean" in r] == list(range(1, steps + 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TRACKERS.built_in)
-def test_an_interrupt_ends_the_run_after_the_step(name, tmp_path):
-    done = interrupted(tmp_path / "x", name)
-    assert (done.returncode, done.stdout) == (0, "") and done.stderr.strip().startswith("signal SIGINT: the run ends")
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert any((tmp_path / "x/checkpoints").iterdir())

@@ -1,6 +1,7 @@
 """Whole runs: a reward that fails once, resuming, evaluation apart from training, presets, and what is logged."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.metrics.registry import describe
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
-from operant.runs.notes import idle
+from operant.runs.notes import high_rate, idle
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):
@@ -75,17 +76,12 @@ def test_a_step_that_nothing_was_left_of_is_played_again(tmp_path):
 
 
 HOW = {
-    "plain": {"score.scale": True},
     "trunk": {"model.train_layers": 1},
     "trunk, states computed again": {"model.train_layers": 1, "model.states_gb": 0.0},
-    "bfloat16": {"model.precision": "bfloat16"},
     "bfloat16 trunk": {"model.precision": "bfloat16", "model.train_layers": 1},
     "8 bit": {"optimizer.states": "8bit"},
-    "checkpointed": {"model.gradient_checkpointing": True},
-    "in chunks": {"reward_chunks": 2},
-    "groups": {"algorithm": "grpo", "samples": 2},
-    "leave one out": {"algorithm": "rloo", "samples": 2},
-    "an adapter": {"lora.rank": 2},
+    "groups, in chunks": {"algorithm": "grpo", "samples": 2, "reward_chunks": 2},
+    "an adapter, checkpointed": {"lora.rank": 2, "model.gradient_checkpointing": True},
     "a critic of its own": {"value.critic": "copy", "value.init": "normal"},
     "all that follows": {"kl.control": "adaptive", "kl.horizon": 20, "score.scale": True, "score.normalise": True}
     | {"optimizer.schedule": "cosine", "optimizer.warmup": 0.5, "kl.loss_coef": 0.1, "best": "reward/mean"},
@@ -324,3 +320,22 @@ def test_an_option_that_nothing_reads_is_said(method, given, needed):
     (note,) = idle(configure(options))
     name, value = list(given.items())[-1]
     assert f"{name}={value} without {needed}: nothing reads it" in note
+
+
+@pytest.mark.parametrize(
+    ("millions", "rate", "method", "usual"),
+    [
+        (124, 3e-4, "ppo", "1e-05, about the usual rate of 124M"),
+        (124, 1e-5, "ppo", None),
+        (5.3, 3e-4, "grpo", None),
+        (5.3, 3e-3, "grpo", "3e-04, about the usual rate of 5.3M"),
+        (7000, 1e-5, "rloo", "1e-06, about the usual rate of 7e+03M"),
+        (124, 3e-4, "sft", None),
+    ],
+)
+def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usual):
+    weights = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(int(millions * 1e6), device="meta"))])
+    learner = SimpleNamespace(policy=SimpleNamespace(model=weights), algorithm=find(method))
+    given = {"algorithm": method, "tasks": "x.txt", "optimizer.lr": rate} | REWARDED[find(method).source != "data"]
+    said = high_rate(configure(given), learner)
+    assert [usual in note for note in said] == [True] * (usual is not None)

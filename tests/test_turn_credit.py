@@ -359,11 +359,11 @@ def test_a_method_opens_the_lock(name):
 
 
 STEADY = ("ppo", "rejection, turns")
-"""Methods that a leak shows in most: where every third game gets its own pay, 0.50 and 0.73 of the games are won."""
+"""The methods that a leak shows in most: where every third game gets its own pay, 0.50 and 0.73 are won."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in STEADY else pytest.mark.slow) for n in METHODS])
+@pytest.mark.parametrize("name", STEADY)
 def test_pay_for_another_game_opens_nothing(name):
     won = [x for seed in range(2) for x in opened(name, 12, shuffle=True, seed=seed)[-4:]]
     print(name, [round(x, 2) for x in won])

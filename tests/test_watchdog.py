@@ -9,8 +9,8 @@ from processes import Child
 from toys import letters, lm
 
 from operant import train, watchdog
-from operant.machine import Clock
-from operant.watchdog import Watchdog, beat
+from operant.machine import Clock, beat
+from operant.watchdog import Watchdog
 
 
 def test_a_slow_phase_is_logged_with_item_and_duration_and_a_quick_one_is_not(tmp_path):

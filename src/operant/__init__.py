@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from operant.models.policy import Policy
     from operant.models.value_head import ValueOptions
     from operant.rewards.isolated import isolated
+    from operant.runs.build import recorded_replies
     from operant.runs.run import Observer, Run
     from operant.sampling import Sampling
     from operant.tools.diagnosis import diagnose
@@ -31,6 +32,7 @@ _NAMES = {
     "models.policy": "Policy",
     "models.value_head": "ValueOptions",
     "rewards.isolated": "isolated",
+    "runs.build": "recorded_replies",
     "runs.run": "Observer Run",
     "sampling": "Sampling",
     "tools.diagnosis": "diagnose",

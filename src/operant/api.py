@@ -26,7 +26,7 @@ class TrlReward(Protocol):
     def __call__(self, *, prompts: Any, completions: Any, **kwargs: Any) -> object: ...
 
 
-Reward = RewardFn | TrlReward | str | Mapping[str, Any] | None
+Reward = RewardFn | TrlReward | str | Mapping[Any, Any] | Sequence[Any] | None
 
 
 def train(
@@ -34,7 +34,8 @@ def train(
     tasks: object = None,
     reward: Reward = None,
     *,
-    algorithm: object = None,
+    algorithm: str | None = None,
+    args: object = None,
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
@@ -44,13 +45,14 @@ def train(
 
     It prints what the command line prints: a progress bar in a terminal, and a line for each step elsewhere. In a
     notebook it draws a live chart in the cell instead. Both also show the findings. quiet: show nothing.
-    policy: a name, a transformers model (with `tokenizer=`) or a Policy. reward: any function from rollouts to scores.
+    policy: a name, a transformers model (with `tokenizer=`) or a Policy. reward: any function from rollouts to scores,
+    or a list of them, which are added. args: a `GRPOConfig` of TRL 1.16 or its like; the options here overrule it.
     With `resume=True` the run in `out` is resumed; other options then replace its recorded ones. Ctrl-C stops after the
     current step and saves. observers: called after every step and at the end, after diagnosis and report.
     Raises: OperantError for an error that the user can correct.
     """
-    arguments = _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
-    *_, run = runs(out, observers=observers, quiet=quiet, **arguments, **options)
+    arguments = _arguments(args, options, policy=policy, tasks=tasks, reward=reward, algorithm=algorithm, out=out)
+    *_, run = runs(observers=observers, quiet=quiet, **arguments)
     return run
 
 
@@ -59,15 +61,17 @@ def steps(
     tasks: object = None,
     reward: Reward = None,
     *,
-    algorithm: object = None,
+    algorithm: str | None = None,
+    args: object = None,
     out: str | Path | None = None,
     observers: Sequence[Observer] = (),
     quiet: bool = False,
     **options: "Unpack[TrainArguments]",
 ) -> Iterator[dict[str, float]]:
     """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
-    seen, arguments = 0, _without_none(policy=policy, tasks=tasks, reward=reward, algorithm=algorithm)
-    for run in runs(out, observers=observers, quiet=quiet, **arguments, **options):
+    seen = 0
+    arguments = _arguments(args, options, policy=policy, tasks=tasks, reward=reward, algorithm=algorithm, out=out)
+    for run in runs(observers=observers, quiet=quiet, **arguments):
         if len(run.metrics) > seen:
             seen = len(run.metrics)
             yield run.metrics[-1]
@@ -101,6 +105,11 @@ def runs(
         shown.end(run)
 
 
-def _without_none(**arguments: object) -> dict[str, Any]:
-    """The arguments that are not None; the recipe or the defaults decide about the others."""
-    return {name: value for name, value in arguments.items() if value is not None}
+def _arguments(args: object, options: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+    """The arguments that are not None, with the options and those of a configuration object below them."""
+    known = {name: value for name, value in arguments.items() if value is not None} | dict(options)
+    if args is None:
+        return known
+    from operant.tools.migrate.configuration import with_configuration
+
+    return with_configuration(args, known)

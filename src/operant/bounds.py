@@ -63,10 +63,7 @@ def rules(made: object) -> dict[str, str]:
 
 
 def check_bounds(made: "DataclassInstance", group: str = "") -> None:
-    """Check the fields of an instance of a dataclass of options. group: of its options, for the sentence.
-
-    Raises: OperantError for the first value that is not within the bounds of its field.
-    """
+    """Check the fields of an instance of a dataclass of options. group: of its options, for the sentence."""
     for f in fields(made):
         value = getattr(made, f.name)
         if f.metadata and value is not None and not f.metadata["good"](value):

@@ -51,7 +51,6 @@ def launched(minutes: float = 0.0) -> Iterator[None]:
     """Open the process group that torchrun asks for, and close it at the end. Without torchrun, do nothing.
 
     minutes: how long a rank waits for the others before it ends; 0: 30 minutes.
-    Raises: OperantError if the ranks do not find each other, or if another rank ends or hangs meanwhile.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         yield
@@ -291,8 +290,6 @@ class Shards(GradientSum):
         """units: the parts of a twin of the module that are gathered one at a time; what is left is gathered for the
         whole pass. shared: parameters that belong to another module, which are not divided here. offload: the rows of
         this rank, their gradients and the optimizer's states are in the CPU's memory.
-
-        Raises: OperantError for parameters that FSDP cannot divide.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard

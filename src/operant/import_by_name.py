@@ -42,11 +42,7 @@ class Table:
         return sorted({*self.built_in, *(entry.name for entry in self._installed())})
 
     def find(self, name: object) -> Any:
-        """The object of that name, or of a `module:object`.
-
-        Raises: OperantError for an unknown name, with the nearest one and the list; and for an object that cannot be
-        imported, with the package that it belongs to and the reason.
-        """
+        """The object of that name, or of a `module:object`."""
         if not isinstance(name, str):
             raise OperantError(f"{self.kind} {shown(name)} is no name: give one of {', '.join(self.names())} as text")
         entries = [entry for entry in self._installed() if entry.name == name]
@@ -126,7 +122,6 @@ def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:
     """The object `name` of the module or file `place`. The working directory is searched too, as by `python -m`.
 
     `what` names the kind of object in errors, for example "reward"; `known` are names to suggest.
-    Raises: OperantError if there is none.
     """
     module = _module(what, place, known)
     found = module

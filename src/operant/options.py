@@ -14,11 +14,13 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.types import OperantError, shown
+from operant.types import OperantError, name_of, shown
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
         if name := next((name for name in needed if name not in picked[group]), None):
             why = "it has no default"
             if isinstance(made, Factory):
-                called = getattr(made.make, "__name__", type(made.make).__name__)
+                called = name_of(made.make)
                 passed = [*inspect.signature(made.make).parameters][: made.skip]
                 gets = made.gets or (" and ".join(passed) + " alone" if passed else "no argument")
                 why = f"{called} gets {gets}, and has no default for {name!r}; set the option, or write a default into "
@@ -222,6 +224,11 @@ def parse(text: str, what: str) -> Any:
 
     Raises: OperantError that begins with `what`.
     """
+    return deepcopy(_parsed(text, what))
+
+
+@lru_cache(64)  # a run reads its config several times, and the reader that is safe for any file is slow
+def _parsed(text: str, what: str) -> object:
     import yaml
 
     loader, size = yaml.SafeLoader(""), 0.0

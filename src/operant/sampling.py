@@ -426,8 +426,6 @@ def encode_prompt(
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
 
     `tools`: the functions that an answer may call, for the template.
-
-    Raises: OperantError if the tokenizer or its template is missing.
     """
     ids = [token for token in prompt if isinstance(token, int)] if isinstance(prompt, list) else []
     if isinstance(prompt, list) and len(ids) == len(prompt):
@@ -450,8 +448,13 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], *, prompting: bool, t
     return _templated(tokenizer, messages, prompting, tools=tools, tokenize=False)
 
 
+def template_of(tokenizer: object) -> str | None:
+    """The chat template of a tokenizer; None if it has none."""
+    return getattr(tokenizer, "chat_template", None)
+
+
 def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) -> Any:
-    if not getattr(tokenizer, "chat_template", None):
+    if not template_of(tokenizer):
         raise OperantError(
             "the task is a list of messages, and the tokenizer has no chat template: "
             "give text, or a template (--model.chat-template, docs/recipes.md)"

@@ -338,6 +338,8 @@ class EnvBase:
     measure: Callable[[Callable[[str], int], int | None], None] | None = None
     """Called once by the learner, with a function from a text to its number of tokens and the most tokens of a prompt
     (None: no limit), for a world that shortens its prompts."""
+    on_turns: Callable[[Mapping[int, Turn]], None] | None = None
+    """Called before `step` with the turn of each reply: its token ids, their log-probs, and how it ended."""
     for_evaluation: Callable[[], Env] | None = None
     """Returns the world in which a policy is measured, if that is another one."""
     check: Callable[[], None] | None = None

@@ -21,20 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from operant import machine
 from operant.machine import Clock
 
 SLOW = 60.0
 """Seconds after which a phase is logged."""
 CHECKS = 20
 """How often progress is checked within `silence` seconds."""
-
-_beats = 0
-
-
-def beat() -> None:
-    """Record progress, which resets the silence timer."""
-    global _beats
-    _beats += 1
 
 
 class Watchdog:
@@ -92,7 +85,7 @@ class Watchdog:
         every = min([self.slow / 4] + [self.silence / CHECKS] * bool(self.silence))
         last: Any = None
         while not self._over.wait(every):
-            progress = _beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
+            progress = machine.beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
             if progress != last and self.silence:
                 self._arm()
             last = progress

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 METHODS = {
-    name: f"operant.algorithms.{name.replace('-', '_')}"
+    name: f"operant.algorithms.{name.replace('++', '_pp').replace('-', '_')}"
     for name in (
         "ppo",
         "a2c",
@@ -58,16 +58,17 @@ METHODS = {
         "decision",
         "ilql",
         "soft_q",
+        "reinforce++",
+        "reinforce++-baseline",
     )
-} | {
-    "reinforce++": "operant.algorithms.reinforce_pp",
-    "reinforce++-baseline": "operant.algorithms.reinforce_pp_baseline",
 }
 """The module of each method, which is imported when the method is asked for."""
 ALGORITHMS = Lazy({name: f"{module}:ALGORITHM" for name, module in METHODS.items()})
 """The methods by name."""
 TABLE = Table("algorithm", "operant.algorithms", ALGORITHMS)
 """Another package's entry is an `Algorithm`, or a module with one of the name `ALGORITHM`."""
+OF_RL4LMS = Lazy({"presets": "operant.algorithms.rl4lms:PRESETS"})
+"""A table of RL4LMs' own values, read when a preset is asked for."""
 DEFAULT = "ppo"
 """The algorithm of a run that does not choose one."""
 
@@ -76,11 +77,9 @@ DEFAULT = "ppo"
 def presets() -> dict[str, dict[str, object]]:
     """Presets by name, each a set of option values: those of other systems, and `trunk`, which trains the top sixth of
     the layers and caches the hidden states of the others. Presets can be combined: preset="trl,trunk"."""
-    from operant.algorithms import rl4lms  # a table of RL4LMs' own values, read when a preset is asked for
-
     of_methods = [vars(import_module(module)).get("PRESETS", {}) for module in METHODS.values()]
     trunk: dict[str, object] = {"model.train_layers": "auto"}
-    return {name: own for each in of_methods for name, own in each.items()} | {"trunk": trunk} | rl4lms.PRESETS
+    return {name: own for each in of_methods for name, own in each.items()} | {"trunk": trunk} | OF_RL4LMS["presets"]
 
 
 def preset_names() -> str:

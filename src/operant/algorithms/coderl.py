@@ -40,8 +40,6 @@ def returns_and_programs(
 ) -> dict[str, Tensor]:
     """[B, T] minus advantage times log-prob where the policy has acted, and `given_coef` times minus log-prob of given
     programs; the weights of a batch take the mean of each.
-
-    Raises: OperantError if `given_coef` is below 0.
     """
     if given_coef < 0:
         raise OperantError(f"loss.given_coef={given_coef:g}: it must be at least 0")

@@ -52,7 +52,6 @@ def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> 
 
     `divergence`: reverse, KL(policy || teacher); forward, KL(teacher || policy); or jensen_shannon, the mean of both
     to the mixture of the two in equal parts (arXiv:2306.13649, equations 1 and 4).
-    Raises: OperantError for another name, or a policy that computes none.
     """
     if divergence not in EXACT:
         raise OperantError(f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")

@@ -38,7 +38,6 @@ def with_anchors(batch: Batch, rollouts: Sequence[Rollout], turn_discount: float
     All attempts at a task begin in the same state, so a first turn needs no key. `extra` gets `discounted` [B, T]: what
     `turn_discount` has taken from the rewards of turns that are not trained on, so that whole episodes are compared by
     the plain sum of their rewards.
-    Raises: OperantError for a later turn that is trained on and has none.
     """
     numbers: dict[tuple[int, str], int] = {}
     table = torch.full((max(len(rollouts), 1), max((len(r.turns) for r in rollouts), default=1)), -1)

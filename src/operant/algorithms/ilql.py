@@ -54,7 +54,6 @@ def with_discounts(batch: Batch, *, gamma: float = 0.99, turn_gamma: float = 1.0
     """Add the discount between each action and the next one: `gamma`, and `gamma * turn_gamma` at the end of a turn.
 
     Each turn in between that is not trained on discounts by `gamma * turn_gamma` once more.
-    Raises: OperantError for a rate outside 0..1.
     """
     for name, rate in {"gamma": gamma, "turn_gamma": turn_gamma}.items():
         if not 0 <= rate <= 1:
@@ -79,7 +78,6 @@ def q_learning(
 
     `tau`: the expectile of V. `cql_coef`: of the term that keeps Q low off the data. `bc_coef`: of the imitation, whose
     weights are exp(awac_beta * (Q - V)), at most 20. The batch contains whole episodes.
-    Raises: OperantError for a `tau` outside 0..1, or a policy without Q values.
     """
     if not 0 < tau < 1:
         raise OperantError(f"loss.tau={tau}: it must lie between 0 and 1")

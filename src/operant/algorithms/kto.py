@@ -59,7 +59,6 @@ def exchanged(batch: Batch) -> Batch | None:
 
     Prompts are in the order of their first groups; the j-th reply to a prompt becomes the j-th to the one before it,
     counted again from the first if that one has fewer. Everything from a row's first action on is its reply.
-    Raises: OperantError if there is only one prompt.
     """
     own = []
     for row in range(len(batch)):

@@ -59,7 +59,7 @@ def outcome(out: Outputs, batch: Batch) -> dict[str, Tensor]:
 
 
 def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
-    """All are. Raises: OperantError for a label that is no outcome's number, or if all data have one outcome."""
+    """All are."""
     found = {label for of_prompt in labels for label in of_prompt}
     if odd := found - {float(i) for i in range(len(OUTCOMES))}:
         raise OperantError(

@@ -115,3 +115,18 @@ PRESETS: dict[str, dict[str, object]] = {
     },
 }
 """The published settings of other systems, by name."""
+
+# The sentiment notebook of TRL 0.11: GPT-2 tuned on IMDB, a logit of a classifier, 2 to 8 tokens of a review as prompt.
+# TRL draws one length of 4 to 15 tokens for all replies of a step; here a reply ends by itself between the two.
+PRESETS["imdb-gpt2"] = PRESETS["trl"] | {
+    "policy": "lvwerra/gpt2-imdb",
+    "tasks": "imdb",
+    "data.min_chars": 200,
+    "data.query_tokens": "2-8",
+    "reward": "classifier:lvwerra/distilbert-imdb#POSITIVE",
+    "reward.output": "logit",
+    "steps": 100,
+    "batch": 256,
+    "sampling.min_tokens": 4,
+    "sampling.max_tokens": 15,
+}

@@ -49,10 +49,7 @@ from operant.types import OperantError
 
 
 def usable(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
-    """Of the labels of each prompt: whether the kind of the loss learns from them.
-
-    Raises: OperantError if there is nothing to learn.
-    """
+    """Of the labels of each prompt: whether the kind of the loss learns from them."""
     kind = loss["kind"]
     if kind == "good":
         return good_or_bad(labels, loss, whole=whole)

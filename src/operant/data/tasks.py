@@ -25,6 +25,8 @@ CHUNK = 512
 """Number of texts that are encoded together."""
 MAX_ID = 1000
 """Characters of the longest task id, which is written to every file of a run."""
+EVERY = "*"
+"""As `target_field`, all fields."""
 MARGIN = 16
 """Number of tokens that must follow a query, so that its ids are surely those of the whole text."""
 
@@ -68,7 +70,8 @@ class DataOptions:
     id_field: str | None = None
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None = None
-    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them does."""
+    """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them does, and
+    with * one of all but the prompt. None: no field, and with a reward of TRL's form, which takes them by name, all."""
     reference_field: str | None = None
     """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None = None
@@ -230,7 +233,10 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
     if options.id_field:
         task_id = str(_field(fields, options.id_field, where, "id_field"))
     target = None
-    if options.target_field:
+    if options.target_field == EVERY:
+        read = {options.text_field, "text" if "text" in fields else "prompt", "completion", "completion_ids"}
+        target = {name: value for name, value in fields.items() if name not in read} or None
+    elif options.target_field:
         wanted = [options.target_field] if options.target_field in fields else options.target_field.split(",")
         found = {name.strip(): _field(fields, name.strip(), where, "target_field") for name in wanted}
         target = found if len(wanted) > 1 else next(iter(found.values()))

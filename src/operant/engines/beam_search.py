@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import torch
 
 from operant.engines.native.engine import NativeEngine
+from operant.machine import beat
 from operant.models.policy import Policy
 from operant.sampling import Sampling, check_prompts
 from operant.types import Completion, OperantError
-from operant.watchdog import beat
 
 ROWS = 256
 """Most beams that are decoded at a time."""

@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 import torch
 
 from operant import distributed
+from operant.machine import beat
 from operant.models import output_mlp
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.net.client import Client, NoAnswer
 from operant.sampling import Sampling, check_expressed, check_prompts, end_of
 from operant.types import Batch, Completion, OperantError, shown
-from operant.watchdog import beat
 
 UNKNOWN = ("only_text", "banned", "top_p_least", "keep_stops", "guidance", "truncation")
 """What the protocol does not have."""

@@ -10,11 +10,11 @@ from torch import Tensor
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.engines.native.record import Record
+from operant.machine import beat
 from operant.models import layout
 from operant.models.policy import Policy
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
 from operant.types import Completion, OperantError
-from operant.watchdog import beat
 
 UNKNOWN = ("only_text", "banned", "min_tokens", "min_p", "top_p_least", "keep_stops", "guidance", "truncation")
 """What continuous batching drops or does not have."""

@@ -18,11 +18,11 @@ from typing import Any
 
 from operant import distributed
 from operant.engines.openai import OpenAIEngine, Reply, check_exported
+from operant.machine import beat
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.sandbox.process import Limits, SupervisedProcess
 from operant.types import OperantError, shown
-from operant.watchdog import beat
 
 HOST = "127.0.0.1"
 """The server is reached from this machine alone."""

@@ -24,6 +24,7 @@ ENVS = Table(
         "single_turn": "operant.envs:SingleTurn",
         "textarena": "operant.apps.games.textarena:TextArena",
         "textworld": "operant.apps.games.textworld:TextWorld",
+        "tools": "operant.apps.agents.tools:ToolWorld",
     },
 )
 """The class or function that makes each environment; its arguments are the options `env.*`."""

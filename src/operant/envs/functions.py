@@ -68,8 +68,6 @@ class FunctionEnv(EnvBase):
 def maker(world: object) -> Any:
     """What makes the world that a user has named: of a generator function its `FunctionEnv`, with the function's
     arguments after the task; of a function `play(task, client)` the world `program`; anything else is itself.
-
-    Raises: OperantError for another function of a task that yields nothing.
     """
     if inspect.isfunction(world) and [*inspect.signature(world).parameters] == ["task", "client"]:
 

@@ -52,8 +52,6 @@ def isolated(spec: str, **options: object) -> "IsolatedEnv":
 def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
     """What `env="PREFIX:SPEC"` calls, for a prefix of `FORMS`: it has the arguments of `world`, which SPEC names, and
     those of the form that can be options of a run.
-
-    Raises: OperantError for a world that lacks a method, or has an argument of such a name itself.
     """
     lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
     if lacking:
@@ -260,7 +258,7 @@ class IsolatedEnv:
         return [task_from_plain(task) for task in plain]
 
     def _ask_one(self, pool: Pool | RayPool, request: dict[str, object]) -> Any:
-        """What a worker answers. Raises: OperantError if it fails."""
+        """What a worker answers."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
         if response.outcome != "ok":
@@ -291,10 +289,7 @@ class IsolatedEnv:
         return {slot: answered[slot] for slot in given}
 
     def _read(self, response: Response, answer: Any) -> Step:
-        """The step in a worker's answer, which is not trusted; if there is none, how the world failed.
-
-        Raises: OperantError if the failure stops the run.
-        """
+        """The step in a worker's answer, which is not trusted; if there is none, how the world failed."""
         kind: Failure = "timeout" if response.outcome == "timeout" else "raised" if response.reusable else "crashed"
         reason = response.reason
         if response.outcome == "ok" and isinstance(answer, dict) and "raised" in answer:

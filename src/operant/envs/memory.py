@@ -53,10 +53,7 @@ TEMPLATES = {
 
 
 def template(given: str | Mapping[str, object]) -> Template:
-    """The template of a name, of a YAML file, or of a mapping of its parts.
-
-    Raises: OperantError for an unknown name or part, or a part that cannot be filled in.
-    """
+    """The template of a name, of a YAML file, or of a mapping of its parts."""
     if isinstance(given, str) and given.endswith((".yaml", ".yml")):
         given = read_mapping(Path(given))
     if isinstance(given, str):

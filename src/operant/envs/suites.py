@@ -66,8 +66,7 @@ class SuiteGame:
 class SuiteGames(TextGames):
     """An `Env` of the games of one name in a suite, which differ by their seeds. A game that raises costs its episode.
 
-    The whole history is shown, and the whole reply is the command. Raises: OperantError for a name that the suite does
-    not have, with the nearest one, and if the suite is not installed.
+    The whole history is shown, and the whole reply is the command.
     """
 
     suite: ClassVar[str | None] = "game"
@@ -103,7 +102,7 @@ class SuiteGames(TextGames):
         return " ".join(thought.split())[:2000], command.strip() if found else ""
 
     def check(self) -> None:
-        """Begin two episodes in a process of its own. Raises: OperantError if the game fails or does not answer."""
+        """Begin two episodes in a process of its own."""
         own = {f.name for f in fields(self) if f.init} - {f.name for f in fields(TextGames)}
         options = {name: getattr(self, name) for name in own}
         world = IsolatedEnv(type(self), options, workers=1, isolation={"timeout": self.patience, "memory_gb": None})

@@ -14,7 +14,7 @@ from operant import distributed
 from operant.objectives.kl import estimate
 from operant.tally import ROUNDING, Tally
 from operant.text_scores.words import words
-from operant.types import Batch, Outputs, Rollout
+from operant.types import Batch, Outputs, Rollout, Turn
 
 BYTES = "rollout/bytes"
 """Tally entry: bytes of text per action. It is not logged, but converts a loss to bits per byte."""
@@ -36,6 +36,11 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
         tally.mean(f"rollout/ended_{end}", [t.end == end for t in turns])
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
+    tally.mean(
+        "rollout/fresh_prompts", [not _continues(a, b) for r in rollouts for a, b in pairwise(r.turns) if a.action]
+    )
+    for name in sorted({name for r in rollouts for name in r.info.get("numbers", ())}):
+        tally.mean(f"world/{name}", [r.info["numbers"][name] for r in rollouts if name in r.info.get("numbers", ())])
     if outgrown := sum(r.end == "outgrown" for r in rollouts):
         tally.add("rollout/outgrown", outgrown, 0)
     if skipped := [turn for turn, _ in every if not turn.trained]:
@@ -49,6 +54,12 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
         actions = sum(turn.count for turn in turns)  # choosing a whole reply is one action, as in the loss
         tally.add(BYTES, sum(map(trained_bytes, rollouts)), actions)
     return tally
+
+
+def _continues(last: Turn, turn: Turn) -> bool:
+    """Whether the prompt of a turn begins with the prompt and the reply of the one before, token by token."""
+    row = len(last.prompt) + len(last.action)
+    return turn.prompt[: len(last.prompt)] == last.prompt and turn.prompt[len(last.prompt) : row] == last.action
 
 
 def trained_bytes(rollout: Rollout) -> int:

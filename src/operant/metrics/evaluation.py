@@ -24,10 +24,10 @@ from operant.import_by_name import Lazy, Table
 from operant.metrics.passes import numbers_in
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
-from operant.sandbox.serialise import as_list
-from operant.text_scores import OF_ALL, SCORES, check_tasks, prepare, references
+from operant.sandbox.reward_call import as_list
+from operant.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
-from operant.types import OperantError, Rollout, Task, describe_error, shown
+from operant.types import OperantError, Rollout, Task, describe_error, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class EvaluationMetric:
 
     def check(self) -> None:
         """Load what the metric needs. Raises: OperantError for what is missing."""
-        if callable(check := getattr(self.made, "check", None)):
-            check()
+        with_defaults(self.made, RewardBase).check()
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ def chosen(given: object) -> dict[str, Mapping[str, Any]]:
     """The names in the option `evaluation.metrics`, each with its options.
 
     given: names, separated by commas or in a list, or a mapping from names to options.
-    Raises: OperantError for anything else.
     """
     given = read(given)
     if given is None or isinstance(given, str):
@@ -128,10 +126,7 @@ def chosen(given: object) -> dict[str, Mapping[str, Any]]:
 
 
 def metric_names(given: object) -> dict[str, str]:
-    """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function.
-
-    Raises: OperantError if two are the same, or one is another metric of evaluations, such as `reward`.
-    """
+    """The name of each chosen metric in the logs, with the name that it was chosen by: that of the function."""
     names: dict[str, str] = {}
     for full in chosen(given):
         name = full.rpartition(":")[2].rpartition(".")[2].replace("-", "_")
@@ -149,9 +144,6 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
     """The chosen metrics with their options, ready to measure; `given` is the option `evaluation.metrics`.
 
     start: the model that a run begins from, for metrics with `reads_start` and no model of their own; None: none.
-
-    Raises: OperantError for an unknown name (with the nearest and the list), one that cannot be imported, an unknown
-    option, or a value that the metric refuses.
     """
     options, metrics = chosen(given), list[EvaluationMetric]()
     for name, full in metric_names(given).items():
@@ -169,7 +161,7 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
                 f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class"
             )
         group = f"evaluation.metrics.{name}"
-        own = {"model": start} if start and getattr(found, "reads_start", False) else {}
+        own = {"model": start} if start and with_defaults(found, RewardBase).reads_start else {}
         named = {group: Factory(found, skip=int(not inspect.isclass(found)))}
         own = compose(named, {group: own | {**options[full]}})[group]
         made, measure = found, partial(found, **own)
@@ -198,7 +190,7 @@ def prepared(metrics: Sequence[EvaluationMetric], tasks: Sequence[Task], *, alon
 
 
 def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Measured:
-    """Call the metrics. Raises: OperantError for one that raises, or returns something else than numbers."""
+    """Call the metrics."""
     of_replies: dict[str, list[float | None]] = {}
     of_all: dict[str, float] = {}
     for metric in metrics:

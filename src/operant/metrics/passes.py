@@ -57,10 +57,7 @@ def of_samples(name: str, samples: Sequence[tuple[bool, bool]]) -> float:
 
 
 def numbers_in(name: str) -> tuple[int | None, int] | None:
-    """n and k in the name of a metric: (None, 8) for "pass@8", (5, 100) for "5@100"; None for any other name.
-
-    Raises: OperantError for a name such as "pass@0" or "9@8".
-    """
+    """n and k in the name of a metric: (None, 8) for "pass@8", (5, 100) for "5@100"; None for any other name."""
     if (found := re.fullmatch(r"(pass|\d+)@(\d+)", name)) is None:
         return None
     n, k = (None if found[1] == "pass" else int(found[1])), int(found[2])

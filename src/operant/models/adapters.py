@@ -6,7 +6,7 @@ folder/base/                        that model, if no name finds it; it comes be
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,10 @@ class TrainedPart(nn.Module):
 
     base: str | None = None
     """The name of the model that they belong to; None if no file holds it."""
+    ids: Sequence[int] = ()
+    """The virtual tokens that begin every row."""
+    alone = ""
+    """What stands behind options that train the model's own weights, where such layers have virtual tokens."""
 
     def belongs_to(self) -> dict[str, object]:
         name, revision = hub.split(self.base) if self.base else (None, None)

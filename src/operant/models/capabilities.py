@@ -197,7 +197,7 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
     cap, divide, times = (
         getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
     )
-    candidates: list[Callable[[Tensor], Tensor]] = [lambda logits: logits]
+    candidates: list[Callable[[Tensor], Tensor]] = [Modes().finish]
     if isinstance(cap, (int, float)) and cap:
         candidates.append(lambda logits: torch.tanh(logits / cap) * cap)
     if isinstance(divide, (int, float)) and divide:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.models import layout
+from operant.models import adapters, layout
 from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
 from operant.models.packing import Packing
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
-from operant.models.soft_prompt import in_front, virtual_ids
 from operant.types import Batch, OperantError
 
 
@@ -74,7 +73,11 @@ class HiddenStates(nn.Module):
             limit = next((limit for name in names if (limit := getattr(config, name, None))), None)
             self.positions[side] = int(limit) if limit and limit > 0 else None
         self.packing = Packing(model)
-        self.virtual = virtual_ids(model, options)
+        part = adapters.find(model, adapters.TrainedPart)
+        self.virtual = list(part.ids) if part is not None else []
+        """The ids of a soft prompt, which begin every row; empty without one."""
+        if part is not None and part.ids:
+            options.check_frozen(part.alone)
         self.shards: Any = None
         """The `distributed.Shards` of a policy that is divided over ranks."""
 
@@ -130,9 +133,14 @@ class HiddenStates(nn.Module):
         return batch if all(a is b for a, b in pairs) else batch.with_(states=None)
 
     @property
+    def generation(self) -> object:
+        """transformers' generation config of the model; None if it has none."""
+        return getattr(self.model, "generation_config", None)
+
+    @property
     def start_token(self) -> int:
         """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
-        configs = (self.config, getattr(self.model, "generation_config", None))
+        configs = (self.config, self.generation)
         named = (getattr(config, "decoder_start_token_id", None) for config in configs)
         start = next((token for token in named if token is not None), None)
         if start is None:
@@ -189,7 +197,7 @@ class HiddenStates(nn.Module):
                 before.append(parts[1])
             return torch.cat(states), torch.cat(before)
         moved = [replace(option, column=option.column + len(self.virtual)) for option in options]
-        inputs = tree(in_front(self.virtual, batch), moved, self.head.weight.dtype)
+        inputs = tree(layout.in_front(self.virtual, batch), moved, self.head.weight.dtype)
         return self.compute_tree(batch, options, inputs)
 
     def compute_tree(self, batch: Batch, options: list[Branch], inputs: layout.ModelInput) -> tuple[Tensor, Tensor]:
@@ -233,14 +241,15 @@ class HiddenStates(nn.Module):
 
     def model_input(self, batch: Batch) -> layout.ModelInput:
         """The arguments that the model is called with for a batch, and which of its states belong to actions."""
-        packed, batch = self.packs(batch), in_front(self.virtual, batch)
+        packed, batch = self.packs(batch), layout.in_front(self.virtual, batch)
         if self.encoder_decoder:
             return layout.encoder_decoder(batch, self.start_token)
         return layout.end_to_end(batch) if packed else layout.causal(batch)
 
     def packs(self, batch: Batch) -> bool:
         """Whether the rows of the batch are packed end to end: if that is exact, and saves enough padding."""
-        return self.modes.packed and batch.choices is None and self.packing.pays(in_front(self.virtual, batch).mask)
+        mask = layout.in_front(self.virtual, batch).mask
+        return self.modes.packed and batch.choices is None and self.packing.pays(mask)
 
     def _row_by_row(self, batch: Batch) -> bool:
         """Whether each row has to be computed by itself."""

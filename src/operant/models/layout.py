@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from operant.types import Batch
 
@@ -36,6 +37,17 @@ class ModelInput:
     select: Select
     rows: PackedRows | None = None
     """The rows, if they are packed end to end as one row [1, S]."""
+
+
+def in_front(virtual: Sequence[int], batch: Batch) -> Batch:
+    """The batch with virtual tokens at the start of each row. Only tokens, mask and actions [B, n + T] grow."""
+    if not virtual:
+        return batch
+    ids = torch.tensor(virtual, device=batch.tokens.device).expand(len(batch), -1)
+    mask, actions = (
+        functional.pad(x, (len(virtual), 0), value=new) for x, new in ((batch.mask, True), (batch.actions, False))
+    )
+    return batch.with_(tokens=torch.cat([ids, batch.tokens], 1), mask=mask, actions=actions)
 
 
 def end_to_end(batch: Batch) -> ModelInput:

@@ -27,6 +27,7 @@ from operant.models.safe_loading import (
     LanguageModel,
     check_finite,
     check_model,
+    is_quantised,
     load_model,
     load_tensors,
     load_tokenizer,
@@ -329,7 +330,7 @@ def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> 
             kind.save(model, folder)
             return
     if loras.adapted(model):
-        if getattr(model, "is_quantized", False):
+        if is_quantised(model):
             model = loras.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
         model = loras.merged(model)
     head, state = model.get_output_embeddings(), None

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import machine
-from operant.models.safe_loading import load_any, load_tokenizer
+from operant.models.safe_loading import load_any, load_tokenizer, positions_of
 from operant.storage.hub import find_model
 from operant.types import OperantError
 
@@ -46,7 +46,7 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 
 def longest_of(model: Any, tokenizer: Any) -> int:
     config = model.config.get_text_config()
-    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    positions = positions_of(config) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":
         positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
     return min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30

@@ -81,7 +81,7 @@ class Policy(HiddenStates):
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """The model's own end-of-sequence ids."""
-        ids = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        ids = getattr(self.generation, "eos_token_id", None)
         ids = self.config.eos_token_id if ids is None else ids
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id

@@ -69,7 +69,22 @@ def load_config(folder: str | Path) -> Any:
         return config
 
 
-def is_encoder_decoder(config: Any) -> bool:
+def positions_of(config: object) -> int | None:
+    """The most positions of a model's config; None if it names no number."""
+    return getattr(config, "max_position_embeddings", None)
+
+
+def is_quantised(model: object) -> bool:
+    """Whether a model was loaded with quantised weights."""
+    return bool(getattr(model, "is_quantized", False))
+
+
+def architectures_of(config: object) -> list[str]:
+    """The names of the classes that a config was written for."""
+    return getattr(config, "architectures", None) or []
+
+
+def is_encoder_decoder(config: object) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 
 

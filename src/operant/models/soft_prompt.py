@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as rows_of
-from torch.nn.functional import pad
 
 from operant.bounds import bounded, check_bounds
 from operant.models import adapters
@@ -26,11 +25,10 @@ from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
-from operant.types import Batch, OperantError, require
+from operant.types import OperantError, require
 
 KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
 """peft's names of the method, and of the vectors in its file."""
-ALONE = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest logit, between virtual tokens given by id and as vectors."""
 
@@ -60,6 +58,8 @@ class SoftPromptOptions:
 class SoftPrompt(adapters.TrainedPart):
     """The vectors of a soft prompt [n, D], and the ids of its virtual tokens."""
 
+    alone = "a soft prompt: it is trained alone, below all layers; leave one of them out"
+
     def __init__(self, vectors: Tensor, first: int, base: str | None):
         super().__init__()
         self.vectors = nn.Parameter(vectors)
@@ -74,29 +74,11 @@ def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> 
             "neither adapted nor quantised; leave one of them out"
         )
     if soft.on:
-        options.check_frozen(ALONE)
+        options.check_frozen(SoftPrompt.alone)
 
 
 def find(model: LanguageModel) -> SoftPrompt | None:
     return adapters.find(model, SoftPrompt)
-
-
-def virtual_ids(model: LanguageModel, options: ModelOptions) -> list[int]:
-    """The ids that begin every row; none without a soft prompt."""
-    soft = find(model)
-    if soft is None:
-        return []
-    options.check_frozen(ALONE)
-    return soft.ids
-
-
-def in_front(virtual: list[int], batch: Batch) -> Batch:
-    """The batch with virtual tokens at the start of each row. Only tokens, mask and actions [B, n + T] grow."""
-    if not virtual:
-        return batch
-    ids = torch.tensor(virtual, device=batch.tokens.device).expand(len(batch), -1)
-    mask, actions = (pad(x, (len(virtual), 0), value=new) for x, new in ((batch.mask, True), (batch.actions, False)))
-    return batch.with_(tokens=torch.cat([ids, batch.tokens], 1), mask=mask, actions=actions)
 
 
 @torch.no_grad()

@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
+from operant.machine import beat
 from operant.types import OperantError, shown
-from operant.watchdog import beat
 
 PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which a request is sent again."""
@@ -61,7 +61,6 @@ class Client:
     that may pass. most_bytes: of an answer. key_variable: the environment variable whose text is sent as the key, if it
     is set. proxied: whether the environment's proxies are used, which is never for this machine. serves: what a server
     at another address would not have, such as `a model 'm'`.
-    Raises: OperantError for a value out of range, an invalid URL, or one that holds a password.
     """
 
     def __init__(
@@ -226,7 +225,7 @@ class Client:
 
 
 def host_of(url: object, option: str) -> str:
-    """The host of an address. Raises: OperantError for an invalid one, or one that holds a password."""
+    """The host of an address."""
     private, host = None, None
     with suppress(ValueError):
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")

@@ -38,7 +38,6 @@ def by_success(returns: Tensor, groups: Tensor) -> Tensor:
 
     With rewards of 0 and 1 its mean over n replies is an unbiased gradient of the sum over k < n of pass@k / k, the
     first terms of the log-likelihood of a right reply.
-    Raises: OperantError for a negative return: the mean is a rate of success.
     """
     if len(returns) and float(returns.min()) < 0:
         raise OperantError(
@@ -59,7 +58,6 @@ def best_of(returns: Tensor, groups: Tensor, k: int | None = None) -> Tensor:
     A_i = k mean_S [max(S) - max(S without i)] over all S of k replies that contain i. With k the size of the group
     (None) it is k times the lead of the best reply, and 0 for the others. Its mean over the group is an unbiased
     gradient of E[max of k returns].
-    Raises: OperantError if a group has fewer than `k` replies.
     """
 
     def rule(mine: Tensor, _: Tensor) -> Tensor:
@@ -91,10 +89,7 @@ def with_success_rate(batch: Batch) -> Batch:
 
 
 def with_best_of(batch: Batch, *, k: int | None = None) -> Batch:
-    """Give every action of an episode what the episode adds to the best of `k`: see `best_of`.
-
-    Raises: OperantError for `k` below 1 or above the size of a group.
-    """
+    """Give every action of an episode what the episode adds to the best of `k`: see `best_of`."""
     if k is not None and k < 1:
         raise OperantError(f"advantage.k={k}: it must be at least 1")
     return of_episodes(batch, lambda returns, groups, _: best_of(returns, groups, k))

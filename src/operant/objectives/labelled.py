@@ -125,7 +125,6 @@ def reward_model(
     ties, of pairwise: none: pairs of equal labels are left out. davidson (1970), with $\nu$ = `tie`, $d = s_i - s_j$:
     $P(i > j) = e^{d/2} / (e^{d/2} + e^{-d/2} + \nu)$. rao-kupper (1967), with $\theta$ = 1 + `tie`: $P(i > j) =
     e^d / (e^d + \theta)$. What is left of 1 is the probability of a tie.
-    Raises: OperantError for an unknown kind or treatment of ties, a negative `margin`, or `tie` not above 0.
     """
     if kind not in KINDS:
         raise OperantError(f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")

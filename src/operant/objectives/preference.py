@@ -36,8 +36,6 @@ def preference(
     $(d - 1 / 2\beta)^2$ (arXiv:2310.12036, equation 17). ipo-mean: the same, where each h is divided by the number of
     tokens of its reply.
     pairs: all, the mean over every pair of a prompt; ends: only the best replies against the worst ones.
-    Raises: OperantError for an unknown kind or choice of pairs, `beta` not above 0, or `label_smoothing` outside
-    0..0.5 (0.5 excluded) or with a kind that has none.
     """
     if kind not in KINDS:
         raise OperantError(f"loss.kind={shown(kind)}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
@@ -82,7 +80,6 @@ def kto(
 
     $\lambda_g (1 - \sigma(\beta (h(y) - z_0)))$ of a good reply, $\lambda_b (1 - \sigma(\beta (z_0 - h(y))))$ of a bad
     one, with $\lambda$ = `good_weight` and `bad_weight`. $z_0$ is `batch.extra["baseline"]`, and has no gradient.
-    Raises: OperantError if `beta` or both weights are not above 0, or a weight is negative.
     """
     _check_beta(beta)
     if min(good_weight, bad_weight) < 0 or not good_weight + bad_weight:
@@ -108,7 +105,7 @@ def kto(
 
 
 def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
-    """Of the labels of each prompt: whether two differ. Raises: OperantError if there is no such prompt."""
+    """Of the labels of each prompt: whether two differ."""
     found = [max(x) - min(x) > ROUNDING * max(map(abs, x)) for x in labels]
     if not any(found):
         raise OperantError(
@@ -120,10 +117,7 @@ def paired(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole:
 
 
 def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, whole: bool) -> list[bool]:
-    """True for the labels of each prompt. whole: they are those of all prompts, and not those of a step.
-
-    Raises: OperantError for labels other than 0 and 1, or if the `whole` has only one of them.
-    """
+    """True for the labels of each prompt. whole: they are those of all prompts, and not those of a step."""
     classes = {label for of_prompt in labels for label in of_prompt}
     if other := sorted(classes - {0.0, 1.0}):
         raise OperantError(

@@ -37,7 +37,6 @@ def sequence_ratio(
     The loss of each token of a reply is max(-A s, -A clip(s, 1 - clip, 1 + clip_high)), equation 5. A reply is a row:
     the actions that were written in one context. `ratio`: reply, or token (GSPO-token, equation 13), where the ratio
     has the value of s and the gradient of the token's own r_t, for advantages that differ from token to token.
-    Raises: OperantError for another `ratio` or a bound that is not above 0.
     """
     check_above(0, clip=clip, clip_high=clip_high)
     if ratio not in ("reply", "token"):
@@ -67,7 +66,6 @@ def clipped_weight(
     `bound` names which of its two published meanings `high` has. weight: w = min(r, high), as in ScaleRL
     (arXiv:2510.13786) and TRL. excess: w = min(r, 1 + high), as in MiniMax-M1 (arXiv:2506.13585, equation 5).
     `low`: w is at least 1 - low; None, as in both papers: no lower bound.
-    Raises: OperantError for another `bound` or a bound that is not above 0.
     """
     check_above(0, high=high, low=low)
     if bound not in ("weight", "excess"):
@@ -114,7 +112,6 @@ def divergence_mask(
     A token is masked if its divergence is above `max_distance` and its advantage would move it farther: A > 0 with
     r > 1, or A < 0 with r < 1. The divergence is that of the two outcomes "this token" and "another", with
     probabilities p (now) and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
-    Raises: OperantError for another `distance` or a bound that is not above 0.
     """
     check_above(0, max_distance=max_distance, ratio_cap=ratio_cap)
     if distance not in ("tv", "kl"):

@@ -32,7 +32,6 @@ def soft_q(
     V is right. freeze_later: in v3, no gradient goes through the A of later actions.
     The batch contains whole episodes, and `extra` has `target_q` and `target_v`, with a reference also
     `reference_q` and `reference_v`, each [B, T].
-    Raises: OperantError for an unknown version, or a share outside 0..1.
     """
     if version == "v0":
         raise OperantError(
@@ -82,7 +81,6 @@ def with_shaped_rewards(
     standardise: step, (R - mean) / deviation over all episodes of the step; rlprompt, the same with the population's
     deviation plus 1e-4, as there; group, over those of a task (of one input); none. Equal rewards become 0. shape:
     (a, b, c, d), the line that maps a to c and b to d.
-    Raises: OperantError for an unknown word, or a range without width.
     """
     if standardise not in ("none", "step", "rlprompt", "group"):
         raise OperantError(f"advantage.standardise={standardise!r}: it must be none, step, rlprompt or group")

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from operant.objectives.advantages import episode_index, gae, gather, group_relative, scatter, with_groups
-from operant.objectives.turns import Turns
+from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter, with_groups
 from operant.types import Batch, OperantError
 
 
@@ -48,7 +47,6 @@ def with_states(
     Episodes are compared by the plain sum of their rewards: `extra` may have `discounted` [B, T], what `collate` has
     taken from those of turns that are not trained on. `scale`, `deviation`: as in `with_groups`, of both. A turn whose
     state no other turn of the group begins in has only the first.
-    Raises: OperantError for a rate outside 0..1, an `omega` below 0, or another `deviation`.
     """
     _check_rate(turn_gamma)
     if omega < 0:

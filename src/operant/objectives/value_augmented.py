@@ -35,7 +35,6 @@ def with_two_lambdas(
     critic's is `critic_lam`. `right`: the least return of a right reply; `extra["right"]` [B, T] is then, at each of
     its actions, the actions of the step divided by those of right replies, so that a weighted mean over all tokens is
     the mean over those of right ones. Other options: see `advantages.with_gae`.
-    Raises: OperantError for a rate outside 0..1 or an `alpha` that is not above 0.
     """
     if not alpha > 0:
         raise OperantError(f"advantage.alpha={alpha}: it must be above 0")

@@ -6,6 +6,7 @@
     resolve("runs/reward-model")                              # a reward model that was trained; or reward_model:NAME
     resolve("my_rewards:politeness")                          # a function of your own
     resolve({"builtin:sentiment": 1.0, "length:<=20": 0.3})   # a weighted sum
+    resolve([accuracy, brevity])                              # a sum
     resolve("isolated:my_rewards:politeness")                 # your own function, in worker processes
     resolve(lambda rollouts: [len(r.reply) for r in rollouts])
     resolve("my_rewards:brevity", {"target": 20})             # the function's argument `target`
@@ -19,6 +20,7 @@ answer.
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +30,6 @@ from typing import Any, cast
 from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
-from operant.rewards.combine import PrefixGain, minus_query, weighted
 from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metrics
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
@@ -38,15 +39,14 @@ from operant.types import OperantError, RewardFn, Task, describe_error, shown, t
 __all__ = [
     "NAMES",
     "Judged",
-    "PrefixGain",
     "check",
     "close",
     "compared_with_greedy",
+    "described_parts",
     "every_part",
     "held_out",
     "judge",
     "keep_in",
-    "minus_query",
     "name_of",
     "parts_of",
     "prepare",
@@ -54,7 +54,6 @@ __all__ = [
     "resolve",
     "reward_metrics",
     "totals",
-    "weighted",
 ]
 
 
@@ -129,6 +128,8 @@ NAMES = {
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
+SUM = BuiltIn("operant.rewards.combine:weighted")
+"""What a mapping of weights stands for."""
 
 
 def factory(spec: object) -> Factory | None:
@@ -161,14 +162,19 @@ def factory(spec: object) -> Factory | None:
 
 
 def resolve(
-    spec: RewardFn | str | Mapping[Any, object] | None, options: Mapping[str, object] | None = None
+    spec: RewardFn | str | Mapping[Any, object] | Sequence[Any] | None, options: Mapping[str, object] | None = None
 ) -> RewardFn:
-    """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, or {spec: weight}.
+    """A reward from a callable, a name with its argument, `module:function`, `file.py:function`, {spec: weight}, or a
+    list of these, which are added.
 
     options: those of the reward, as `factory` describes them. Of several rewards each may have its own:
     {spec: {"weight": 0.5, option: value}}. Models and packages are loaded later, by `check(reward)`.
     Raises: OperantError for an unknown name or option, with the nearest known one.
     """
+    if isinstance(spec, (list, tuple)) and spec:
+        if odd := [part for part in spec if not callable(part) and not isinstance(part, str)]:
+            raise OperantError(f"reward {shown(odd[0])} in a list of rewards: give functions or names")
+        spec = spec[0] if len(spec) == 1 else {part: float(times) for part, times in Counter(spec).items()}
     if isinstance(spec, Mapping):
         shares = {part: dict(own) if isinstance(own, Mapping) else {"weight": own} for part, own in spec.items()}
         weights = {part: share.pop("weight", 1.0) for part, share in shares.items()}
@@ -176,7 +182,7 @@ def resolve(
         names = [name_of(reward) for reward in rewards.values()]
         # A part has the name of its reward, or its whole spec if two rewards share a name.
         unique = [name if names.count(name) == 1 else str(part) for name, part in zip(names, rewards)]
-        return weighted({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
+        return SUM.make({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
     made = factory(spec) or Factory(lambda: None)

@@ -92,7 +92,6 @@ def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
     """The weighted sum of named rewards: `weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`.
 
     Each is a part of the result, with its numbers before the weight.
-    Raises: OperantError without parts, or for a weight that is not a finite number.
     """
     if not rewards:
         raise OperantError("a weighted reward without parts: give {name: (reward, weight)}")
@@ -199,10 +198,7 @@ class PrefixGain(Wrapper):
     reads_tokens = True
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """Judge all prefixes in one call.
-
-        Raises: OperantError without a tokenizer, or if the reward scores each token itself.
-        """
+        """Judge all prefixes in one call."""
         if self.tokenizer is None:
             raise OperantError(
                 f"reward 'per_token:{name_of(self.reward)}' needs the policy's tokenizer, to read the beginning of a "

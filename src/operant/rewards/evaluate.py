@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
-from operant.sandbox.serialise import FIELDS, as_list, is_judgement
+from operant.sandbox.reward_call import as_list
+from operant.sandbox.serialise import FIELDS, is_judgement
 from operant.tally import Tally
 from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, shown
 

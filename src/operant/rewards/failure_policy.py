@@ -75,10 +75,7 @@ class IsolationOptions:
 def apply_policy(
     results: Sequence[SampleResult], rollouts: list[Rollout], name: str, options: IsolationOptions, default: Handling
 ) -> Judged:
-    """The scores of a batch, in which failed samples are handled as `options` say; `default`: without `on_error`.
-
-    Raises: OperantError if a sample is to stop the run.
-    """
+    """The scores of a batch, in which failed samples are handled as `options` say; `default`: without `on_error`."""
     scores: list[Total] = []
     for result, rollout in zip(results, rollouts, strict=True):
         if result.outcome == "ok":

@@ -217,7 +217,7 @@ def _overlong(rollout: Rollout, tokens: int) -> float:
 
     Without a known limit, as for replies from elsewhere, it is 0.
     """
-    limit = getattr(rollout.sampling, "max_tokens", None)
+    limit = None if rollout.sampling is None else rollout.sampling.max_tokens
     longest = max((len(turn.action) for turn in rollout.turns), default=0)
     return 0.0 if limit is None else min(max(longest - (limit - tokens), 0), tokens) / tokens
 

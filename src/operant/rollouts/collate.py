@@ -27,7 +27,6 @@ def collate(
     not trained on is part of the prompts after it, and its reward is paid on the last action before it, times
     `turn_discount` for each turn from there to it; without an action before it, its reward is not paid.
     Log-probs of turns that have none are left to scoring (`Batch.unscored`). mixed: mark the rows of demonstrations.
-    Raises: OperantError if there are no rollouts, or if a turn or score does not fit its actions.
     """
     if not rollouts:
         raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
@@ -156,10 +155,7 @@ def _check(turn: Turn, rollout: Rollout) -> None:
 
 
 def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """The lists of ids without repetition, in order of first appearance, and the index of each in that result.
-
-    Raises: OperantError if there are no lists, or if one is empty.
-    """
+    """The lists of ids without repetition, in order of first appearance, and the index of each in that result."""
     if not options or not all(options):
         raise OperantError("a choice needs at least one option, and each option at least one token")
     numbers: dict[tuple[int, ...], int] = {}
@@ -192,7 +188,7 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     """Row numbers of each unit, whose rows stay together.
 
     `unit`: turn (a row; collated with `joined` False, each turn has one), episode, pair (two neighbouring episodes), or
-    group. Raises: OperantError for another name.
+    group.
     """
     rows = torch.arange(len(batch))
     numbers_of = {"turn": rows, "episode": batch.episodes, "pair": batch.episodes // 2, "group": batch.groups}

@@ -48,7 +48,6 @@ def to_rollouts(
     pair, equal for all turns of an episode; None: episodes whose first queries are equal share a group. `declared`: how
     the replies were sampled; it is stored in `info["declared"]`. `ends`: append the first stop token to responses that
     are texts.
-    Raises: OperantError for lists of different length, an empty response, or an id that is not below `vocabulary`.
     """
     count = len(queries)
     names = list(range(count)) if episodes is None else [int(e) for e in episodes]
@@ -101,7 +100,7 @@ def to_rollouts(
 
 
 def _number(reward: object, index: int, what: str = "reward") -> float:
-    """The reward (or `what`) of a turn as a float. Raises: OperantError if it is missing, NaN or infinite."""
+    """The reward (or `what`) of a turn as a float."""
     try:
         number = float("nan") if reward is None else float(reward)
     except (TypeError, ValueError):

@@ -52,7 +52,6 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
     """`base`, changed by transformers' generation arguments or by fields of `Sampling`.
 
     `pad_token_id` is accepted and has no effect, because masks are made from lengths.
-    Raises: OperantError for an unknown name (with the nearest), or for an argument that could not be scored exactly.
     """
     changes: dict[str, Any] = {}
     types = kinds({"": Sampling})
@@ -80,10 +79,7 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
 
 
 def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
-    """The sampling that all replies were generated with; `usual` for replies that do not store theirs.
-
-    Raises: OperantError if they were sampled from different distributions.
-    """
+    """The sampling that all replies were generated with; `usual` for replies that do not store theirs."""
     found = list(dict.fromkeys(r.sampling or usual for r in rollouts)) or [usual]
     chose = any(turn.options is not None for r in rollouts for turn in r.turns)  # an option ends with a stop token
     if len({(sampling.distribution, sampling.terminator if chose else None) for sampling in found}) > 1:

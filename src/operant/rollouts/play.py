@@ -239,6 +239,8 @@ def play(
                         "step must return terminated=True, or truncated=True at a limit of its own; or raise max_turns"
                     )
                 _generate_replies([episodes[s] for s in wave], engine, tokenizer, sampling, seed, stream, step)
+                if world.on_turns is not None:
+                    world.on_turns({s: episodes[s].turns[-1] for s in wave})
                 ask = partial(answers.step, env, {s: episodes[s].texts[-1] for s in wave}, tasks_of)
                 asked.append(ask if thread is None else thread.submit(ask).result)
     return [rollout for slot in episodes if (rollout := ended[slot]) is not None]

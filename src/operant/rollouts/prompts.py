@@ -66,7 +66,7 @@ def with_prompts(rollout: Rollout, prompt_of: Callable[[int, Turn], list[int]]) 
 
 
 def target(rollout: Rollout) -> str:
-    """The target of the task. Raises: OperantError if there is none."""
+    """The target of the task."""
     if rollout.task.target is None:
         raise OperantError(
             f"teacher.hint=target: task {rollout.task.id!r} has no target to tell the teacher; give the tasks one, or "
@@ -93,7 +93,7 @@ def answer(rollout: Rollout) -> list[list[int]]:
 def sibling(rollouts: Sequence[Rollout], scores: Sequence[float | None], right: float) -> list[object]:
     """For each rollout the best other reply to its prompt, if that scores at least `right`; otherwise `feedback`.
 
-    scores: one for each rollout, with what its world paid. Raises: OperantError if none has one.
+    scores: one for each rollout, with what its world paid.
     """
     if rollouts and all(score is None for score in scores):
         raise OperantError("teacher.hint=sibling: the replies have no scores; give a reward, or name another hint")
@@ -112,10 +112,7 @@ HINTS = Table("hint", "operant.hints", {"target": target, "feedback": feedback, 
 
 @dataclass(frozen=True)
 class TeacherOptions:
-    """The teacher of a method that learns from hints: what it reads, where that stands, and which weights it has.
-
-    Raises: OperantError for an unknown hint, a template without {hint} and {prompt}, or a rate outside 0..1.
-    """
+    """The teacher of a method that learns from hints: what it reads, where that stands, and which weights it has."""
 
     hint: Any = "target"
     """What the teacher reads beside the prompt: target (of the task), feedback (`info["feedback"]` of the rollout, or
@@ -190,10 +187,7 @@ def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, temp
 
 @dataclass(frozen=True)
 class ConditionOptions:
-    """What prompts say about the return: the wanted one in play, and in training the one that was reached.
-
-    Raises: OperantError for a template without {return} and {prompt}, or a number out of range.
-    """
+    """What prompts say about the return: the wanted one in play, and in training the one that was reached."""
 
     wanted: float | None = None
     """The return that play asks for; none: the best ones of the step before, in turn, and nothing in the first step.

@@ -24,7 +24,7 @@ from operant.envs import SingleTurn
 from operant.machine import Clock
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.rollouts.carried import PartialGroup, new_groups
+from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
@@ -53,7 +53,7 @@ class KeptWeights:
     """Copies of the trained weights of a policy, by version: of as many versions in a row as there are copies."""
 
     def __init__(self, policy: Policy, count: int):
-        values = getattr(policy, "value_head", None) is not None
+        values = policy.value_head is not None
         self.copies = [PolicyCopy(policy, ("every", 1), values=values) for _ in range(count)]
         self.versions = set[int]()
 
@@ -82,8 +82,6 @@ class Ahead:
 
     n: number of steps. carry: tokens of a reply in a step; 0: all. per_step: tasks of a step. tasks_of: from the
     indices of tasks to what is attempted.
-    Raises: OperantError for a world or an engine with a state, and for bfloat16 on a CPU; with `carry`, for a world of
-    more than one reply, and for an engine that cannot continue a reply.
     """
 
     def __init__(
@@ -199,7 +197,10 @@ class Ahead:
             return play_part(player, self.tasks_of(planned.tasks), self.reward)
         groups = [*self.begun.get(planned.step, []), *new_groups(planned.step, planned.tasks)]
         count = min(self.per_step, len(groups))  # the batch may have grown since the step was planned
-        played, planned.trained, rest = player.continue_replies(groups, count, self.carry, self.tasks_of)
+        with player.timing("generate"), player.threads(len(groups)):
+            known = {"engine": player.engine, "tokenizer": player.policy.tokenizer, "sampling": player.sampling}
+            known |= {"attempts": self.tasks_of, "seed": player.own.seed}
+            played, planned.trained, rest = continue_replies(groups, count, self.carry, **known)
         self.begun[planned.step + 1] = rest
         tasks = [rollout.task for rollout in played]
         return played, greedy_replies(player, tasks, self.reward, range(len(tasks)))

@@ -1,8 +1,8 @@
 """Builds the objects that a configuration names. Cheap checks come first, so that errors show before a model loads."""
 
+import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,29 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.recorded import RecordedReplies, read_recorded
 from operant.data.sources import rows_that_decide, share, split_off
-from operant.data.tasks import left_out
+from operant.data.tasks import EVERY, left_out
 from operant.envs import check_parts
 from operant.envs.isolated import IsolatedEnv
 from operant.metrics.evaluation import EvaluationMetric, prepared, resolve
 from operant.models.base import ReadingPolicy
 from operant.models.loading import load_own_weights, load_policy, saved_action_values
 from operant.models.policy import Policy
+from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
-from operant.runs.config import Config
+from operant.runs.config import Config, opened, option_of_error
 from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.folder import Journal, read_config
 from operant.runs.parts import RunParts
 from operant.sampling import check_ids, encode_prompt
+from operant.sandbox.reward_call import as_in_trl
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, EngineParts, EnvBase, OperantError, Task, shown, with_defaults
+from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, shown, with_defaults
 
 
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
@@ -61,6 +64,8 @@ def build(
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
     reward, env, judges = reward_and_world(config, closing, journal)
+    if config.data.target_field is None and any(map(as_in_trl, rewards.every_part(reward) if reward else ())):
+        config = replace(config, data=replace(config.data, target_field=EVERY))
     engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
     forms = find(train.algorithm).rows | {"form": named_parts.form(train.form, own["form"])}
@@ -91,8 +96,8 @@ def build(
     max_new = 0 if policy.encoder_decoder else sampling.max_tokens
     bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
     bounds["cue"] = not policy.encoder_decoder
-    seed = config.learner["learner"].seed
-    if policy.tokenizer is None and env is None:
+    recorded = _recorded(config, learner) if train.replies is not None else None
+    if policy.tokenizer is None and env is None and recorded is None:
         task = next(iter(load_tasks(source, None, _rows(config), **forms)))
         if not all(isinstance(token, int) for token in task.prompt):
             name = shown(str(train.policy)) if isinstance(train.policy, (str, Path)) else type(train.policy).__name__
@@ -101,7 +106,7 @@ def build(
                 "(AutoTokenizer.from_pretrained(ORIGINAL).save_pretrained(FOLDER)), pass tokenizer= from Python, or "
                 "give tasks of token ids"
             )
-    tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds)
+    tasks, held_out, of_rows = read_tasks(config, source, evaluated, policy.tokenizer, bounds, recorded)
     if env is None:
         check_chat(config, [*tasks, *held_out], policy.tokenizer)
     useful = [True] * len(tasks)
@@ -118,15 +123,16 @@ def build(
     evaluator = None
     if held_out:
         evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
-    probed = (held_out or tasks)[: 0 if learner.algorithm.needs.policy else train.probes]
+    room = [t for t in tasks if recorded is None or policy.misfit(len(t.prompt), sampling.max_tokens) is None]
+    probed = (held_out or room)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
     probes = Probes(learner, probed, rewards.held_out(reward)) if probed else None
-    notes = tuple(note for judge in judges for part in rewards.every_part(judge) for note in getattr(part, "notes", ()))
+    notes = tuple(note for judge in judges for part in rewards.described_parts(judge) for note in part.notes)
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     notes = (*of_rows, *notes)
-    order = Order(len(tasks), seed)
-    more = (probes, demonstrations, useful.count(False), notes)
+    order = Order(len(tasks), config.learner["learner"].seed)
+    more = (probes, demonstrations, useful.count(False), notes, None, recorded)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
@@ -148,7 +154,7 @@ def _check_first_rows(
         if isinstance(rows, (str, Path)) or (
             (measured or reward or config.train.form) and isinstance(rows, (list, tuple))
         ):
-            with as_evaluate(rows is evaluated and rows is not source):
+            with option_of_error("evaluate") if rows is evaluated and rows is not source else nullcontext():
                 prepared(measured, first := load_tasks(rows, None, _rows(config), **forms), alone=True)
             for judge in judges:
                 rewards.prepare(judge, first, alone=True)
@@ -159,13 +165,19 @@ def _check_first_rows(
 
 
 def read_tasks(
-    config: Config, source: object, evaluated: object, tokenizer: Any, bounds: dict[str, Any]
+    config: Config,
+    source: object,
+    evaluated: object,
+    tokenizer: Any,
+    bounds: dict[str, Any],
+    recorded: RecordedReplies | None = None,
 ) -> tuple[list[Task], list[Task], list[str]]:
     """The tasks, the held-out ones, and sentences on rows that are left out, and on a share that is held out.
 
     Raises: OperantError as `load_tasks`.
     """
-    seed, part, notes = config.learner["learner"].seed, share(config.train.evaluate), list[str]()
+    seed, part = config.learner["learner"].seed, share(config.train.evaluate)
+    notes = [*recorded.notes] if recorded is not None else []
 
     def read(rows: object) -> list[Task]:
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
@@ -178,26 +190,14 @@ def read_tasks(
             )
         return tasks
 
-    tasks = read(source)
+    tasks = read(source) if recorded is None else recorded.tasks
     if part is not None:
         tasks, held_out = split_off(tasks, part, seed)
         whole = len(tasks) + len(held_out)
         notes.append(f"{len(held_out)} of {whole} tasks are held out (evaluate={config.train.evaluate}, seed {seed})")
         return tasks, held_out, notes
-    with as_evaluate():
+    with option_of_error("evaluate"):
         return tasks, read(evaluated) if evaluated else [], notes
-
-
-@contextmanager
-def as_evaluate(really: bool = True) -> Iterator[None]:
-    """Let an error about a source of tasks name the option that it was given in: the held-out ones are `evaluate`."""
-    try:
-        yield
-    except OperantError as error:
-        text = str(error)
-        if not really or not text.startswith("tasks: "):
-            raise
-        raise OperantError(f"evaluate: {text.removeprefix('tasks: ')}") from error
 
 
 def trained(folder: Path) -> tuple[Policy, Engine]:
@@ -216,6 +216,48 @@ def trained(folder: Path) -> tuple[Policy, Engine]:
     if engine is None or str(engine).startswith("<"):  # none, or an object of a Python program
         return policy, default_engine(policy)
     return policy, named_parts.make("engine", engine, named_parts.stored_options("engine", config), policy)
+
+
+def recorded_replies(source: object, learner: Learner, version: int | None = None) -> list[Rollout]:
+    """Read conversations that were recorded elsewhere, to train on: `learner.step(replies, [0.0] * len(replies))`.
+
+    source: a file, a list or a function (docs/ahead.md). Their rewards are in their turns, and the scores of `step` are
+    added to these. version: what the records call the weights of the learner; None: the newest version that they name.
+    It warns of what is lost, such as missing log-probs.
+    Raises: OperantError that names the row, for a field that is missing or cannot be right.
+    """
+    found = _read(source, learner, version)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return [rollout for group in found.groups.values() for rollout in group]
+
+
+def _read(source: object, learner: Learner, version: int | None) -> RecordedReplies:
+    (rows, name), policy = opened(source), learner.policy
+    weights = "" if policy.shards is not None else fingerprint(policy)
+    return read_recorded(rows, name, policy, learner.sampling, weights=weights, version=version)
+
+
+def _recorded(config: Config, learner: Learner) -> RecordedReplies:
+    """The replies of the run. Raises: OperantError for a broken record, or for groups that make no step."""
+    train, found = config.train, _read(config.train.replies, learner, config.train.replies_version)
+    name = shown(train.replies)
+    if found.unscored and (kind := learner.own.importance) != "none":
+        raise OperantError(
+            f"learner.importance={kind}, and {found.unscored} has a reply without log-probs, which it needs: set "
+            "learner.importance=none, or leave such records out"
+        )
+    if not found.paid and train.reward is None and learner.algorithm.needs.reward:
+        raise OperantError(f"{name}: no record has a `reward`; give each one, or pass --reward to judge the replies")
+    largest, groups = max(map(len, found.groups.values())), len(found.groups)
+    if largest != train.samples:
+        raise OperantError(
+            f"samples={train.samples}: the largest group of {name} has {largest} replies; use samples={largest}, and a "
+            "batch that is a multiple of it"
+        )
+    if groups < train.batch // train.samples:
+        raise OperantError(f"batch={train.batch}: {name} has {groups} groups; use batch={groups * largest} or less")
+    return found
 
 
 def _rows(config: Config, most: int = 1) -> DataOptions:

@@ -5,7 +5,7 @@ Later values win: defaults < preset of the recipe < recipe < preset of the user 
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +15,8 @@ from operant import options
 from operant.algorithms import DEFAULT, applicable_options, find, preset
 from operant.bounds import bounded, check_bounds
 from operant.data import DataOptions
-from operant.data.sources import held_out_of, share
+from operant.data.recorded import has_logprobs
+from operant.data.sources import held_out_of, read, share
 from operant.metrics.evaluation import metric_names
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.metrics.registry import describe as describe_metric
@@ -25,9 +26,9 @@ from operant.runs.evaluate import EvaluationOptions
 from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
-from operant.training import best
+from operant.training import select
 from operant.training.options import LearnerOptions, checked_options, option_names, own_options, schema, with_base
-from operant.types import EnvBase, OperantError, shown, with_defaults
+from operant.types import EnvBase, OperantError, require, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class TrainOptions:
     tasks: Any = None
     """A file, builtin:openings/train or a data set of the Hub; from Python also a list or a function. None: the
     environment's own, if it has any."""
+    replies: Any = None
+    """Replies made elsewhere, which the steps train on in place of generated ones: a file of recorded conversations
+    with token ids and log-probs (docs/ahead.md); from Python also a list. None: the policy generates them."""
+    replies_version: int | None = bounded(None, at_least=0)
+    """What `replies` calls the weights that the run begins with; none: the newest version that they name."""
     form: Any = None
     """Makes tasks of rows as a data set publishes them: summarize, translate, commongen, totto, narrativeqa, dialog,
     imdb, extract, or module:function; from Python also a function. None: the options `data.*` name the fields."""
@@ -125,7 +131,8 @@ class TrainOptions:
     @property
     def evaluates(self) -> bool:
         """Whether there are held-out tasks; those of a world that has tasks of its own count, and may be none."""
-        return self.evaluate is not False and (self.evaluate is not None or self.tasks is None)
+        own = self.tasks is None and self.replies is None
+        return self.evaluate is not False and (self.evaluate is not None or own)
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,9 @@ def configure(given: Mapping[str, object], recipe: str | None = None) -> Config:
         parts = {kind: {**options.defaults(own_groups[kind]), **part} for kind, part in built.items()}
         method = find(chosen)
         corrects = method.source != "data" and not ("condition" in method.options or method.needs.action_values)
-        if (train.rollouts_ahead or train.partial_rollout_tokens) and corrects:
+        _check_replies(train, data)
+        known = train.replies is not None and "replay" not in method.options and has_logprobs(*opened(train.replies))
+        if (train.rollouts_ahead or train.partial_rollout_tokens or known) and corrects:
             whole.setdefault("learner.importance", "token")
         learner = checked_options(chosen, {name: value for name, value in whole.items() if name not in of_run})
         config = Config(replace(train, algorithm=chosen), data, evaluation, isolation, learner, parts, left_out)
@@ -224,6 +233,9 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     texts = given.get("preset"), None if "preset" in given else base.get("preset")
     above, below = (preset(text) if isinstance(text, str) and not options.is_none(text) else {} for text in texts)
     chosen = next((o["algorithm"] for o in (given, above, base, below) if o.get("algorithm") is not None), DEFAULT)
+    if not isinstance(chosen, str):
+        what = f"algorithm={shown(chosen)}"
+        raise OperantError(f"{what}: give its name, or module:object, by which a resumed run finds it again")
     named, left_out = named_in(given, base), dict[str, list[str]]()
     for kind, others in named_parts.replaced(base, given).items():
         base = {name: value for name, value in base.items() if name not in others}
@@ -266,6 +278,59 @@ def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[st
     return options.resolve(config_schema(written_for, named), {**recipe, "algorithm": written_for})
 
 
+def opened(replies: Any) -> tuple[Iterable[tuple[int, Any]], str]:
+    """The rows of recorded conversations, and what errors call them. Raises: OperantError as `data.sources.read`."""
+    lasting = isinstance(replies, (str, Path, list, tuple)) or callable(replies)
+    require(
+        lasting, f"replies is of type {type(replies).__name__}: give a file, a list, or a function that returns one"
+    )
+    with option_of_error("replies"):
+        name, rows = read(replies)
+        return _told(rows), str(replies) if isinstance(replies, (str, Path)) else name.replace("tasks", "replies")
+
+
+def _told(rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    with option_of_error("replies"):
+        yield from rows
+
+
+@contextmanager
+def option_of_error(name: str) -> Iterator[None]:
+    """Let an error about a source name the option that it was given in, in the place of `tasks`."""
+    try:
+        yield
+    except OperantError as error:
+        if not (text := str(error)).startswith("tasks: "):
+            raise
+        raise OperantError(f"{name}: {text.removeprefix('tasks: ')}") from error
+
+
+def _check_replies(train: TrainOptions, data: DataOptions) -> None:
+    """Refuse replies made elsewhere for a method or options that need the policy's own."""
+    algorithm, method = find(train.algorithm), f"algorithm={train.algorithm}"
+    if train.replies is None:
+        require(train.replies_version is None, f"replies_version={train.replies_version} without replies: leave it out")
+        return
+    own = "what is played; the replies are there already: leave it out"
+    reasons = [
+        (algorithm.source == "data", f"{method}: it learns from demonstrations or labels: name the file in tasks"),
+        (algorithm.source == "both", f"{method}: it also needs demonstrations of the same tasks"),
+        ("mask" in algorithm.copies, f"{method}: its mask decides which tokens may be drawn, so it draws them itself"),
+        (train.tasks is not None, f"tasks={shown(train.tasks)}: the prompts are the replies' own; use tasks=none"),
+        (train.form is not None, f"form={shown(train.form)}: the prompts are the replies' own; leave it out"),
+        (train.env is not None, f"env={shown(train.env)}: a world decides {own}"),
+        (train.rollouts_ahead, f"rollouts_ahead={train.rollouts_ahead}: it decides {own}"),
+        (train.partial_rollout_tokens, f"partial_rollout_tokens={train.partial_rollout_tokens}: it decides {own}"),
+        (train.redraw, f"redraw={train.redraw}: it decides {own}"),
+        (train.retire is not None, f"retire={train.retire}: it decides {own}"),
+        (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: nothing is generated; leave it out"),
+        (share(train.evaluate) is not None, f"evaluate={train.evaluate}: name a file of held-out tasks"),
+        (data != DataOptions() and not train.evaluate, "data.*: these options say how tasks are read; leave them out"),
+    ]
+    if why := next((why for holds, why in reasons if holds), None):
+        raise OperantError(f"replies={shown(train.replies)} with {why}")
+
+
 def _check_together(config: Config) -> None:
     """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
@@ -279,7 +344,7 @@ def _check_together(config: Config) -> None:
             f"evaluate={shown(train.evaluate)}: the tasks are the environment's own, which keeps some for tests; "
             "leave it out"
         )
-    if train.tasks is None and not named_parts.has_games(train.env):
+    if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
         raise OperantError(
             "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
         )
@@ -302,10 +367,11 @@ def _check_together(config: Config) -> None:
     if train.env is not None and algorithm.source == "data":
         raise OperantError(f"env={shown(train.env)}: algorithm {train.algorithm} plays in no environment; leave it out")
     selects = config.learner["learner"].select
-    if train.reward is None and algorithm.source != "data" and (algorithm.needs.reward or selects is not None):
+    judged = algorithm.needs.reward or selects is not None
+    if train.reward is None and train.replies is None and algorithm.source != "data" and judged:
         pays = train.env is not None and with_defaults(named_parts.found("env", train.env), EnvBase).pays
         if not pays and not algorithm.needs.reward:
-            raise OperantError(best.unscored_selection(selects, train.algorithm))
+            raise OperantError(select.unscored_selection(selects, train.algorithm))
         if not pays:
             raise OperantError(
                 "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
@@ -315,7 +381,7 @@ def _check_together(config: Config) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
-    kind, number = ("", 0.0) if selects is None else best.parse(selects)
+    kind, number = ("", 0.0) if selects is None else select.parse(selects)
     of_replies = config.learner["learner"].select_unit == "episode"
     if kind == "count" and of_replies and number > train.batch:
         raise OperantError(

@@ -116,7 +116,6 @@ class RunFolder:
 
         environment: content of `environment.json`: versions, machine, command.
         needs: bytes that the run will write; a disk with less free space is refused before the run starts.
-        Raises: OperantError if nothing can be written there.
         """
         text = _dump(config)
         if Path(out).is_file():

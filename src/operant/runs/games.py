@@ -72,7 +72,7 @@ class OwnPlayer:
     """A player class of the user. What it raises, and what it returns that is no text, becomes an OperantError."""
 
     def __init__(self, name: str, made: Callable[[], Player]):
-        """made: a class, or a function that makes one. Raises: OperantError if that makes no player."""
+        """made: a class, or a function that makes one."""
         self.name = name
         try:
             self.player: Player = made()
@@ -86,7 +86,7 @@ class OwnPlayer:
             )
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
-        """Its next command. Raises: OperantError if it raises, or returns no text."""
+        """Its next command."""
         try:
             command = self.player.act(state, game, chance)
         except (Exception, SystemExit) as error:
@@ -104,10 +104,7 @@ def player_names() -> list[str]:
 
 
 def simple_player(name: str) -> Callable[[], Player] | None:
-    """What makes a player of that name, or of `module:class`; None if it is the folder or name of a model.
-
-    Raises: OperantError for a word that is neither.
-    """
+    """What makes a player of that name, or of `module:class`; None if it is the folder or name of a model."""
     if name in player_names():
         return PLAYERS.find(name)
     if ":" in name and names_object(name, PLAYERS):
@@ -125,7 +122,6 @@ def game_world(name: str, options: Mapping[str, object], run: Mapping[str, objec
     """The world with the user's options, above those of the run that plays if it was trained there, without examples.
 
     It is played in this process, also if the run has played it in others (`workers:rooms`).
-    Raises: OperantError for a world that does not exist or has no games, and for an unknown option.
     """
     name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
@@ -190,10 +186,7 @@ def play_by_player(played: Recorded, slot: int, task: Task, player: Player, chan
 def play_by_model(
     played: Recorded, tasks: Sequence[Task], policy: Policy, engine: Engine, sampling: Sampling, seed: int
 ) -> None:
-    """Let a model play all games in one batch, with the random numbers of a run's evaluation.
-
-    Raises: OperantError for a model without a tokenizer.
-    """
+    """Let a model play all games in one batch, with the random numbers of a run's evaluation."""
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and games are texts: save its tokenizer into its folder")
     sampling = sampling.of(policy)

@@ -52,7 +52,6 @@ def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
     """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
 
     Of a reward that pays relative to the policy's greedy replies, it is what the run judges held-out replies by.
-    Raises: OperantError for an unknown reward, or a run whose reward cannot be made again.
     """
     if spec is not True:
         reward = under(rewards.held_out(rewards.resolve(spec)), IsolationOptions())
@@ -101,7 +100,6 @@ def drawn(
     """`samples` replies to each task. Random numbers depend on the seed, the task's id and the sample's number.
 
     first: the number of the first sample. stream: which random numbers are used (`operant.sampling.STREAMS`).
-    Raises: OperantError for a prompt that does not fit, or of a reward.
     """
     if policy.tokenizer is None:
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
@@ -202,10 +200,7 @@ class Kept:
                 tell(samples)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the rows to the file, as its name ends, and delete the unfinished one.
-
-        Raises: OperantError if the disk refuses, or one column of Parquet cannot hold the prompts.
-        """
+        """Write the rows to the file, as its name ends, and delete the unfinished one."""
         assert self.out is not None and self.path is not None
         if self.out.suffix != ".parquet":
             atomic_io.write(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

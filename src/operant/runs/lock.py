@@ -35,10 +35,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 def take(lock: Path) -> Owner | None:
-    """Take `lock`; return the content that a dead process left in it, or None.
-
-    Raises: OperantError if its owner lives, or is on another machine, where that cannot be checked.
-    """
+    """Take `lock`; return the content that a dead process left in it, or None."""
     free, owner = _try(lock)
     if not free:
         who = f"process {owner['pid']} on {owner['host']}, since {owner.get('since')}" if owner else "another process"

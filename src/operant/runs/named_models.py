@@ -39,10 +39,7 @@ from operant.types import Engine, OperantError
 
 
 def divided(name: str) -> tuple[Path, int | None]:
-    """The folder in a name, and the step behind it, as in `runs/sft@120`; None if there is none.
-
-    Raises: OperantError for the name of a run with something else behind its `@`.
-    """
+    """The folder in a name, and the step behind it, as in `runs/sft@120`; None if there is none."""
     folder, at, step = name.rpartition("@")
     if not at or Path(name).exists() or not (Path(folder) / "config.yaml").is_file():
         return Path(name), None  # a name of the Hub may have a revision behind its @
@@ -101,7 +98,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """The checkpoint of `step` of a run, of either kind. Raises: OperantError if there is none."""
+    """The checkpoint of `step` of a run, of either kind."""
     paths = [path_of(folder / "checkpoints", kind, step) for kind in KINDS]
     path = next((path for path in paths if path.is_dir()), None)
     if path is None:
@@ -111,10 +108,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 
 def at_step(folder: Path, step: int) -> Policy:
-    """The policy of a run with the weights of its checkpoint of `step`.
-
-    Raises: OperantError if there is none, it is damaged, or the model that the run began from cannot be loaded.
-    """
+    """The policy of a run with the weights of its checkpoint of `step`."""
     path = checkpoint_of(folder, step)
     config = named_parts.flattened(read_config(folder))
     schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
@@ -138,8 +132,7 @@ def at_step(folder: Path, step: int) -> Policy:
 def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: Any) -> Policy:
     """Load the model that an option of the run in `folder` names: its copy there, if there is one.
 
-    The policy has the soft prompt that the run began with. how: arguments of `load_policy`. Raises: OperantError for a
-    model that was an object of a Python program.
+    The policy has the soft prompt that the run began with. how: arguments of `load_policy`.
     """
     group, _, last = option.rpartition(".")
     name, copy = str((config[group] if group else config)[last]), folder / START / MODELS[option]
@@ -166,7 +159,7 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
 
 
 def pin_names(config: Config) -> Config:
-    """The options with the current commit of each Hub name. Raises: OperantError for a name that cannot be resolved."""
+    """The options with the current commit of each Hub name."""
     try:
         return _with(config, {option: pinned(name) for option, name in _named(config).items()})
     except OperantError as error:

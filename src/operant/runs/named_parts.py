@@ -241,6 +241,8 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
     A share of the tasks is read from what the tasks are. options: of the task source.
     Raises: OperantError for an environment without tasks of its own.
     """
+    if train.replies is not None:
+        return None, source(train.evaluate or None, {})
     if train.tasks is None:
         held_out = own_games(env, "test") if train.evaluate is None else source(train.evaluate or None, {})
         return own_games(env, "train"), held_out

@@ -12,6 +12,7 @@ from operant.runs.config import Config
 from operant.runs.folder import RunFolder
 from operant.runs.parts import RunParts
 from operant.trackers.trackers import Trackers
+from operant.training.learner import Learner
 from operant.training.options import learner_options
 
 READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
@@ -75,6 +76,7 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
         folder.log_message(f"isolation of {kind} {part.__name__!r}: {part.level}")
     if levels := {part.__name__: part.level for _, part in isolated}:
         folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
+    notes += high_rate(config, learner)
     several = learner.own.threads == "auto"
     several = several and machine.worth(learner.budget.tokens, machine.largest(learner.policy.model)) > 1
     if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
@@ -82,6 +84,22 @@ def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers,
     for note in notes if resumed else (*notes, *left_out(config, parts)):
         folder.log_message(note)
         trackers.note(note)
+
+
+def high_rate(config: Config, learner: Learner) -> list[str]:
+    """A sentence if the learning rate is ten times what models of this size usually get, or more.
+
+    Rates in use fall about as 1 / parameters: 3e-4 for 5M (the recipes here), 1e-5 for 124M (GPT-2 in TRL), 1e-6 for
+    billions. Adapters and supervised training take larger ones.
+    """
+    sizes = [(weight.numel(), weight.requires_grad) for weight in learner.policy.model.parameters()]
+    count = sum(size for size, trained in sizes if trained)
+    rate, usual = getattr(config.learner.get("optimizer"), "lr", 0.0), min(1e-3, max(1e-6, 1500 / max(count, 1)))
+    few = count < 0.1 * sum(size for size, _ in sizes)
+    if few or learner.algorithm.source == "data" or rate < 10 * usual:
+        return []
+    why = f"is far above {usual:.0e}, about the usual rate of {count / 1e6:.3g}M weights, and training may collapse"
+    return [f"optimizer.lr={rate:g} {why} (docs/how-to-train.md)"]
 
 
 def left_out(config: Config, parts: RunParts) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from operant import distributed
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.recorded import RecordedReplies
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
 from operant.rollouts.demonstrations import Demonstrations
@@ -16,6 +17,7 @@ from operant.runs.config import TrainOptions
 from operant.runs.evaluate import Evaluator, Probes
 from operant.runs.scored_rollouts import (
     demonstration_rollouts,
+    greedy_replies,
     join_judgements,
     play_and_score,
     score,
@@ -53,6 +55,8 @@ class RunParts:
     """Sentences of rewards for the log, such as which reference solutions fail their own tests."""
     ahead: Ahead | None = None
     """Plays the rollouts of later steps; None: each step plays its own."""
+    recorded: RecordedReplies | None = None
+    """What was generated elsewhere, which the steps train on; None: it is played."""
 
     def attempts(self, indices: Sequence[int], samples: int) -> list[Task]:
         """What is played of the tasks with these indices: each so often, and a text without a prompt has an opening."""
@@ -75,12 +79,22 @@ class RunParts:
             taken = ahead.tasks()
         else:
             taken = self.order.take(train.batch // train.samples)
-            if learner.algorithm.source != "data":
+            if self.recorded is not None:
+                rollouts, judged = self._score_recorded(self.recorded, list(dict.fromkeys(taken)))
+            elif learner.algorithm.source != "data":
                 rollouts, judged, counts = self._play_rounds(taken, train)
         if (demonstrations := self.demonstrations) is not None:
             tasks = [self.tasks[i] for i in taken]
             rollouts = rollouts + distributed.together(lambda: demonstration_rollouts(demonstrations, tasks))
         return rollouts, judged, counts
+
+    def _score_recorded(self, recorded: RecordedReplies, taken: list[int]) -> tuple[list[Rollout], Judged]:
+        """This rank's part of the recorded groups with these indices, judged by the reward too if there is one."""
+        tasks = [self.tasks[i] for i in taken]
+        mine = distributed.deal([task.id for task in tasks])
+        greedy = distributed.together(lambda: greedy_replies(self.learner, tasks, self.reward, mine))
+        played = recorded.at([task.id for task in tasks], mine), greedy
+        return distributed.together(lambda: score(self.learner, self.reward, played, pays=recorded.paid))
 
     def _play_rounds(self, taken: list[int], train: TrainOptions) -> tuple[list[Rollout], Judged, dict[str, float]]:
         """Play and score tasks; `train.redraw` times, replace those whose rewards are equal by the next ones."""

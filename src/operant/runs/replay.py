@@ -41,10 +41,7 @@ class Replayed:
 
 
 def replay(path: str | Path, *, policy: object = None, reference: object = None) -> Replayed:
-    """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects.
-
-    Raises: OperantError if the bundle is damaged, or its models cannot be loaded.
-    """
+    """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects."""
     refusal, about, weights = refused_step.read(path)
     objects = {name: model for name, model in (("policy", policy), ("reference", reference)) if model is not None}
     named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}

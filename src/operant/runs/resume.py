@@ -23,7 +23,7 @@ from operant.training.learner import Learner
 from operant.training.optimizer import without_unused
 from operant.types import OperantError
 
-OBJECTS = ("policy", "tasks", "reward", "env", "engine", "reference", "evaluate")
+OBJECTS = ("policy", "tasks", "replies", "reward", "env", "engine", "reference", "evaluate")
 """Options that may be Python objects: no file can hold them, so a resume needs them again."""
 _WEIGHTS = "the checkpoint's weights have that shape"
 _BEGAN = "it cannot change on resume, as the results so far depend on it"

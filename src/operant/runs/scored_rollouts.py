@@ -103,11 +103,18 @@ def play_part(
     return learner.play(tasks, part=mine, attempts=deepcopy(attempts)), greedy_replies(learner, tasks, reward, mine)
 
 
-def score(learner: Learner, reward: RewardFn | None, played: Played) -> tuple[list[Rollout], Judged]:
-    """Score rollouts, in the phase `reward`. Raises: OperantError of the reward."""
+def score(
+    learner: Learner, reward: RewardFn | None, played: Played, *, pays: bool | None = None
+) -> tuple[list[Rollout], Judged]:
+    """Score rollouts, in the phase `reward`. pays: whether their turns are paid; None: as the world does.
+
+    Raises: OperantError of the reward.
+    """
     rollouts, greedy = played
     with learner.timing("reward"):
-        return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=learner.pays)
+        return rollouts, judge_beside(
+            reward, learner.as_seen(rollouts), greedy, pays=learner.pays if pays is None else pays
+        )
 
 
 def greedy_replies(

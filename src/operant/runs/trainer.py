@@ -50,7 +50,6 @@ def runs(
     which may be a light one, and start with a new optimizer. optimizer, lr_scheduler: as in `Learner`; pass them again
     to resume. show: trackers in addition to the option `trackers`.
     observers: called after every step and at the end.
-    Raises: OperantError for an error that the user can correct.
     """
     out = Path(out or f"runs/{recipe or 'run'}")
     if fresh_optimizer and not resume:

@@ -1334,7 +1334,9 @@ class Checker:
             trusting = bool(self.peer and self.peer.trusting)
             if os.getpid() != self.process:  # a test has forked: the copy has nothing to report
                 os._exit(1)
-            rest = self.nonce + frame([index, outcome, message[:300], self.used(), trusting])
+            rest = self.nonce + frame(
+                [index, outcome, message if outcome == PASSED else message[:300], self.used(), trusting]
+            )
             while rest:
                 rest = rest[os.write(self.results, rest) :]
 
@@ -1434,7 +1436,7 @@ class Checker:
 
     # --- tests that are a standard input
 
-    def printed(self, index: int, given: str, expected: str) -> tuple[str, str]:
+    def printed(self, index: int, given: str, expected: str | None) -> tuple[str, str]:
         if self.run:  # one program at a time: the nursery waits for its end
             self.run.close()
             self.run = None
@@ -1446,6 +1448,8 @@ class Checker:
         finally:
             run.close()
         printed = bytes(run.inbox).decode(errors="replace")
+        if expected is None:
+            return PASSED, printed[:10_000]
         if (like_apps if self.tolerant else alike)(printed, expected):
             return PASSED, ""
         return FAILED, f"test {index + 1}: printed {short(printed)} for {short(given)}, not {short(expected)}"

@@ -66,8 +66,8 @@ class Stdin:
 
     given: str
     """What the program reads."""
-    expected: str
-    """What it should print."""
+    expected: str | None
+    """What it should print; None: anything, and the message of the verdict is what it has printed."""
 
 
 Test = Code | Stdin
@@ -100,7 +100,8 @@ class Verdict:
     results: tuple[str, ...]
     """The outcome of each test."""
     message: str = ""
-    """Of the first test that has not passed, such as "IndexError: list index out of range (line 3)"."""
+    """Of the first test that has not passed, such as "IndexError: list index out of range (line 3)", else of the
+    first."""
     failed: int | None = None
     """The index of that test."""
     seconds: float = 0.0
@@ -308,7 +309,7 @@ class Prisoner:
         spent = found[-1][2] if found else 0.0
         found += [["runtime error", lost, spent, False]] * (wanted - len(found))
         failed = next((i for i, test in enumerate(found) if test[0] != "passed"), None)
-        outcome, message = ("passed", "") if failed is None else found[failed][:2]
+        outcome, message = found[failed or 0][:2]
         return Verdict(
             outcome,
             tuple(test[0] for test in found[: len(self.tests)]),

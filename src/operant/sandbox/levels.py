@@ -139,7 +139,7 @@ SUPERVISED = tuple(name for name in LEVELS if name not in UNTRUSTED)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of a supervised process, and the level of its isolation. Raises: OperantError for an unknown level."""
+    """The limits of a supervised process, and the level of its isolation."""
 
     level: str = "auto"
     """The strongest level to try; auto: the strongest that works."""

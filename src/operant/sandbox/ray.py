@@ -69,8 +69,6 @@ class RaySession:
 
     names: what messages call it. address: the cluster (`host:port` or `auto`); None: the Ray that the process is
     connected to, or else one of this process alone. count, cpus, gpus: actors, and what Ray reserves for each.
-    Raises: OperantError if Ray is not installed, for cpus or gpus that are negative or infinite, and for more actors
-    than suit this machine, if they are to live in a Ray that is started here.
     """
 
     _lock = threading.RLock()
@@ -100,8 +98,6 @@ class RaySession:
         Ray's statistics and its dashboard are off. Some of its servers listen on every network interface: that of this
         machine answers those who know a token of its own only.
         A Ray of the caller's own is used, and left alone at the end.
-        Raises: OperantError if there is no Ray at the address, if it cannot be started or has less than the actors
-        need, or if the process is connected to another one.
         """
         with RaySession._lock:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -172,7 +168,7 @@ class RayActors:
 
 
 def connect(address: str | None, names: Names) -> None:
-    """Connect to the Ray at the address, or start one. Raises: OperantError if that fails."""
+    """Connect to the Ray at the address, or start one."""
     import ray
 
     host, _, port = (address or "").rpartition(":")
@@ -205,10 +201,7 @@ def connect(address: str | None, names: Names) -> None:
 
 
 def answers(asked: Sequence[Any], names: Names, seconds: float = 0.0) -> list[Any]:
-    """What new actors answer, once all have been made. seconds: what the answers may take after that.
-
-    Raises: OperantError if an actor cannot be made, or of the actor.
-    """
+    """What new actors answer, once all have been made. seconds: what the answers may take after that."""
     from ray import exceptions, get
 
     waiting, until = list(asked), time.monotonic() + START + seconds
@@ -278,10 +271,7 @@ def ask_all(
 
 
 def some_ready(asked: list[Any], names: Names) -> tuple[list[Any], list[Any]]:
-    """Those of the answers that are ready within `LOOK` seconds, one at most, and the others.
-
-    Raises: OperantError if Ray has no node left: then an actor that is to be started would be awaited for ever.
-    """
+    """Those of the answers that are ready within `LOOK` seconds, one at most, and the others."""
     from ray import nodes, wait
 
     ready, waiting = wait(asked, num_returns=1, timeout=LOOK)

@@ -1,7 +1,7 @@
 """How a reward function is called, here and in a worker: with rollouts, or with the keywords of TRL's.
 
 def reward(rollouts): ...                       # operant's
-def reward(prompts, completions, **kwargs): ...  # TRL's: a function with an argument `completions`
+def reward(prompts, completions, **kwargs): ...  # TRL's: a function or object with an argument `completions`
 async def reward(...): ...                       # either of them
 
 torch is not imported.
@@ -11,27 +11,29 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from operant.import_by_name import find_function
-from operant.sandbox.serialise import answer_to_plain, as_list, rollout_from_plain
-from operant.types import OperantError, Rollout
+from operant.sandbox.serialise import answer_to_plain, rollout_from_plain
+from operant.types import Judgement, OperantError, Rollout
 
 GIVEN = ("prompts", "completions", "completion_ids")
 """What a function of TRL's form gets of every reply."""
-OF_A_TRAINER = ("trainer_state", "log_extra", "log_metric", "environments")
+OF_A_TRAINER = ("trainer_state", "environments")
 """What only TRL's trainer has."""
+LOGS = ("log_extra", "log_metric")
+"""Functions by which a function of TRL's form says more than its scores."""
 _ONE_LOOP = threading.Lock()
 
 
 def as_in_trl(reward: object) -> bool:
-    """Whether a function has an argument `completions`, as TRL's reward functions have."""
-    if not inspect.isroutine(reward):
+    """Whether a function or object is called with `completions`, as TRL's reward functions are."""
+    if not callable(reward) or inspect.isclass(reward):
         return False
     try:
         return "completions" in inspect.signature(reward).parameters
-    except ValueError:  # some functions written in C do not say
+    except (ValueError, TypeError):  # some functions written in C do not say
         return False
 
 
@@ -40,11 +42,19 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
 
     A function of TRL's form gets lists with one entry a reply: texts, or messages where the task's prompt is messages;
     the ids of the last reply; and the columns of the task. These are the keys of its target, if that is a mapping; a
-    single further argument without a default gets the target itself.
+    single further argument without a default gets the target itself. What it says by `log_metric(name, number)` becomes
+    a part of each answer, and by `log_extra(column, values)` the answers' message.
     A coroutine is awaited.
     Raises: OperantError for an argument that has no value.
     """
-    returned = reward(**keywords(reward, rollouts)) if as_in_trl(reward) else reward(rollouts)
+    if not as_in_trl(reward):
+        return _awaited(reward(rollouts))
+    log = _Log()
+    returned = _awaited(reward(**keywords(reward, rollouts, log)))
+    return log.beside(as_list(returned)) if log.metrics or log.extra else returned
+
+
+def _awaited(returned: Any) -> Any:
     if not inspect.iscoroutine(returned):
         return returned
     import asyncio
@@ -52,6 +62,36 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     with _ONE_LOOP:
         loop = event_loop(os.getpid())
     return asyncio.run_coroutine_threadsafe(returned, loop).result()
+
+
+class _Log:
+    """What a function of TRL's form says beside its scores."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+        self.extra: dict[str, Sequence[Any]] = {}
+
+    def log_metric(self, name: str, value: float) -> None:
+        self.metrics[name] = float(value)
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        self.extra[column] = values
+
+    def beside(self, answers: list[Any] | None) -> list[Any] | None:
+        """The answers as judgements that say it too. Raises: OperantError for a column of another length."""
+        for column, values in self.extra.items():
+            if answers is not None and len(values) != len(answers):
+                raise OperantError(f"log_extra({column!r}, ...): {len(values)} values for {len(answers)} replies")
+        rows = zip(*([f"{column}: {value}" for value in values] for column, values in self.extra.items()))
+        lines = ["\n".join(row) for row in rows] or [""] * len(answers or ())
+        pairs = zip(answers or (), lines)
+        return None if answers is None else [Judgement(x, dict(self.metrics), message=line) for x, line in pairs]
+
+
+def as_list(returned: object) -> list[Any] | None:
+    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
+    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
+    return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
 def waits(reward: object) -> bool:
@@ -72,9 +112,9 @@ def event_loop(process: int) -> Any:
     return loop
 
 
-def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout], log: Any = None) -> dict[str, Any]:
     """The arguments of a function of TRL's form. Raises: OperantError for one that has no value."""
-    known: dict[str, list[Any]] = {name: [] for name in GIVEN}
+    known: dict[str, Any] = {name: [] for name in GIVEN}
     for rollout in rollouts:
         chat = bool(rollout.task.prompt) and isinstance(rollout.task.prompt[0], Mapping)
         messages = [{"role": "assistant", "content": text} for text in rollout.texts]
@@ -84,7 +124,8 @@ def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> dict[st
     targets = [r.task.target for r in rollouts]
     if targets and all(isinstance(target, Mapping) for target in targets):
         shared = [name for name in targets[0] if isinstance(name, str) and all(name in target for target in targets)]
-        known |= {name: [target[name] for target in targets] for name in shared}
+        known |= {name: [target[name] for target in targets] for name in shared if name not in GIVEN}
+    known |= {name: getattr(log or _Log(), name) for name in LOGS}
     parameters = inspect.signature(reward).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     missing = [name for name in required if name not in known]

@@ -4,7 +4,7 @@ A rollout arrives as it was sent, with these exceptions: tuples in `target` and 
 becomes a mapping, and `allowed`, `states` and `sampling`, which no reward reads, are left out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -70,12 +70,6 @@ def state_from_plain(plain: object) -> Any:
     if kind == "tuple":
         return tuple(map(state_from_plain, parts))
     return {key: state_from_plain(part) for key, part in parts}
-
-
-def as_list(returned: object) -> list[Any] | None:
-    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
-    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
-    return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
 def answer_to_plain(answer: object) -> dict[str, object]:

@@ -176,8 +176,6 @@ class RunState:
         With `fresh_optimizer`, the optimizer is not loaded; nor, from a light checkpoint, are parts that it lacks: they
         are renewed, if they can be.
         Calls `warn` if another machine or version wrote the checkpoint: the run then continues, not bit-identically.
-        Raises: OperantError if the checkpoint is damaged, if its parts are not exactly the registered ones, or if it is
-        light and the optimizer is to be loaded.
         """
         path = Path(path)
         if problem := verify(path):
@@ -214,7 +212,7 @@ def read_extra(path: Path) -> Any:
 
 
 def read_part(path: Path, name: str) -> Any:
-    """The state of one part in the checkpoint at `path`. Raises: OperantError if it is damaged or lacks the part."""
+    """The state of one part in the checkpoint at `path`."""
     if problem := verify(path):
         raise damaged(path, problem)
     states = _read(path)[1]

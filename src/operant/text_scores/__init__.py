@@ -67,6 +67,10 @@ class RewardBase:
     """Whether `close` is called at the end of a run."""
     prompt_tokens: int | None = None
     """The room that it leaves for replies in its texts, in tokens; None: any."""
+    notes: Sequence[str] = ()
+    """Sentences for the log at the start of a run."""
+    reads_start: bool = False
+    """Whether a metric of an evaluation has an option `model` that is the run's first one if it names none."""
 
     def check(self) -> None:
         """Load what it needs. Raises: OperantError for what is missing."""
@@ -214,7 +218,7 @@ def target_words(task: Task, field: str | None, what: str) -> list[str]:
 
 
 def of_several(name: str, chosen: str) -> Callable[[Sequence[float]], float]:
-    """The function that joins the values for several references. Raises: OperantError for an unknown one."""
+    """The function that joins the values for several references."""
     if chosen not in SEVERAL:
         raise OperantError(f"{name}: several={shown(chosen)}: of several references, take max or mean")
     return SEVERAL[chosen]

@@ -123,7 +123,7 @@ class BertScore(OfMeasures):
 
     @torch.inference_mode()
     def read(self, texts: Iterable[str]) -> dict[str, Tokens]:
-        """The tokens of each text, on the CPU. Raises: OperantError for idf without references."""
+        """The tokens of each text, on the CPU."""
         if self.idf and self._weights is None:
             raise OperantError(
                 "bertscore with idf has no references to weigh tokens by yet: a run takes them from its tasks; "

@@ -19,7 +19,6 @@ class Perplexity:
     It reads each reply after the text before it, with its own tokenizer, and only the tokens of the reply count. As
     a metric: of all replies together, by tokens, and under `of_replies` of each reply; an empty one has none. A prompt
     that is too long for the model loses its beginning, a reply its end. batch: replies of a pass.
-    Raises: OperantError without a model.
     """
 
     reads_start = True
@@ -39,7 +38,7 @@ class Perplexity:
         self.policy: Any = None
 
     def check(self) -> None:
-        """Load the model. Raises: OperantError if it cannot be found, or has no tokenizer."""
+        """Load the model."""
         if self.policy is None:
             policy = load_policy(self.model)
             if policy.tokenizer is None:

@@ -45,10 +45,7 @@ TOKENIZERS = Table(
 
 
 def tokenizer(name: str) -> Callable[[str], list[str]]:
-    """The function of a name, or of `module:function`.
-
-    Raises: OperantError for an unknown name, a package that it needs, or a function that returns no list of texts.
-    """
+    """The function of a name, or of `module:function`."""
     found = TOKENIZERS.find(name)
     try:
         tried = found("A word.")

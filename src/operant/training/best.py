@@ -4,7 +4,6 @@ RAFT (arXiv:2304.06767), ReST (arXiv:2308.08998). Whatever a method computes fro
 mean of a group, it computes from all of them; the others are then left out of the update.
 """
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,35 +14,8 @@ from operant import distributed
 from operant.objectives.advantages import gather, scatter
 from operant.objectives.turn_returns import turn_returns
 from operant.tally import Tally
-from operant.types import Batch, OperantError, shown
-
-UNITS = ("episode", "turn")
-"""What is kept or left out."""
-RULE = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
-
-
-def parse(select: str) -> tuple[str, float]:
-    """Kind (count, percent, group or above) and number of a selection. Raises: OperantError for another text."""
-    found = re.fullmatch(r"(top|group|above):([-+]?[\d.]+(?:e[-+]?\d+)?)(%?)", str(select))
-    try:
-        kind, number = (found[1] + found[3], float(found[2])) if found else ("", 0.0)
-    except ValueError:  # 1.2.3
-        kind, number = "", 0.0
-    if kind in ("top", "group") and number >= 1 and number == int(number):
-        return ("count" if kind == "top" else "group"), number
-    if kind == "top%" and 0 < number <= 100:
-        return "percent", number
-    if kind == "above":
-        return "above", number
-    raise OperantError(f"learner.select={shown(select)}: it must be {RULE}")
-
-
-def unscored_selection(select: str | None, algorithm: str) -> str:
-    """What is said where a selection has nothing to go by."""
-    return (
-        f"learner.select={select} with algorithm={algorithm} and without a reward: replies have no score by which one "
-        "is the best; pass a reward, or leave select out"
-    )
+from operant.training.select import parse
+from operant.types import Batch
 
 
 def best(

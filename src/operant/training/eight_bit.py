@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from operant.training.master_weights import MasterAdamW
+from operant.training.optimizer import MasterAdamW
 
 BLOCK = 256
 """The number of moments that share a scale."""

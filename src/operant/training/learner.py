@@ -11,12 +11,12 @@ The trainer is written with this class, and so can be a loop of your own.
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -27,7 +27,6 @@ from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import as_seen
-from operant.rollouts.carried import PartialGroup, continue_replies
 from operant.rollouts.collate import cut, units
 from operant.rollouts.generation_kwargs import from_generation_kwargs, warned
 from operant.rollouts.play import Attempts, play
@@ -35,8 +34,7 @@ from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import refused_step, step_arguments
 from operant.training.objective import measure_terms
-from operant.training.parts import default_engine
-from operant.training.saved_learner import Saveable
+from operant.training.parts import SOMETIMES, LearnerParts, default_engine
 from operant.training.select import select_all
 from operant.training.stages import Stages, TrainingStep, credited, sync
 from operant.types import Batch, Engine, EngineParts, Env, OperantError, Rollout, Task, shown
@@ -54,7 +52,7 @@ OF_TRL = {
 """What does the work of TRL's trainer's methods."""
 
 
-class Learner(Saveable):
+class Learner(LearnerParts):
     """A policy with its critic, its reference, and all state that changes during training.
 
     policy: a name, a transformers model (with `tokenizer`) or a Policy. reference: "copy" (a frozen snapshot of the
@@ -130,7 +128,7 @@ class Learner(Saveable):
         for task in tasks:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
-        with self.timing("generate" if stream == "train" else stream), self._threads(len(tasks)):
+        with self.timing("generate" if stream == "train" else stream), self.threads(len(tasks)):
             return play(
                 tasks,
                 env=env or (self.env if stream == "train" else for_evaluation(self.env)),
@@ -145,17 +143,6 @@ class Learner(Saveable):
                 fits=lambda prompt, reply: self.policy.misfit(prompt, reply) is None,
                 opening=self.wanted.opening(self.policy.tokenizer, training=stream == "train") if self.wanted else None,
             )
-
-    def continue_replies(
-        self, groups: Sequence[PartialGroup], count: int, tokens: int, attempts: Callable[[Sequence[int]], list[Task]]
-    ) -> tuple[list[Rollout], list[PartialGroup], list[PartialGroup]]:
-        """Draw at most `tokens` more of each reply, again and again until `count` groups have ended.
-
-        Returns the rollouts of these groups, these groups, and the others, as `rollouts.carried.continue_replies`.
-        """
-        with self.timing("generate"), self._threads(len(groups)):
-            known = {"engine": self.engine, "tokenizer": self.policy.tokenizer, "sampling": self.sampling}
-            return continue_replies(groups, count, tokens, attempts=attempts, seed=self.own.seed, **known)
 
     # --- learn --------------------------------------------------------------------------------------------------------
 
@@ -212,7 +199,7 @@ class Learner(Saveable):
         """
         default = self.sampling.plain if self.algorithm.source == "data" else self.sampling
         tokens = sum(len(turn.prompt) + len(turn.action) for rollout in rollouts for turn in rollout.turns)
-        with self._threads(min(tokens, self.budget.tokens)):
+        with self.threads(min(tokens, self.budget.tokens)):
             return self._learn(rollouts, scores, sampling or default)
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling) -> dict[str, float]:
@@ -277,7 +264,7 @@ class Learner(Saveable):
                 measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
         return tally.result()
 
-    def _threads(self, tokens: int) -> AbstractContextManager[None]:
+    def threads(self, tokens: int) -> AbstractContextManager[None]:
         """A context in which torch uses as many threads as passes over so many tokens are worth."""
         if isinstance(self.own.threads, int):
             return machine.threads(self.own.threads)
@@ -302,6 +289,41 @@ class Learner(Saveable):
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}
         return refused_step.write(path, self.refused, about, PolicyState(self.policy).state_dict())
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything that `load` needs to go on bit-identically, in place of an earlier save of this learner.
+
+        The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
+        folder for other programs. With several ranks, every rank calls it. Raises: OperantError after an update that
+        failed half-way.
+        """
+        return SOMETIMES["save"](self, Path(folder))
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        policy: object = None,
+        tokenizer: object = None,
+        reference: object = None,
+        algorithm: object = None,
+        engine: object = None,
+        env: object = None,
+        optimizer: object = None,
+        lr_scheduler: object = None,
+        **options: object,
+    ) -> Self:
+        """The learner that was saved in a folder: its next step is the one that it would have made next.
+
+        What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
+        such as a loaded model or an optimizer, are to be given again, as they were at first.
+        """
+        objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
+        objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        return SOMETIMES["load"](cls, Path(folder), objects, options)
 
     def _log(self, metrics: dict[str, float], coef: float, lr: float) -> dict[str, float]:
         """Return the metrics with counters, coefficients and times added, and append them to the history."""

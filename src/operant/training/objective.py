@@ -17,9 +17,10 @@ from operant import distributed
 from operant.algorithms import Algorithm
 from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
+from operant.machine import beat
 from operant.metrics import collect
-from operant.models.embedding import direct_gradients
 from operant.models.logprobs import DIVERGENCES
+from operant.models.options import direct_gradients
 from operant.models.policy import Policy
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
@@ -28,7 +29,6 @@ from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.types import Batch, LossFn, OperantError, Outputs
-from operant.watchdog import beat
 
 PER = {"token": "token", "reply": "episode", "group": "prompt", "constant": "horizon"}
 """What `update.per` is called in `rollouts.collate.token_weights`."""

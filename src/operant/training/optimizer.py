@@ -1,4 +1,7 @@
-"""The kinds of optimizer, their options, and the learning rate as a function of progress."""
+"""The kinds of optimizer, their options, and the learning rate as a function of progress.
+
+torch's optimizers have float32 copies of 16-bit weights here, so that small steps are not lost in rounding.
+"""
 
 import math
 from collections.abc import Mapping
@@ -6,12 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from operant import distributed
 from operant.bounds import bounded, check_bounds
-from operant.training.eight_bit import EightBit
-from operant.training.master_weights import MasterAdamW, MasterRMSprop, MasterSGD, MasterWeights, gradients
+from operant.import_by_name import Lazy
 from operant.types import OperantError
 
 OWN = "own"
@@ -109,6 +111,112 @@ def without_unused(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in left_out}
 
 
+class MasterWeights(torch.optim.Optimizer):
+    """Before one of torch's optimizers: it changes float32 master weights of every 16-bit parameter, and all others.
+
+    A step of 1e-5 is lost in a bfloat16 weight, which has eight bits. It is added to the master weight, and the weight
+    is the rounded master weight (Micikevicius et al., 2018, arXiv:1710.03740).
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], **settings: Any):
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        """Each 16-bit parameter and its master weight."""
+        for group in groups:
+            optimised = []
+            for p in group["params"]:
+                if p.dtype in (torch.bfloat16, torch.float16):
+                    self.pairs.append((p, p.detach().float().requires_grad_()))
+                    optimised.append(self.pairs[-1][1])
+                else:
+                    optimised.append(p)
+            group["params"] = optimised
+        super().__init__(groups, **settings)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
+        """Make a step with the gradients times `shrink` on the master weights, and round them to the parameters."""
+        for p, master in self.pairs:
+            if p.grad is None:
+                master.grad = None
+            elif master.grad is None:
+                master.grad = p.grad.float()
+            else:
+                master.grad.copy_(p.grad)
+        self.move(shrink)
+        if self.pairs:
+            torch._foreach_copy_([p for p, _ in self.pairs], [master for _, master in self.pairs])
+
+    def move(self, shrink: float) -> None:
+        """Make one step of the weights that the optimizer has: master weights, and parameters without them."""
+        if shrink != 1:
+            torch._foreach_mul_(gradients(self), shrink)
+        super().step()
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Set the master weights to the parameters, after these were changed from outside."""
+        for p, master in self.pairs:
+            master.copy_(p)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of the parameters; those of master weights keep their memory for the next step."""
+        for p, _ in self.pairs:
+            p.grad = None
+        mastered = {id(master) for _, master in self.pairs}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if id(p) not in mastered:
+                    p.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"masters": [master.detach() for _, master in self.pairs]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        for (p, master), saved in zip(self.pairs, state.pop("masters", []), strict=True):
+            master.copy_(saved)
+            p.copy_(saved)
+        super().load_state_dict(state)
+
+
+class MasterAdamW(MasterWeights, torch.optim.AdamW):
+    """AdamW, with `fused=True`."""
+
+    def move(self, shrink: float) -> None:
+        """Make one step of the weights that the optimizer has; the gradients are clipped while they are read."""
+        coarse = any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"])
+        if shrink == 1 or coarse:  # the scale below is a float32, too coarse for float64 weights
+            self.grad_scale = self.found_inf = None
+            super().move(shrink)
+            return
+        # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
+        self.grad_scale, self.found_inf = torch.tensor(1 / shrink), torch.zeros(())
+        super().move(1.0)
+
+
+class MasterRMSprop(MasterWeights, torch.optim.RMSprop):
+    """RMSprop: eps is added outside the root."""
+
+
+class MasterSGD(MasterWeights, torch.optim.SGD):
+    """SGD, with or without momentum."""
+
+
+def masters(optimizer: torch.optim.Optimizer | None) -> list[tuple[Tensor, Tensor]]:
+    """Each 16-bit parameter of an optimizer, and its master weight."""
+    return optimizer.pairs if isinstance(optimizer, MasterWeights) else []
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The gradients of all parameters that have one."""
+    return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+ADAM = Lazy({"float32": MasterAdamW, "8bit": "operant.training.eight_bit:EightBit"})
+"""The classes of adamw, by the type of their moments."""
+
+
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
     """The optimizer of the trainable weights, without decay of vectors; 16-bit weights get float32 masters."""
     trained = distributed.trained(policy).values()
@@ -123,8 +231,7 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
         return MasterRMSprop(groups, lr=options.lr, **kwargs)
     if options.kind == "sgd":
         return MasterSGD(groups, lr=options.lr, momentum=options.momentum)
-    adam = EightBit if options.states == "8bit" else MasterAdamW
-    return adam(groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    return ADAM[options.states](groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
 
 
 def rate(options: RateOptions, step: int, total: int | None) -> float:
@@ -143,14 +250,16 @@ def rate(options: RateOptions, step: int, total: int | None) -> float:
     return options.lr * shape[options.schedule]
 
 
-def apply(optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, shrink: float = 1.0) -> None:
-    """Make an optimizer step at the rate `options.lr`, with the gradients times `shrink`.
+def apply(
+    optimizer: torch.optim.Optimizer, options: OptimizerOptions, *, lr: float | None = None, shrink: float = 1.0
+) -> None:
+    """Make an optimizer step at the rate `lr` (None: `options.lr`), with the gradients times `shrink`.
 
     An optimizer of the user's own keeps its rate. The tensorflow placement of epsilon is the torch one with
     eps / sqrt(1 - beta2^t).
     """
     for group in optimizer.param_groups if options.kind != OWN else ():
-        group["lr"] = options.lr
+        group["lr"] = options.lr if lr is None else lr
     if options.eps_placement == "tensorflow":
         for group in optimizer.param_groups:
             state = optimizer.state.get(group["params"][0], {})

@@ -12,21 +12,19 @@ import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
 from operant.bounds import bounded, check_bounds
+from operant.import_by_name import Lazy
 from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.output_mlp import OutputMlpOptions
-from operant.models.reference import MaskOptions, TargetOptions
 from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
-from operant.rollouts.prompts import ConditionOptions, TeacherOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
-from operant.training import best, replay_buffer
 from operant.training.optimizer import OWN, RateOptions, without_unused
-from operant.training.select import WEIGHTS
+from operant.training.select import SELECTED, SELECTIONS, WEIGHTS, parse
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
 
@@ -66,11 +64,11 @@ class LearnerOptions:
     drop_equal: bool = False
     """Leave out the replies of a group whose raw rewards are all equal: they teach a method that compares nothing, and
     count in its means. If no group is left, all stay."""
-    select: str | None = bounded(None, fits=best.parse, rule=best.RULE)
+    select: str | None = bounded(None, fits=parse, rule=SELECTIONS)
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
     above X; none: all."""
-    select_unit: str = bounded("episode", choices=best.UNITS)
+    select_unit: str = bounded("episode", choices=SELECTED)
     """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
     threads: int | str = bounded("auto", fits=_are_threads, rule="auto, or a number of at least 1")
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
@@ -78,9 +76,9 @@ class LearnerOptions:
     keep_memory: bool = True
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page by page.
     It holds for the whole process."""
-    parallel: str = "ddp"
+    parallel: str = bounded("ddp", choices=("ddp", "fsdp"))
     """What the ranks of torchrun divide: ddp: replies; fsdp: also weights, gradients and states (docs/scale.md)."""
-    offload: str = "none"
+    offload: str = bounded("none", choices=("none", "reference", "optimizer", "both"))
     """With fsdp on a GPU, what the CPU's memory has: none; reference; optimizer: policy, gradients and states; both."""
     watch_every: int = bounded(10, at_least=0)
     """Steps between detailed measurements: histograms of every gradient, norms of weights and updates by block; 0:
@@ -101,15 +99,22 @@ class LearnerOptions:
                 f"learner.importance={self.importance!r} with learner.rescore=false: the weights need log-probs of the "
                 "policy before the update; leave rescore out"
             )
+        if self.parallel != "fsdp" and self.offload != "none":
+            raise OperantError(
+                f"learner.offload={self.offload} with learner.parallel=ddp: only what is divided over the ranks is "
+                "offloaded; set parallel=fsdp, or leave it out"
+            )
 
 
-OF_METHODS: dict[str, Any] = {
-    "teacher": TeacherOptions,
-    "condition": ConditionOptions,
-    "mask": MaskOptions,
-    "target": TargetOptions,
-    "replay": replay_buffer.ReplayOptions,
-}
+OF_METHODS = Lazy(
+    {
+        "teacher": "operant.rollouts.prompts:TeacherOptions",
+        "condition": "operant.rollouts.prompts:ConditionOptions",
+        "mask": "operant.models.reference:MaskOptions",
+        "target": "operant.models.reference:TargetOptions",
+        "replay": "operant.training.replay_buffer:ReplayOptions",
+    }
+)
 """The groups of options that some methods have (`Algorithm.options`)."""
 
 
@@ -300,7 +305,8 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
             f"sampling.top_p=1 with algorithm={name}: every token may be drawn, so its mask does nothing; set "
             "sampling.top_p, top_k or min_p, or use the method without a mask"
         )
-    replay_buffer.check(options)
+    if "replay" in options:
+        options["replay"].check_with(options)
     sampling, score, on_length = sampling.for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:
         raise OperantError(
@@ -361,7 +367,7 @@ def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> No
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU if torch has one. Raises: OperantError if torch cannot use it."""
+    """The device of that name; `auto` is a GPU if torch has one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

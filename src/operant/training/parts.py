@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from operant import machine
 from operant.algorithms import DEFAULT, Algorithm, find, left_out_message
 from operant.algorithms import preset as find_preset
-from operant.engines.native.engine import NativeEngine
-from operant.engines.own import OwnEngine
+from operant.engines import ENGINES
 from operant.envs import SingleTurn
+from operant.import_by_name import Lazy
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
@@ -24,21 +24,32 @@ from operant.objectives.kl import KLOptions, controller
 from operant.options import values
 from operant.rewards.shaping import RunningMoments
 from operant.rollouts.play import Attempts
-from operant.rollouts.prompts import Wanted
 from operant.sampling import Sampling
-from operant.training import refused_step, sharding
+from operant.training import refused_step
 from operant.training.nonfinite import RefusedStep
 from operant.training.objective import Objective, make_objective
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
-from operant.training.replay_buffer import ReplayBuffer
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
-from operant.training.sharding import DividedOptimizer
 from operant.training.update_rules import find_rule
 from operant.types import Batch, Engine, EngineParts, Env, EnvBase, OperantError, Rollout, with_defaults
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
+
+SOMETIMES = Lazy(
+    {
+        "wanted": "operant.rollouts.prompts:Wanted",
+        "buffer": "operant.training.replay_buffer:ReplayBuffer",
+        "check": "operant.training.sharding:check",
+        "divide": "operant.training.sharding:divide",
+        "updating": "operant.training.sharding:updating",
+        "optimizer": "operant.training.sharding:DividedOptimizer",
+        "save": "operant.training.saved_learner:save",
+        "load": "operant.training.saved_learner:load",
+    }
+)
+"""What only some learners need, by their method, on several ranks, or on disk; imported for these."""
 
 
 class Progress:
@@ -112,7 +123,8 @@ class LearnerParts:
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
-        sharding.check(self.algorithm.update, self.options)
+        if self.own.parallel == "fsdp":
+            SOMETIMES["check"](self.algorithm.update, self.options)
         self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         others = {"tokenizer": tokenizer, "engine": engine, "env": env}
@@ -126,8 +138,8 @@ class LearnerParts:
         self.sampling = configured_sampling(self.options, self.policy)
         self.reference, self.copies = make_copies(self.algorithm, self.policy, reference, self.options)
         mask = self.copies.get("mask") if "mask" in self.algorithm.options else None
-        # The mask is read while replies are generated, so it stays whole.
-        sharding.divide(self.policy, [copy for copy in self.all_copies if copy is not mask], self.own)
+        if self.own.parallel == "fsdp":  # the mask is read while replies are generated, so it stays whole
+            SOMETIMES["divide"](self.policy, [copy for copy in self.all_copies if copy is not mask], self.own)
         is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         prepare_engine(self.engine, self.own, name, mask)
@@ -135,10 +147,10 @@ class LearnerParts:
         tell_room(self.env, self.policy, self.sampling)
         own = None if optimizer is None else OwnOptimizer(self.policy, optimizer, lr_scheduler)
         self.rule = find_rule(self.algorithm.update)(self.policy, self.options, own)
-        self.wanted = Wanted(self.options["condition"]) if "condition" in self.options else None
+        self.wanted = SOMETIMES["wanted"](self.options["condition"]) if "condition" in self.options else None
         """The returns that play asks for; None: prompts state none."""
-        replay = self.options.get("replay")
-        self.buffer = ReplayBuffer(replay, self.own.seed, self.own.max_staleness) if replay and replay.share else None
+        replay, kept = self.options.get("replay"), (self.own.seed, self.own.max_staleness)
+        self.buffer = SOMETIMES["buffer"](replay, *kept) if replay and replay.share else None
         """Earlier replies; None: a step learns from its own replies alone."""
         self.controller, self.moments = controller(self.kl), RunningMoments()
         self.total_steps, self.progress = total_steps, Progress()
@@ -203,7 +215,7 @@ class LearnerParts:
         shards, rule = self.policy.shards, dict(self.rule.parts())
         optimizer = rule.pop("optimizer", None)
         if optimizer is not None and shards is not None:
-            optimizer = DividedOptimizer(optimizer, shards)
+            optimizer = SOMETIMES["optimizer"](optimizer, shards)
         parts = {
             "policy": PolicyState(self.policy, shards),
             "optimizer": optimizer,
@@ -222,4 +234,4 @@ class LearnerParts:
 
 def default_engine(policy: object) -> Engine:
     """The engine in this process: native for a transformers model, and otherwise the policy's own `generate`."""
-    return NativeEngine(policy) if isinstance(policy, Policy) else OwnEngine(cast(Any, policy))
+    return ENGINES.find("native" if isinstance(policy, Policy) else "own")(policy)

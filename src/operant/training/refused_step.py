@@ -58,7 +58,7 @@ def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, obj
 
 
 def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
-    """The refused step, `about`, and the trained weights. Raises: OperantError for a damaged bundle."""
+    """The refused step, `about`, and the trained weights."""
     path = Path(path)
     if not (path / manifest.NAME).exists():
         raise OperantError(

@@ -5,7 +5,7 @@ share of them drawn from the buffer, with replacement, the others from those of 
 none of them has the log-probs of its sampler.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,41 +33,24 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "replay")
 
-
-def check(options: Mapping[str, Any]) -> None:
-    """Refuse options of a learner, by group, with which a buffer would be used wrongly. Raises: OperantError."""
-    share = options["replay"].share if "replay" in options else 0.0
-    if share and (importance := options["learner"].importance) != "none":
-        raise OperantError(
-            f"learner.importance={importance} with replay.share={share:g}: a reply of the buffer has no log-probs of "
-            "its sampler, and the loss needs none; leave importance out"
-        )
-    kl = options["kl"]
-    if share and kl.loss_coef and kl.loss_kind not in EXACT:
-        raise OperantError(
-            f"kl.loss_kind={kl.loss_kind} with replay.share={share:g}: it is estimated from tokens that the policy has "
-            "drawn, and it has not drawn those of the buffer; use kl.loss_kind=reverse, or kl.loss_coef=0"
-        )
-    if share and options["advantage"].get("standardise") == "group":
-        raise OperantError(
-            f"advantage.standardise=group with replay.share={share:g}: a reply of the buffer stands alone, without the "
-            "others to its task, so its reward would become 0; use step or none"
-        )
-
-
-def check_drawn(rollouts: Sequence[Rollout], options: Mapping[str, Any]) -> None:
-    """Refuse replies that the policy need not have drawn where their KL would be estimated as if it had.
-
-    options: of a learner, by group. A method that has a buffer takes replies from any source, without log-probs.
-    """
-    kl = options["kl"]
-    if "replay" not in options or not kl.loss_coef or kl.loss_kind in EXACT:
-        return
-    if any(turn.trained and turn.logprobs is None for rollout in rollouts for turn in rollout.turns):
-        raise OperantError(
-            f"kl.loss_kind={kl.loss_kind} is estimated from tokens that the policy has drawn, and a reply of this step "
-            "has no log-probs of its sampler, as one from elsewhere: use kl.loss_kind=reverse, or kl.loss_coef=0"
-        )
+    def check_with(self, options: Mapping[str, Any]) -> None:
+        """Refuse options of a learner, by group, with which a buffer would be used wrongly."""
+        share, kl = self.share, options["kl"]
+        if share and (importance := options["learner"].importance) != "none":
+            raise OperantError(
+                f"learner.importance={importance} with replay.share={share:g}: a reply of the buffer has no log-probs "
+                "of its sampler, and the loss needs none; leave importance out"
+            )
+        if share and kl.loss_coef and kl.loss_kind not in EXACT:
+            raise OperantError(
+                f"kl.loss_kind={kl.loss_kind} with replay.share={share:g}: it is estimated from tokens that the policy "
+                "has drawn, and it has not drawn those of the buffer; use kl.loss_kind=reverse, or kl.loss_coef=0"
+            )
+        if share and options["advantage"].get("standardise") == "group":
+            raise OperantError(
+                f"advantage.standardise=group with replay.share={share:g}: a reply of the buffer stands alone, without "
+                "the others to its task, so its reward would become 0; use step or none"
+            )
 
 
 @dataclass(frozen=True)

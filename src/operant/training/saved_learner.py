@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,54 +39,22 @@ HASHES = {"policy": "frozen", "reference": "fingerprint"}
 L = TypeVar("L", bound=LearnerParts)
 
 
-class Saveable(LearnerParts):
-    """The methods of a `Learner` that write and read its folder."""
-
-    def save(self, folder: str | Path) -> Path:
-        """Write everything that `load` needs to go on bit-identically, in place of an earlier save of this learner.
-
-        The folder is complete or, after a kill or with a full disk, as it was before. `operant.export` writes a model
-        folder for other programs. With several ranks, every rank calls it. Raises: OperantError after an update that
-        failed half-way.
-        """
-        if self.updating:
-            raise OperantError("the last step failed half-way, so the weights are those of no step: nothing was saved")
-        attempts = distributed.gathered(self.attempts.state_dict())
-        state, first = _state(self), distributed.rank() == 0
-        content = distributed.together(lambda: prepare(self, Path(folder), attempts, state) if first else None)
-        if first or state.ranks is not None:
-            state.save(folder, self.progress.step, content, retention=Retention(keep=1))
-        return Path(folder)
-
-    @classmethod
-    def load(
-        cls,
-        folder: str | Path,
-        *,
-        policy: object = None,
-        tokenizer: object = None,
-        reference: object = None,
-        algorithm: object = None,
-        engine: object = None,
-        env: object = None,
-        optimizer: object = None,
-        lr_scheduler: object = None,
-        **options: object,
-    ) -> Self:
-        """The learner that was saved in a folder: its next step is the one that it would have made next.
-
-        What the constructor was given by name, and its options, are in the folder. Arguments that were Python objects,
-        such as a loaded model or an optimizer, are to be given again, as they were at first.
-        """
-        objects = {"policy": policy, "tokenizer": tokenizer, "reference": reference, "algorithm": algorithm}
-        objects |= {"engine": engine, "env": env, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        return load(cls, Path(folder), objects, options)
+def save(learner: LearnerParts, folder: Path) -> Path:
+    """Write a learner, as `Learner.save`."""
+    if learner.updating:
+        raise OperantError("the last step failed half-way, so the weights are those of no step: nothing was saved")
+    attempts = distributed.gathered(learner.attempts.state_dict())
+    state, first = _state(learner), distributed.rank() == 0
+    content = distributed.together(lambda: prepare(learner, folder, attempts, state) if first else None)
+    if first or state.ranks is not None:
+        state.save(folder, learner.progress.step, content, retention=Retention(keep=1))
+    return folder
 
 
 def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: RunState) -> dict[str, Any]:
     """Write what a learner's folder has beside the checkpoint, and return what the checkpoint has beside the state.
 
-    attempts: the state of those of every rank. Raises: OperantError as `Saveable.save`.
+    attempts: the state of those of every rank. Raises: OperantError as `Learner.save`.
     """
     options = learner.options
     started = {**learner.named, "lora.adapter": options["lora"].adapter, "value.critic": options["value"].critic}
@@ -121,7 +89,7 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
 
 
 def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Mapping[str, object]) -> L:
-    """Make a learner from its folder, as `Saveable.load`.
+    """Make a learner from its folder, as `Learner.load`.
 
     objects: the constructor's arguments that may be Python objects; None: not given.
     """
@@ -195,7 +163,7 @@ def _is_object(value: object) -> bool:
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:
-    """The content of a learner's mark; None if there is none. Raises: OperantError for one that cannot be read."""
+    """The content of a learner's mark; None if there is none."""
     path = folder / MARK
     if not path.is_file():
         return None

@@ -1,5 +1,6 @@
 """Select the replies of a step, and process their scores."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,34 @@ from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
 from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
+
+SELECTED = ("episode", "turn")
+"""What a selection of the best (`training.best`) keeps or leaves out."""
+SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
+
+
+def parse(select: str) -> tuple[str, float]:
+    """Kind (count, percent, group or above) and number of a selection."""
+    found = re.fullmatch(r"(top|group|above):([-+]?[\d.]+(?:e[-+]?\d+)?)(%?)", str(select))
+    try:
+        kind, number = (found[1] + found[3], float(found[2])) if found else ("", 0.0)
+    except ValueError:  # 1.2.3
+        kind, number = "", 0.0
+    if kind in ("top", "group") and number >= 1 and number == int(number):
+        return ("count" if kind == "top" else "group"), number
+    if kind == "top%" and 0 < number <= 100:
+        return "percent", number
+    if kind == "above":
+        return "above", number
+    raise OperantError(f"learner.select={shown(select)}: it must be {SELECTIONS}")
+
+
+def unscored_selection(select: str | None, algorithm: str) -> str:
+    """What is said where a selection has nothing to go by."""
+    return (
+        f"learner.select={select} with algorithm={algorithm} and without a reward: replies have no score by which one "
+        "is the best; pass a reward, or leave select out"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +107,9 @@ def select(
     tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
     if max_staleness is not None:
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
-    tally.merge(collect.of_failures(rollouts)).merge(games.of_games(rollouts))
+    tally.merge(collect.of_failures(rollouts))
+    if any("game" in rollout.info for rollout in rollouts):
+        tally.merge(games.of_games(rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
@@ -127,7 +158,7 @@ def _finite_scores(rollouts: list[Rollout], scores: Sequence[object]) -> list[To
 
 
 def _finite(score: Any, rollout: Rollout) -> Total:
-    """The score as a number, one number per action token, or None. Raises: OperantError for anything else."""
+    """The score as a number, one number per action token, or None."""
     if score is None:
         return None
     plain = score.tolist() if hasattr(score, "tolist") else score

@@ -14,28 +14,17 @@ from operant import distributed
 from operant.distributed import Shards, rows_of
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
+from operant.models.safe_loading import is_quantised
 from operant.objectives.kl import EXACT, KLOptions
+from operant.training.optimizer import masters
 from operant.training.options import LearnerOptions
 from operant.training.update_rules import GradientUpdate, OnePass, find_rule
-from operant.types import Batch, Divided, OperantError, shown
-
-PARALLEL = ("ddp", "fsdp")
-OFFLOAD = ("none", "reference", "optimizer", "both")
+from operant.types import Batch, Divided, OperantError
 
 
 def check(update: object, options: Mapping[str, Any]) -> None:
     """Check that the options of a learner go together with `learner.parallel=fsdp`, before any model loads."""
     own, rule = options["learner"], find_rule(update)
-    for name, known in (("parallel", PARALLEL), ("offload", OFFLOAD)):
-        if (value := getattr(own, name)) not in known:
-            raise OperantError(f"learner.{name}={shown(value)}: it must be {' or '.join(known)}")
-    if own.parallel != "fsdp":
-        if own.offload != "none":
-            raise OperantError(
-                f"learner.offload={own.offload} with learner.parallel=ddp: only what is divided over the ranks is "
-                "offloaded; set parallel=fsdp, or leave it out"
-            )
-        return
     if rule not in (GradientUpdate, OnePass):
         raise OperantError(
             f"learner.parallel=fsdp with the update rule {rule.__name__}: it moves whole weights, and each rank has "
@@ -46,7 +35,7 @@ def check(update: object, options: Mapping[str, Any]) -> None:
             "learner.parallel=fsdp with an optimizer of your own: it would see some rows of each matrix on every "
             "rank, which only some optimizers allow; use adamw, rmsprop or sgd, or learner.parallel=ddp"
         )
-    if getattr(options["optimizer"], "states", "float32") == "8bit":
+    if options["optimizer"].states == "8bit":
         raise OperantError(
             "learner.parallel=fsdp with optimizer.states=8bit: 256 numbers share a scale, and the ranks would cut "
             "these blocks; leave states out, because each rank has only its share of them"
@@ -58,10 +47,8 @@ def check(update: object, options: Mapping[str, Any]) -> None:
 
 
 def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) -> None:
-    """Divide the policy and the own weights of these copies, if the options say so and there are several ranks."""
+    """Divide the policy and the own weights of these copies, if there are several ranks."""
     offload = own.offload
-    if own.parallel != "fsdp":
-        return
     if distributed.world() == 1:
         if offload != "none":
             raise OperantError(
@@ -69,7 +56,7 @@ def divide(policy: Policy, copies: Sequence[PolicyCopy], own: LearnerOptions) ->
                 "start them by torchrun --nproc-per-node 2 -m operant ..., or leave it out"
             )
         return
-    if getattr(policy.model, "is_quantized", False):
+    if is_quantised(policy.model):
         raise OperantError(
             "learner.parallel=fsdp with a quantised model: its weights cannot be divided; use learner.parallel=ddp, or "
             "load the model unquantised"
@@ -128,10 +115,10 @@ class DividedOptimizer:
     def __init__(self, optimizer: Any, shards: Shards):
         self.optimizer, self.shards = optimizer, shards
         names = {id(p): name for name, p in shards.trained.items()}
-        names |= {id(master): names[id(p)] for p, master in getattr(optimizer, "pairs", ())}
+        names |= {id(master): names[id(p)] for p, master in masters(optimizer)}
         self.names = [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
         """The name of each parameter, in the order of the optimizer's own numbers."""
-        self.mastered = [names[id(p)] for p, _ in getattr(optimizer, "pairs", ())]
+        self.mastered = [names[id(p)] for p, _ in masters(optimizer)]
 
     def state_dict(self) -> dict[str, Any]:
         def divided(name: str, x: Any) -> Any:

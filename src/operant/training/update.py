@@ -25,7 +25,7 @@ from operant.sampling import Sampling, counter
 from operant.tally import Tally
 from operant.training.nonfinite import RefusedUpdate, first_fault
 from operant.training.objective import FAULTS, MicroBatchOptions, Objective, TokenBudget, accumulate
-from operant.training.optimizer import RateOptions, apply
+from operant.training.optimizer import RateOptions, apply, masters
 from operant.types import Batch
 
 STOPS = "above 0, or none; else no step would be taken"
@@ -62,11 +62,11 @@ def block_names(parameters: Iterable[str]) -> dict[str, str]:
 class NormRecorder:
     """Adds the norms of one update to a tally. It is made before the update, because it compares weights with those."""
 
-    def __init__(self, policy: nn.Module, tally: Tally, *, detailed: bool = False):
+    def __init__(self, policy: Policy, tally: Tally, *, detailed: bool = False):
         """`detailed`: also add histograms of every gradient, and the norms of weights and of their change."""
         self.tally = tally
         self.parameters = distributed.trained(policy)
-        self.divided = getattr(policy, "shards", None) is not None
+        self.divided = policy.shards is not None
         self.blocks = block_names(self.parameters)
         self.detailed = detailed
         self.before = {name: _sample(p).clone() for name, p in self.parameters.items()} if detailed else {}
@@ -218,7 +218,7 @@ def update(
             stepped = _clip_and_step(recorder, norms, made, bound, options.ratio_threshold, measured)
             if not (keep_gradients and stepped):
                 _clear(recorder.parameters)
-            for p, master in getattr(optimizer, "pairs", ()) if keep_gradients and stepped else ():
+            for p, master in masters(optimizer) if keep_gradients and stepped else ():
                 p.grad.copy_(master.grad)  # that of the master weight was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)

@@ -1,7 +1,7 @@
 """Update rules: how the weights are moved, once a training step. A method chooses one (`Algorithm.update`)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
@@ -89,16 +89,12 @@ class GradientUpdate:
 
     def step(self, minibatch: Batch, sampling: Sampling, *, lr: float, shrink: float) -> None:
         """Move the weights once; the gradients of the minibatch are in place, and are to be multiplied by `shrink`."""
-        options = self.options["optimizer"]
-        apply(self.optimizer, options if self.own is not None else replace(options, lr=lr), shrink=shrink)
+        apply(self.optimizer, self.options["optimizer"], lr=lr, shrink=shrink)
 
 
 @dataclass(frozen=True)
 class OnePassOptions(UpdateOptions):
-    """Options of an update that uses each batch once.
-
-    Raises: OperantError for another number of epochs.
-    """
+    """Options of an update that uses each batch once."""
 
     epochs: int = bounded(1, at_least=1)
     """Passes over the batch in each training step: 1, because the loss has no ratio that corrects a second one."""

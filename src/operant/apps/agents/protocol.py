@@ -67,6 +67,8 @@ class ModelRequest:
     """Whether prompts are scored and nothing is generated: `max_tokens` is 0."""
     id: str
     created: int
+    fingerprint: str = ""
+    """Of the weights that answer."""
 
     def keys(self) -> list[int]:
         """The random-number key of each reply: equal seeds and prompts give equal replies, whatever else is asked."""
@@ -83,6 +85,8 @@ class Reply(NamedTuple):
     """stop or length, as of a `Completion`."""
     scored: "list[Scored] | None" = None
     """Of each token, those of the prompt first where it is echoed."""
+    text: str | None = None
+    """Its text, if that is not what the sampling of the request makes of the tokens."""
 
 
 class Scored(NamedTuple):
@@ -188,7 +192,7 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
     Raises: RefusedRequestError as `completion_request`, and for messages that the template refuses or leaves out.
     """
     fields = _Body(body, CHAT)
-    tools, messages = _tools(fields, policy), _messages(fields.fields.get("messages"))
+    tools, messages = _tools(fields, policy), read_messages(fields.fields.get("messages"))
     try:
         text = render(policy.tokenizer, messages, prompting=True, tools=tools)
         ids = encode_prompt(policy.tokenizer, messages, tools)
@@ -296,7 +300,7 @@ def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     return ids
 
 
-def _messages(given: object) -> list[dict[str, Any]]:
+def read_messages(given: object) -> list[dict[str, Any]]:
     """The messages as templates read them: contents are texts, and the arguments of calls are objects."""
     if not isinstance(given, list) or not given:
         raise RefusedRequestError(400, "messages must be a list of at least one message", "messages")
@@ -362,10 +366,12 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> d
     """The body of the answer to a request. replies: `n` to each prompt, in order."""
     choices = []
     for i, reply in enumerate(replies):
-        text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
+        text = reply.text
+        if text is None:
+            text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
         choice: dict[str, Any] = {"index": i, "finish_reason": reply.end}
         if request.chat:
-            calls, left = called(tokenizer, reply, text) if request.tools else ([], text)
+            calls, left = called(tokenizer, reply, text, request.tools) if request.tools else ([], text)
             message: dict[str, Any] = {"role": "assistant", "content": left or ("" if not calls else None)}
             if calls:
                 message["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
@@ -378,6 +384,7 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> d
         choices.append(choice)
     kind = "chat.completion" if request.chat else "text_completion"
     about = {"id": request.id, "object": kind, "created": request.created, "model": request.model}
+    about["system_fingerprint"] = request.fingerprint
     return about | {"choices": choices, "usage": usage(request, replies)}
 
 
@@ -404,20 +411,20 @@ def whole_delta(request: ModelRequest, reply: Reply, tokenizer: Any) -> tuple[di
     return new, choice["finish_reason"]
 
 
-def called(tokenizer: Any, reply: Reply, text: str) -> tuple[list[dict[str, Any]], str]:
-    """The calls in a reply, and its other text: by the tokenizer's own schema, else those that stand between
-    <tool_call> and </tool_call>. What is no call stays text."""
+def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None) -> tuple[list[dict[str, Any]], str]:
+    """The calls in a reply, and its other text: by the tokenizer's own template of responses, else those that stand
+    between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text
     try:
-        if getattr(tokenizer, "response_schema", None):
-            parsed = tokenizer.parse_response(whole)
+        if getattr(tokenizer, "response_template", None):
+            parsed = tokenizer.parse_response(whole, prefix=tokenizer.decode(reply.prompt), tools=tools)
             calls = [call.get("function", call) for call in parsed.get("tool_calls") or []]
             left = parsed.get("content") or ""
         else:
             calls = [json.loads(match[1]) for match in _CALL.finditer(whole)]
             left = _CALL.sub("", text).strip() if calls else text
         named = [(call["name"], json.dumps(call.get("arguments", {}))) for call in calls]
-    except Exception:  # a schema is the model's own, and the text anything
+    except Exception:  # the template is the model's own, and the text anything
         return [], text
     return [
         {"id": f"call_{i}", "type": "function", "function": {"name": str(name), "arguments": arguments}}

@@ -35,6 +35,7 @@ from operant.apps.agents.protocol import (
 )
 from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
+from operant.models.reference import fingerprint
 from operant.net.listening import is_known_host, is_local, listening_error, url_of
 from operant.sampling import ReplyText
 from operant.types import Engine, OperantError
@@ -79,7 +80,7 @@ class ModelServer:
     def __init__(self, policy: Policy, engine: Engine, name: str, options: ServerOptions | None = None) -> None:
         self.options = options = options or ServerOptions()
         self.policy, self.engine, self.name, self.started = policy, engine, name, int(time.time())
-        self.key = os.environ.get(options.key_variable, "")
+        self.key, self.fingerprint = os.environ.get(options.key_variable, ""), fingerprint(policy)
         if policy.tokenizer is None:
             raise OperantError(f"{name} has no tokenizer, so it cannot be served: save one in its folder")
         if not self.key and not is_local(options.host):
@@ -153,7 +154,7 @@ class ModelServer:
         request = make(fields, self.policy, self.options.max_tokens)
         if request.model not in ("", self.name):
             raise RefusedRequestError(404, f"model={request.model[:100]!r}: this server has {self.name!r}", "model")
-        return replace(request, model=self.name)
+        return replace(request, model=self.name, fingerprint=self.fingerprint)
 
     def models(self) -> dict[str, Any]:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "operant"}

@@ -235,7 +235,7 @@ class CriticReward(Wrapper):
 
 
 def outcome_of(classes: Sequence[str], reward: RewardFn, rollout: Rollout) -> int:
-    """The number of the outcome among the classes that a reward has named. Raises: OperantError if there is none."""
+    """The number of the outcome among the classes that a reward has named."""
     found = [OUTCOMES.index(name) for c in classes if (name := c.rpartition("/")[2]) in OUTCOMES]
     if len(found) == 1:
         return found[0]

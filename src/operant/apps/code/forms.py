@@ -284,7 +284,7 @@ def _check_language(row: Row) -> None:
 
 
 def check_template(template: str) -> str:
-    """Return the template. Raises: OperantError for one that shows the model no problem or no program."""
+    """Return the template."""
     if missing := next((name for name in READS[:2] if f"{{{name}}}" not in template), None):
         known = ", ".join(f"{{{name}}}" for name in READS)
         raise OperantError(f"the repair template {shown(template)} has no {{{missing}}}: it may hold {known}")
@@ -326,7 +326,8 @@ def repair(row: Row, *, template: str = TEMPLATE) -> dict[str, object] | list[ob
 
 def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[dict[str, object]]:
     """Rows {"prompt", "completion", "outcome"} of all replies that a run has stored, steps `first` to `last`, whose
-    reward named the outcome of a program. Raises: OperantError for a folder without such replies."""
+    reward named the outcome of a program.
+    """
     from operant.data.sources import read
 
     files = sorted((Path(run).expanduser() / "rollouts").glob("step-*.parquet"))

@@ -77,7 +77,6 @@ def programs(
     count: how many; the first ones of a seed do not depend on it. levels: operations of a problem, "2", or "1-3" in
     equal shares. part: `train` or `held-out`; the latter has no problem of one operation. classes: the share of
     problems that ask for a class. Any seed gives other problems.
-    Raises: OperantError for levels outside 1 to 3, less than one problem, or a share outside 0 to 1.
     """
     span = re.fullmatch(r"([1-3])(?:-([1-3]))?", str(levels))
     low, high = (int(span[1]), int(span[2] or span[1])) if span else (0, 0)

@@ -42,7 +42,6 @@ class OutcomeCritic(ReadingPolicy):
     critic that is loaded, or 128. pool_padding: 0 pools over the program's own positions; N > 0 pads every program to N
     tokens, or cuts it, and pools over the padding too, as the code of CodeRL did. None: that of the critic that is
     loaded, or 0. seed: of a new head.
-    Raises: OperantError for a folder that is no such model, or without a tokenizer or an end token.
     """
 
     as_reward = "critic:"
@@ -218,7 +217,7 @@ def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
 
 
 def _about(folder: Path) -> dict[str, int]:
-    """What an exported critic says of its head; empty if the folder is none. Raises: OperantError if it is damaged."""
+    """What an exported critic says of its head; empty if the folder is none."""
     if not is_critic(folder):
         return {}
     try:

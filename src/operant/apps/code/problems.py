@@ -53,7 +53,7 @@ def program_in(reply: str) -> str:
 
 
 def problem_of(task: Task) -> Problem:
-    """The tests of a task. Raises: OperantError for a target without tests, or with an odd one; it names the task."""
+    """The tests of a task."""
     target = task.target
     if isinstance(target, Mapping) and target.get("tests"):
         try:
@@ -135,7 +135,7 @@ def unkept(*codes: str) -> str | None:
 
 
 def test(given: object) -> Test:
-    """A test as a row has it: code, or {"stdin", "stdout"}. Raises: OperantError for others, or code with an error."""
+    """A test as a row has it: code, or {"stdin", "stdout"}."""
     if isinstance(given, str):
         if (fault := syntax_error(given)) is not None:
             raise OperantError(f"test {shown(given)} is not Python ({fault}): repair it, or leave the row out")

@@ -35,7 +35,7 @@ class PrefixCritic(Protocol):
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How programs are searched for. Raises: OperantError for numbers that do not fit together."""
+    """How programs are searched for."""
 
     samples: int = bounded(1, at_least=1)
     """Programs that a round writes for a task (N)."""
@@ -124,10 +124,7 @@ class Search:
         repairer: Writer | None = None,
         template: str = TEMPLATE,
     ):
-        """repairer: the model that repairs, if it is not the policy.
-
-        Raises: OperantError for a cut by a critic that is not given, or an engine that cannot continue a reply.
-        """
+        """repairer: the model that repairs, if it is not the policy."""
         if options.refine == "critic" and critic is None:
             raise OperantError("programs are cut where a critic says, and none is given")
         self.writers = [policy, repairer or policy]
@@ -192,7 +189,7 @@ class Search:
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
     def _scores(self, task: Task, reply: Sequence[int], tokenizer: Any) -> tuple[float, ...]:
-        """The critic's score after each token. Raises: OperantError for a critic of the user's own that is wrong."""
+        """The critic's score after each token."""
         if self.critic is None:
             return ()
         about = f"critic {type(self.critic).__name__}, about a program for task {task.id!r}"

@@ -209,7 +209,7 @@ class Programs(Feedback):
 
 
 def ladder(outcomes: object) -> dict[str, float]:
-    """The score of each outcome from a mapping, four numbers, or None: CodeRL's. Raises: OperantError for others."""
+    """The score of each outcome from a mapping, four numbers, or None: CodeRL's."""
     if outcomes is None:
         return CODERL
     given = outcomes.split(",") if isinstance(outcomes, str) else outcomes

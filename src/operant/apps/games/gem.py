@@ -53,7 +53,7 @@ class _Environment(SuiteGame):
 
 
 def package() -> Any:
-    """The package. Raises: OperantError if it is not installed."""
+    """The package."""
     try:
         import gem
     except ImportError as error:

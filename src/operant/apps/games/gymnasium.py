@@ -24,7 +24,6 @@ class Gymnasium:
     Its observations are texts (`Text` spaces), or it is made with `render_mode="ansi"`, and its drawing is the text.
     Its actions are texts or discrete. The seed of an episode is made from the task's id. An episode may be both
     terminated and truncated; it is then terminated, and no value follows.
-    Raises: OperantError if Gymnasium is not installed, or for an environment with other spaces.
     """
 
     suite: ClassVar[str | None] = "id"
@@ -68,7 +67,7 @@ class Gymnasium:
         self.idle.append(self.make())
 
     def make(self) -> Any:
-        """One environment. Raises: OperantError if its texts and actions cannot be those of a language model."""
+        """One environment."""
         if self.idle:
             return self.idle.pop()
         try:

@@ -86,7 +86,7 @@ class _Session(SuiteGame):
 
 
 def package() -> Any:
-    """The package. Raises: OperantError if it is not installed."""
+    """The package."""
     try:
         from websockets.sync import client
     except ImportError as error:

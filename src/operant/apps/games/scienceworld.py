@@ -61,7 +61,7 @@ class ScienceWorld(SuiteGames):
         return _Variation(self, int(task.id.rpartition("/")[2]))
 
     def simulator(self) -> Any:
-        """A new simulator: one that has played lists things in another order. Raises: OperantError without Java."""
+        """A new simulator: one that has played lists things in another order."""
         if shutil.which("java") is None:
             raise OperantError("env=scienceworld needs Java, such as apt-get install default-jre-headless")
         return package().ScienceWorldEnv("", envStepLimit=1_000_000)
@@ -131,7 +131,7 @@ def end(env: Any) -> None:
 
 
 def package() -> Any:
-    """The package. Raises: OperantError if it is not installed."""
+    """The package."""
     try:
         import scienceworld
     except ImportError as error:

@@ -67,7 +67,7 @@ class _ArenaGame(SuiteGame):
 
 
 def package() -> Any:
-    """The package. Raises: OperantError if it is not installed."""
+    """The package."""
     try:
         import textarena
     except ImportError as error:

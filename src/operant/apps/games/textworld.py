@@ -47,7 +47,7 @@ KEPT = 2000
 
 
 def packages() -> tuple[ModuleType, ModuleType]:
-    """The modules textworld and jericho. Raises: OperantError if they are not installed."""
+    """The modules textworld and jericho."""
     try:
         import jericho
         import textworld
@@ -719,7 +719,7 @@ def files_of(world: TextWorld | Jericho, split: Split, pattern: str = r"\.z8$") 
 
 
 def file_of(task: Task, example: str) -> Path:
-    """The game file of a task: `target={"file": "a.z8"}`. Raises: OperantError if it names none, as `checked` does."""
+    """The game file of a task: `target={"file": "a.z8"}`."""
     if not (isinstance(task.target, dict) and isinstance(task.target.get("file"), str)):
         raise OperantError(f'task {task.id!r} names no game: give it target={{"file": "{example}"}}')
     return checked(task.target["file"])
@@ -735,7 +735,7 @@ def short_names(paths: list[Path]) -> list[str]:
 
 
 def checked(name: str) -> Path:
-    """The path of a game file, unpacked if it is a .gz. Raises: OperantError if it is missing or of another kind."""
+    """The path of a game file, unpacked if it is a .gz."""
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise OperantError(f"game file {name} does not exist")

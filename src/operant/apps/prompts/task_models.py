@@ -27,9 +27,9 @@ from operant.apps.prompts.templates import CAUSAL, MASKED, PromptTemplate, set_n
 from operant.import_by_name import find_function
 from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
-from operant.models.safe_loading import load_config, load_tokenizer
+from operant.models.safe_loading import architectures_of, is_encoder_decoder, load_config, load_tokenizer
 from operant.storage.hub import find_model
-from operant.types import OperantError, describe_error, shown
+from operant.types import OperantError, describe_error, name_of, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -631,7 +631,7 @@ def task_model(
             **options,
         )
     if callable(given):
-        return BlackBox(given, getattr(given, "__name__", type(given).__name__))
+        return BlackBox(given, name_of(given))
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
         raise OperantError(f"task model {shown(given)}: give a folder, builtin:NAME, a Hub name or a function")
     name = str(given)
@@ -668,9 +668,9 @@ def names_function(name: str) -> bool:
 
 def kind_of(config: Any, tokenizer: Any) -> Kind:
     """The kind that a config tells by its architecture, else by whether the tokenizer has a mask token."""
-    if getattr(config, "is_encoder_decoder", False):
+    if is_encoder_decoder(config):
         return "encoder-decoder"
-    names = " ".join(getattr(config, "architectures", None) or ())
+    names = " ".join(architectures_of(config))
     if "MaskedLM" in names or "CausalLM" in names or "LMHead" in names:
         return "masked" if "MaskedLM" in names else "causal"
     return "masked" if getattr(tokenizer, "mask_token", None) else "causal"

@@ -20,7 +20,7 @@ from operant.import_by_name import find_function
 from operant.models.loading import load_policy
 from operant.models.policy import Policy
 from operant.sampling import Sampling, counter, encode_prompt, reply_text
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, name_of, shown
 
 TEMPLATE = '{prompt} "{sentence}" "'
 
@@ -33,10 +33,7 @@ class TransferSource(NamedTuple):
 
 
 def source_of(task: Task) -> TransferSource:
-    """What a task asks for: `task.target = {"sentence": "i hate it", "style": "positive"}`.
-
-    Raises: OperantError for another target.
-    """
+    """What a task asks for: `task.target = {"sentence": "i hate it", "style": "positive"}`."""
     target = task.target
     if not isinstance(target, Mapping) or not isinstance(sentence := target.get("sentence"), str):
         sentence = ""
@@ -66,7 +63,6 @@ class Rewriter:
     prompt_tokens: tokens of the task model that a prompt may have; sentences that leave no room are refused beforehand.
     seed: random numbers depend on seed, sentence, prompt and number of the rewrite alone, so that a resumed run draws
     the same, in whatever batch. batch: rows that are decoded at a time.
-    Raises: OperantError for a value out of range.
     """
 
     def __init__(
@@ -110,7 +106,7 @@ class Rewriter:
         self._engine: Any = None
 
     def check(self) -> None:
-        """Load the model. Raises: OperantError if it cannot be found, is no causal model, or has no tokenizer."""
+        """Load the model."""
         if self.function is None and self._engine is None:
             policy = load_policy(self.model)
             named = f"the task model {shown(self.model)}"
@@ -169,7 +165,7 @@ class Rewriter:
         """What the function answers, `samples` texts for each pair. Raises: OperantError as a call."""
         function: Any = self.function
         texts = [self.template.render(*pair) for pair in pairs for _ in range(samples)]
-        name = f"style transfer: the task model {getattr(function, '__name__', type(function).__name__)}"
+        name = f"style transfer: the task model {name_of(function)}"
         answers = ask(lambda texts: list(function(texts)), texts, name) if texts else []
         if not all(isinstance(text, str) for text in answers):
             raise OperantError(f"{name} returned {shown(answers)}; it must return a text for each")

@@ -16,6 +16,7 @@ import torch
 
 from operant.data import load_tasks
 from operant.engines.completions import Completions
+from operant.sampling import template_of
 from operant.text_scores.perplexity import Perplexity
 from operant.types import OperantError, Rollout, shown
 
@@ -34,7 +35,6 @@ class ModelJudge:
     is a user's message. words: the scale, the best one first; at an endpoint each is one token. gold: a file of
     labelled replies, as a reward model reads them: the log says before training how far the judge agrees. cache:
     a file of an endpoint's answers. batch: texts of a pass.
-    Raises: OperantError for a template without {reply} or with another field, fewer than two words, and a bad address.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class ModelJudge:
         """Of how many labels the judge thinks the same, and their number; a tie of its scores counts half.
 
         Of several replies to a prompt, each two with different labels are one; of a single one, good is a score above
-        a half. Raises: OperantError for a file without labels, or whose labels are all equal.
+        a half.
         """
         tasks = load_tasks(gold, with_replies=True, labelled=True)
         judged = [(_text(task.prompt), _text(reply), task.target) for task in tasks for reply in task.replies]
@@ -131,7 +131,7 @@ class ModelJudge:
     def _by_model(self, texts: Sequence[str], words: Sequence[str]) -> list[list[float]]:
         assert self._local is not None  # otherwise an endpoint is asked
         self._local.check()
-        chat = getattr(self._local.policy.tokenizer, "chat_template", None)
+        chat = template_of(self._local.policy.tokenizer)
         asked: list[tuple[Any, str]] = [
             ([{"role": "user", "content": text}], word) if chat else (text, f" {word}")
             for text in texts
@@ -142,7 +142,7 @@ class ModelJudge:
 
 
 def _text(part: object) -> str:
-    """A prompt or a reply as text: of messages their contents. Raises: OperantError for token ids."""
+    """A prompt or a reply as text: of messages their contents."""
     if isinstance(part, str):
         return part
     if isinstance(part, list) and all(isinstance(message, dict) for message in part):

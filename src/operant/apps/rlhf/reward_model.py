@@ -17,7 +17,7 @@ from torch import Tensor
 from operant.apps.rlhf import judged_labels
 from operant.models.base import ReadingPolicy
 from operant.models.model_passes import BIAS, GAIN
-from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer
+from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer, positions_of
 from operant.sampling import Sampling
 from operant.storage.hub import find_model
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -30,7 +30,6 @@ class RewardModel(ReadingPolicy):
     with standard deviation 1 / sqrt(D + 1) as in Ziegler et al. (2019), or a classifier with one label. normalise: set
     gain and bias before and after training on `labels`, the labelled replies, or on a file of replies, which should
     be those of the policy that is trained against it later; `none`: leave them. seed: of the new head.
-    Raises: OperantError for a folder that is no such model, or that has no tokenizer.
     """
 
     trained_by = "reward-model"
@@ -73,7 +72,7 @@ class RewardModel(ReadingPolicy):
             raise OperantError(f"policy.trunk={trunk!r}: {folder} has no tokenizer, which a reward model needs")
         config = network.config.get_text_config()
         self.vocabulary = config.vocab_size
-        positions = getattr(config, "max_position_embeddings", None) or self.tokenizer.model_max_length
+        positions = positions_of(config) or self.tokenizer.model_max_length
         if "roberta" in config.model_type or config.model_type == "camembert":
             positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
         self.context = min(positions, self.tokenizer.model_max_length)
@@ -119,10 +118,7 @@ class RewardModel(ReadingPolicy):
         return torch.cat([self.scores(rows[i : i + batch]) for i in range(0, len(rows), batch)]).tolist()
 
     def calibrate(self, rows: Sequence[list[int]]) -> None:
-        """Set gain and bias so that the scores of these rows have mean 0 and variance 1.
-
-        Raises: OperantError if all scores are equal.
-        """
+        """Set gain and bias so that the scores of these rows have mean 0 and variance 1."""
         found = torch.tensor(self.scores_of(rows), dtype=torch.float64)
         mean, spread = found.mean(), found.std(correction=0)
         rounding = 1e-6 * float(found.abs().max())  # equal rows of one batch may differ by that

@@ -7,6 +7,7 @@ import torch
 
 from operant.options import read_mapping
 from operant.rollouts.demonstrations import whole_text
+from operant.sampling import template_of
 from operant.text_scores.classifier import Classifier
 from operant.types import Message, OperantError, Rollout, Task
 
@@ -104,7 +105,7 @@ class RewardModelScore:
             return []
         found = list[list[float]]()
         for member in self.members:
-            templated = getattr(member.tokenizer, "chat_template", None) is not None
+            templated = template_of(member.tokenizer) is not None
             texts = list[str]()
             for task, reply, text in attempts:  # messages are written by the chat template of this model, if it has one
                 is_chat = isinstance(task.prompt, list) and any(isinstance(message, dict) for message in task.prompt)

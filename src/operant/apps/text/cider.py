@@ -51,7 +51,7 @@ class Cider(Score):
             self.freeze([references(task) for task in tasks], "the tasks")
 
     def freeze(self, documents: Sequence[Sequence[str]], source: str = "the list") -> None:
-        """Count in how many documents each n-gram occurs. Raises: OperantError for fewer than two documents."""
+        """Count in how many documents each n-gram occurs."""
         if len(documents) < 2:
             raise OperantError(
                 f"cider: {source} has {len(documents)} document: every n-gram would weigh log(1) = 0, and every score "

@@ -38,7 +38,7 @@ class Meteor(Score):
         self._wordnet: Any = None
 
     def check(self) -> None:
-        """Load WordNet. Raises: OperantError if the package or the data is missing."""
+        """Load WordNet."""
         with of_extra("'meteor'"):
             from nltk.corpus import wordnet
         if not self.synonyms:

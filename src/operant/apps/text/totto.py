@@ -25,7 +25,6 @@ def totto(
 
     whole: the whole table, with its highlighted cells marked, and not the highlighted cells alone. titles: those of
     page and section stand before the table. repeat: the table without titles stands before that with titles (RL4LMs).
-    Raises: OperantError for a table that cannot be linearised.
     """
     table, chosen = checked(found_in(row, ("table",)), found_in(row, ("highlighted_cells",)))
     if not chosen and not whole:
@@ -45,7 +44,7 @@ def totto(
 
 
 def checked(table: object, chosen: Any) -> tuple[list[list[Row]], list[tuple[int, int]]]:
-    """The rows of a table, and the places of its highlighted cells. Raises: OperantError for a table that is broken."""
+    """The rows of a table, and the places of its highlighted cells."""
     if not isinstance(table, (list, tuple)) or not all(isinstance(cells, (list, tuple)) for cells in table):
         raise OperantError(f"the table cannot be linearised: it is {shown(table)} and not a list of rows")
     for number, cell in ((number, cell) for number, cells in enumerate(table) for cell in cells):

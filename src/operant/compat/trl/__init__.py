@@ -10,6 +10,8 @@ not here, is in docs/from-trl.md.
 import sys
 from importlib.util import find_spec
 
+from transformers.utils import is_torch_npu_available, is_torch_xpu_available
+
 from operant.compat.trl import core, environment, extras, models, trainer
 from operant.compat.trl.core import set_seed
 from operant.compat.trl.environment import TextEnvironment, TextHistory
@@ -51,6 +53,7 @@ DEEPER = {
     "trainer.utils": trainer,
     "environment.base_environment": environment,
     "extras.best_of_n_sampler": extras,
+    "import_utils": sys.modules[__name__],
 }
 """Modules that TRL has one level deeper, and which of ours answers for each."""
 sys.modules |= {f"{__name__}.{name}": module for name, module in DEEPER.items()}
@@ -64,8 +67,20 @@ def is_liger_kernel_available() -> bool:
     return find_spec("liger_kernel") is not None
 
 
+def is_llmblender_available() -> bool:
+    return find_spec("llm_blender") is not None
+
+
+def is_npu_available() -> bool:  # this name and the next are older than 0.11
+    return is_torch_npu_available()
+
+
+def is_xpu_available() -> bool:
+    return is_torch_xpu_available()
+
+
 def as_trl() -> None:
     """Let `import trl` mean this package in this process, with its modules; call it before the script is imported."""
-    own = {"": sys.modules[__name__], ".core": core, ".models": models, ".trainer": trainer, ".import_utils": None}
+    own = {"": sys.modules[__name__], ".core": core, ".models": models, ".trainer": trainer}
     own |= {".environment": environment, ".extras": extras} | {f".{name}": x for name, x in DEEPER.items()}
-    sys.modules |= {f"trl{name}": module or sys.modules[__name__] for name, module in own.items()}
+    sys.modules |= {f"trl{name}": module for name, module in own.items()}

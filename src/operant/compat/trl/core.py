@@ -123,6 +123,12 @@ def convert_to_scalar(stats: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.item() if single(value) else value for key, value in stats.items()}
 
 
+def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Any, device: Any) -> tuple[Tensor, Tensor]:
+    """(ids, attention mask) [B, T] of texts for a classifier, padded; the name is older than 0.11."""
+    made = tokenizer(list(text_list), padding=True, return_tensors="pt").to(device)
+    return made["input_ids"], made["attention_mask"]
+
+
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 

@@ -131,6 +131,8 @@ class PreTrainedModelWrapper(nn.Module):
     @classmethod
     def _load(cls, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], trainable: bool) -> Any:
         """The transformers model, in an adapter where the folder or repository has one."""
+        if "quantization_config" not in kwargs:  # weights came in float32 then; today's transformers asks their file
+            kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.get("dtype", torch.float32))
         if _file(name, "adapter_config.json", kwargs.get("token")) is None:
             return cls.transformers_parent_class.from_pretrained(name, *args, **kwargs)
         from peft import PeftConfig, PeftModel

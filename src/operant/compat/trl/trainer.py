@@ -50,7 +50,7 @@ KINDS = {"kl": "k1", "abs": "absolute", "mse": "k2"}
 
 @dataclass
 class PPOConfig:
-    """The options of `PPOTrainer`, by TRL's names and with its defaults; docs/from-trl.md explains each.
+    """The options of `PPOTrainer`, by TRL's names and with its defaults; docs/other-names.md explains each.
 
     Raises: OperantError for sizes that do not divide each other, an unknown KL penalty, or a tracker that is missing.
     """

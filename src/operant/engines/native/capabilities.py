@@ -54,7 +54,7 @@ def chooses_on(policy: Policy, columns: int) -> bool:
         if exact:
             exact = agrees(lambda: [_chosen(policy, part, kept) for part in ([r[:1] for r in rows], rows)][1:], [plain])
         policy.modes = replace(policy.modes, branched_on=bool(exact))
-    return bool(policy.modes.branched_on) and plain_layers(policy.model, columns + len(policy.virtual)) is not None
+    return bool(policy.modes.branched_on) and plain_layers(policy, columns + len(policy.virtual)) is not None
 
 
 def _cached(policy: Policy, row: list[int]) -> Tensor:

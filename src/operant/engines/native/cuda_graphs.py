@@ -168,7 +168,7 @@ def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: boo
     if (
         _unsupported.setdefault(policy, False)
         or not try_decoding(policy).pooled
-        or plain_layers(policy.model, columns) is None
+        or plain_layers(policy, columns) is None
     ):
         return None
     if policy not in _buffers and not agrees(policy):
@@ -179,7 +179,7 @@ def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: boo
     if buffer is None or not buffer.fits(policy, rows, columns, moves):
         _buffers.pop(policy, None)
         limit = -(-columns // ALIGN) * ALIGN
-        if plain_layers(policy.model, limit) is None:  # a sliding window is longer than `columns`, but not than `limit`
+        if plain_layers(policy, limit) is None:  # a sliding window is longer than `columns`, but not than `limit`
             limit = columns
         buffer = GraphBuffer(policy, rows, min(limit, (policy.context or limit) + len(policy.virtual)), moves)
         _buffers[policy] = buffer

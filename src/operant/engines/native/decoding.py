@@ -103,7 +103,7 @@ class Decoding:
 
 def needed_layers(policy: Policy, columns: int) -> int:
     """Number of layers of a model that caches plain keys and values."""
-    layers = plain_layers(policy.model, columns)
+    layers = plain_layers(policy, columns)
     if layers is None:
         raise ValueError(f"{type(policy.model).__name__} keeps more than keys and values")
     return layers

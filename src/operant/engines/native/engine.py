@@ -18,11 +18,11 @@ from operant.engines.native.decoding import Cached, Decoding, Pooled, Whole
 from operant.engines.native.kv_cache import plain_layers
 from operant.engines.native.prefixes import Prefixes, ReadOn
 from operant.engines.native.record import Record
+from operant.machine import beat
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
 from operant.sampling import Sampling, check_prompts, uniforms
 from operant.types import Batch, Completion, OperantError
-from operant.watchdog import beat
 
 __all__ = ["NativeEngine"]
 
@@ -312,7 +312,7 @@ def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> De
     `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows.
     """
     modes = try_decoding(policy)
-    pooled = modes.pooled and plain_layers(policy.model, columns) is not None
+    pooled = modes.pooled and plain_layers(policy, columns) is not None
     if pooled and policy.device.type == "cuda":
         fixed = static(policy, rows, columns, moves=moves)
         if fixed is not None:

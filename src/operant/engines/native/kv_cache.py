@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from operant.models.safe_loading import is_encoder_decoder
+from operant.models.hidden_states import HiddenStates
 
 START_WITH = 64
 """Columns for replies in a new buffer. A full buffer is replaced by one with twice as many columns."""
 
 
-def plain_layers(model: Any, columns: int) -> int | None:
+def plain_layers(policy: HiddenStates, columns: int) -> int | None:
     """Number of layers, if the model caches plain keys and values; None if its cache is of another kind.
 
     A layer with a sliding window counts as plain if rows of `columns` tokens fit into the window.
     """
     try:
-        layers = DynamicCache(config=model.config).layers
+        layers = DynamicCache(config=policy.config).layers
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    if not layers or is_encoder_decoder(model.config):
+    if not layers or policy.encoder_decoder:
         return None
     for layer in layers:
         window = int(layer.sliding_window) if type(layer) is DynamicSlidingWindowLayer else 0

@@ -46,10 +46,7 @@ def parse_text(
 
 
 def new_file(option: str, name: Any, endings: Sequence[str] = ()) -> Path | None:
-    """The file that an option names, which a command will write; None without a name.
-
-    Raises: OperantError if it exists, its folder does not, or it ends in none of `endings`.
-    """
+    """The file that an option names, which a command will write; None without a name."""
     if name is None:
         return None
     path = Path(str(name))

@@ -77,10 +77,7 @@ COMMANDS = {name: _command(listed) for name, listed in _LISTED.items()}
 
 
 def run(name: str, words: Sequence[str]) -> int:
-    """Run the command `name` on the words after it, or print its help; returns the exit code.
-
-    Raises: OperantError for an unknown command, unusable arguments, or an error of the command itself.
-    """
+    """Run the command `name` on the words after it, or print its help; returns the exit code."""
     if name not in COMMANDS:
         near = [MEANT[name]] if name in MEANT else difflib.get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "`operant --help` lists the commands"

@@ -14,7 +14,7 @@ from operant.options import compose, convert
 from operant.runs import named_parts
 from operant.runs.judged_replies import scorer
 from operant.runs.named_models import divided, load, load_initial, run_options
-from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key
+from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key, template_of
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
 from operant.tools.cli.arguments import as_spec
@@ -66,7 +66,7 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
         loaded = _reference(words[0], config) if versus == "reference" else load(versus)
         speakers.append(_speaker(versus, *loaded, options))
     first = _first_task(config)
-    template = getattr(speakers[0].policy.tokenizer, "chat_template", None) is not None
+    template = template_of(speakers[0].policy.tokenizer) is not None
     if chat is None:
         chat = template if first is None else not isinstance(first.prompt, str)
     opening = first.prompt[:1] if first is not None and isinstance(first.prompt, list) else []

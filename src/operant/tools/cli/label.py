@@ -67,7 +67,7 @@ def is_database(path: Path) -> bool:
 
 
 def serve(path: Path, options: dict[str, Any]) -> int:
-    """Serve the page of a file or database until Ctrl-C. Raises: OperantError for a wrong option."""
+    """Serve the page of a file or database until Ctrl-C."""
     kind, overlap = options.pop("kind", None), options.pop("overlap", None)
     if kind not in (None, *KINDS):
         raise OperantError(f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")

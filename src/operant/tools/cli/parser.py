@@ -79,10 +79,7 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(flag(name), dest=name, metavar=escaped(as_typed(value)), help=escaped(text))
 
     def read(self, words: Sequence[str], more: bool) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-        """The arguments, the options, and those by name that the parser does not know. more: there may be such.
-
-        Raises: OperantError for an option that appears twice, lacks its value, or is unknown, with the nearest.
-        """
+        """The arguments, the options, and those by name that the parser does not know. more: there may be such."""
         own = self.options()
         flags = [name for name, action in own.items() if action.nargs == 0]
         several = [name for name, action in own.items() if type(action).__name__ == "_AppendAction"]

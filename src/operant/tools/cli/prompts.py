@@ -111,7 +111,7 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
 
 
 def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[str, Any]:
-    """What the one run among the words has found. Raises: OperantError for anything else."""
+    """What the one run among the words has found."""
     if len(words) != 1:
         raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
     if options:
@@ -131,7 +131,7 @@ def _examples(source: str) -> Examples:
 
 
 def _setting(options: dict[str, Any]) -> Classification:
-    """The task model and texts that the options name. Raises: OperantError for what is missing or unknown."""
+    """The task model and texts that the options name."""
     source, name = options.pop("tasks", None), options.pop("task_model", None)
     if source is None or name is None:
         raise OperantError("operant prompt search needs --tasks FOLDER and --task-model MODEL")

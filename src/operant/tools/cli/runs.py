@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from operant.runs.folder import changed, run_folders, state
-from operant.tools.diagnosis import diagnose, read_history, short_verdict
+from operant.tools.diagnosis import diagnose, read_history, short_verdict, verdict
+from operant.tools.diagnosis.foreign import audit_log
 from operant.tools.diagnosis.history import number
 from operant.tools.diagnosis.progress import progress
+from operant.tools.report.display import print_diagnosis, print_findings
 from operant.tools.report.downsample import short
 from operant.trackers.console import emit, plain
 from operant.types import OperantError
@@ -49,7 +51,7 @@ def _row(folder: Path) -> dict[str, Any]:
     try:
         history = read_history(folder)
         score, steps = progress(history), int(history.option("steps") or 0)
-        verdict = short_verdict(history, diagnose(history))
+        said = short_verdict(history, diagnose(history))
         return row | {
             "method": history.option("algorithm", "ppo"),
             "state": state(folder, history.step, steps),
@@ -60,7 +62,7 @@ def _row(folder: Path) -> dict[str, Any]:
             "after": None if score is None else short(score.after),
             "interval": None if score is None or score.interval is None else [short(x) for x in score.interval],
             "kl": short(history.kl),
-            "verdict": verdict,
+            "verdict": said,
         }
     except OperantError as error:
         return row | {"state": "unreadable", "verdict": str(error)}
@@ -109,3 +111,26 @@ def _cut(text: str, width: int, column: str) -> str:
     if len(text) <= width:
         return text
     return f"…{text[len(text) - width + 1 :]}" if column == "run" else f"{text[: width - 1]}…"
+
+
+def diagnose_log(words: Sequence[str], options: dict[str, Any]) -> int:
+    """`operant diagnose FILE` says what looks wrong with a run, also of another library, and what it could not see."""
+    if len(words) != 1:
+        raise OperantError("expected a run folder or a log: operant diagnose runs/sentiment")
+    path = Path(words[0])
+    if (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file():
+        print_diagnosis(path)
+        return 0
+    audit = audit_log(path)
+    findings = diagnose(audit.history)
+    print(f"{path}: {len(audit.history.metrics)} steps, in the names of {audit.title}")
+    print_findings(verdict(audit.history, findings), findings, audit.remedy)
+    read = (f"{name}" if name == ours else f"{name} ({ours})" for name, ours in audit.understood.items())
+    print(plain(f"understood: {', '.join(read)}"))
+    if audit.unknown:
+        print(plain(f"not understood: {', '.join(audit.unknown)}"))
+    for name, why in audit.differs.items():
+        print(plain(f"{name}: {why}"))
+    lacking = [f"{', '.join(names)} (no {metrics})" for metrics, names in audit.unchecked(findings).items()]
+    print(plain(f"not checked: {'; '.join(lacking).replace('|', ', ')}"))
+    return 0

@@ -142,11 +142,21 @@ def price(history: History) -> tuple[str, float]:
 
 def higher_kl_option(history: History) -> str:
     name, coef = price(history)
+    if _unknown_price(history):
+        return f"a higher `--{name}`"
     return f"`--{name} {number(2 * coef) if coef else 0.1}`"
+
+
+def _unknown_price(history: History) -> bool:
+    """Whether KL is logged and its coefficient is not, as in logs of other libraries."""
+    prices = history.values("kl/coef") or history.values("kl/loss_coef")
+    return not prices and bool(history.values("kl/per_reply"))
 
 
 def unpaid(history: History) -> bool:
     """Return whether the KL penalty is tiny beside the spread of the scores, and the loss has no KL term."""
+    if _unknown_price(history):
+        return False
     paid, loss = history.recent("reward/kl_penalty") or 0.0, history.recent("kl/loss_coef", 1)
     spread = history.first("reward/scaled_std") or history.first("reward/std") or 1.0
     return not loss and paid < CHEAP * spread
@@ -160,6 +170,8 @@ def kl_advice(history: History) -> dict[str, str]:
         cause, remedy = found.cause, found.remedy
     elif not history.values("kl/per_reply"):
         cause, remedy = "there is no reference model that KL refers to", f"`--reference copy` and {higher}"
+    elif _unknown_price(history):
+        cause, remedy = "KL costs too little for this reward", higher
     elif not coef:
         cause, remedy = f"moving away from the reference costs nothing ({name} is 0)", higher
     else:

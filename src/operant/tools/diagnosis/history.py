@@ -114,7 +114,7 @@ class History:
 
     def values(self, name: str) -> list[float]:
         """Return every finite value of a metric, in order."""
-        return [float(m[name]) for m in self.metrics if _is_finite(m.get(name))]
+        return [float(m[name]) for m in self.metrics if is_finite(m.get(name))]
 
     def first(self, name: str) -> float | None:
         """Return the first value of a metric: the one before training if the history is complete."""
@@ -129,7 +129,7 @@ class History:
         """Return the first step of the last unbroken run of odd values, or the newest step if the last one is fine."""
         begin = None
         for i, m in enumerate(self.metrics):
-            if _is_finite(m.get(name)):
+            if is_finite(m.get(name)):
                 begin = (begin or int(m.get("step", i + 1))) if is_odd(float(m[name])) else None
         return begin or self.step
 
@@ -148,7 +148,7 @@ class History:
         return [x for x in (self.first(name), reference.get(name)) if x is not None]
 
 
-def _is_finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -197,11 +197,7 @@ def read_history(folder: str | Path) -> History:
     config = folder / "config.yaml"
     return History(
         metrics=[
-            {
-                name: x if _is_finite(x) else None
-                for name, x in record.items()
-                if x is None or isinstance(x, int | float)
-            }
+            {name: x if is_finite(x) else None for name, x in record.items() if x is None or isinstance(x, int | float)}
             for record in atomic_io.records(folder / "metrics.jsonl")
         ],
         rows=_rows(replies[-1]) if replies else [],

@@ -184,7 +184,6 @@ def win_rates(store: Store) -> list[dict[str, str]]:
 
     A comparison is 1, 0, or 1/2 where both are equal; two that were not picked are not compared. Those of an item, by
     several labellers or of several replies, are averaged first. The interval is Wilson's, 95 %, over items.
-    Raises: OperantError if the items do not name at least two sources, or nobody has compared any.
     """
     compared: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     sources: dict[str, None] = {}

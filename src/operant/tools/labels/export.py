@@ -21,7 +21,6 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
     """Write the labels that count to a new file of JSON lines; returns the number of rows.
 
     form: pairs, ranked, ratings or good; None: the one that suits the kind. skips: rows with `"skip": true`, too.
-    Raises: OperantError for a form that does not suit the kind, a file that exists, or labels that give no row.
     """
     form = form or FORMS[store.kind]
     if form not in {*FORMS.values(), "ranked"}:

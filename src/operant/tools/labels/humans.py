@@ -15,10 +15,10 @@ from statistics import fmean
 from typing import Any
 
 from operant.data.replies import scores_of
+from operant.machine import beat
 from operant.tools.labels.items import Item
 from operant.tools.labels.store import Label, Store
 from operant.types import OperantError, Rollout
-from operant.watchdog import beat
 
 POLL = 1.0
 """Seconds between two looks into the database."""
@@ -32,7 +32,6 @@ class Humans:
     that of the file, else pick. labellers: how many people label an item. minutes: how long a step waits; then what
     has no label is closed and left out. The items of a step have ids made of their texts: a resumed run asks the same
     again, and finds what was answered in between. If nobody has labelled anything, the run ends, saved.
-    Raises: OperantError for a file that holds no labels, or `minutes` or `labellers` out of range.
     """
 
     def __init__(self, database: str, *, kind: str | None = None, labellers: int = 1, minutes: float = 60.0):

@@ -79,10 +79,7 @@ class Item:
 
 
 def read_items(path: str | Path) -> list[Item]:
-    """The items of a file of rows (.jsonl, .json, .csv, .parquet, also .gz), in its order.
-
-    Raises: OperantError for a file that cannot be read, a row of none of the forms, or an id with two contents.
-    """
+    """The items of a file of rows (.jsonl, .json, .csv, .parquet, also .gz), in its order."""
     try:
         rows = list(read(str(path))[1])
     except OperantError as error:
@@ -112,7 +109,7 @@ def items_of(rows: Iterable[tuple[Any, str]]) -> list[Item]:
 
 
 def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
-    """Add an item, or its labels to the same item. Raises: OperantError for an id that has another content."""
+    """Add an item, or its labels to the same item."""
     other, there = known.setdefault(item.id, (item, where))
     if other is item:
         return
@@ -194,7 +191,7 @@ def as_text(value: Content) -> str:
 
 
 def name_of_labeller(value: object) -> str:
-    """A name in one form. Raises: OperantError for one that is empty, too long, or no text."""
+    """A name in one form."""
     name = " ".join(value.split()) if isinstance(value, str) else ""
     if not 0 < len(name) <= 60 or not name.isprintable():
         raise OperantError(f"{shown(value)} is no name of a labeller: type 1 to 60 letters")
@@ -202,10 +199,7 @@ def name_of_labeller(value: object) -> str:
 
 
 def checked_answer(answer: object, count: int, where: str = "the answer") -> dict[str, Any]:
-    """An answer to `count` replies in its one form: ranks without gaps, nothing but known fields.
-
-    Raises: OperantError for an answer that no labeller can mean.
-    """
+    """An answer to `count` replies in its one form: ranks without gaps, nothing but known fields."""
     if not isinstance(answer, Mapping):
         raise OperantError(f"{where}: {shown(answer)} is no answer; it must be an object")
     fields = [field for field in KINDS.values() if field in answer]

@@ -174,7 +174,7 @@ class LabelServer:
         }
 
     def answer_of_the_page(self, answer: object, count: int) -> dict[str, Any]:
-        """An answer of the kind that this page asks for, as shown. Raises: OperantError for any other."""
+        """An answer of the kind that this page asks for, as shown."""
         checked, field = checked_answer(answer, count), KINDS[self.store.kind]
         if field not in checked and not ("ranks" in checked and (field == "best" or "all_bad" in checked)):
             raise OperantError(f"labels are of kind {self.store.kind} now: load the page again")

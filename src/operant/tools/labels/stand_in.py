@@ -52,7 +52,6 @@ class Labeller:
 
     noise: it compares `preference / noise` + a draw from the standard Gumbel distribution, so that the probability of
     its pick is a softmax; 0: none. shuffled: its draws have nothing to do with the replies, as a control.
-    Raises: OperantError for negative noise.
     """
 
     def __init__(self, noise: float = 0.5, *, seed: int = 0, shuffled: bool = False, name: str = "stand-in"):

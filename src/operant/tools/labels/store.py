@@ -75,9 +75,6 @@ class Store:
 
     kind: pick, rank, rate or good; overlap: how many people label an item. None: as the file says, else pick and 2.
     The methods may be called from any thread.
-
-    Raises: OperantError for a file that is no database of labels, or one of another version, or a kind that its labels
-    do not have.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class Store:
                 raise
 
     def _prepare(self, kind: str | None, overlap: int | None) -> None:
-        """Check that the file is ours, and make the tables of a new one. Raises: OperantError if it is not ours."""
+        """Check that the file is ours, and make the tables of a new one."""
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA synchronous = FULL")
         version, application, tables = (
@@ -162,7 +159,6 @@ class Store:
 
         Items that are there already stay as they are. gold: the label of each item is its known answer, and every
         labeller gets all of them among the others.
-        Raises: OperantError for an id that has other replies in the database, or an item that does not suit the kind.
         """
         new = 0
         with self._writing():

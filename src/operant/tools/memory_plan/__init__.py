@@ -30,7 +30,7 @@ from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import fake_tensors
 from operant.tools.memory_plan.model import MemoryModel, bytes_of, classifier_memory, config_of, tokenizer_of
 from operant.training.options import find_device
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 SAMPLED = 512
 """Number of tasks whose prompts are measured."""
@@ -235,6 +235,9 @@ def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, 
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
+    require(
+        train.replies is None, "replies: plan with --tasks of the same prompts and --sampling.max-tokens of the replies"
+    )
     parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
     whole = bool(model_config.is_encoder_decoder)
     forms = forms | {"form": named_parts.form(train.form, parts["form"]), "cue": not whole}

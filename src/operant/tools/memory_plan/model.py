@@ -19,7 +19,7 @@ from operant.models.hidden_states import Modes
 from operant.models.logprobs import BUDGET
 from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
-from operant.models.safe_loading import load_config, load_tokenizer
+from operant.models.safe_loading import load_config, load_tokenizer, positions_of
 from operant.models.value_head import ValueOptions
 from operant.runs.config import Config
 from operant.storage.hub import find_config
@@ -227,7 +227,7 @@ def classifier_memory(classifier: Classifier, tokens: int, memory: Memory) -> fl
     with unset_fake_temporarily(), torch.device("meta"):
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).eval()
     meta_to_fake(model)
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    longest = positions_of(config.get_text_config()) or tokens
     ids = torch.zeros(classifier.batch, min(tokens, longest), dtype=torch.long)
     before = memory.peak().now
     model(input_ids=ids, attention_mask=torch.ones_like(ids))

@@ -19,18 +19,42 @@ ALGORITHMS = {"GRPO": "grpo", "RLOO": "rloo", "DPO": "dpo", "SFT": "sft", "Rewar
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "grpo": {
         "learning_rate": "1e-6",
+        "lr_scheduler_type": '"linear"',
         "num_generations": "8",
         "max_completion_length": "512",
         "beta": "0.0",
         "loss_type": '"dapo"',
+        "scale_rewards": '"group"',
     },
-    "rloo": {"learning_rate": "1e-6", "num_generations": "2", "max_completion_length": "512", "beta": "0.05"},
-    "dpo": {"learning_rate": "1e-6", "beta": "0.1", "max_length": "1024"},
-    "sft": {"learning_rate": "2e-5", "max_length": "1024"},
-    "reward-model": {"learning_rate": "1e-4", "max_length": "1024"},
+    "rloo": {
+        "learning_rate": "1e-6",
+        "lr_scheduler_type": '"linear"',
+        "num_generations": "2",
+        "max_completion_length": "512",
+        "beta": "0.05",
+    },
+    "dpo": {"learning_rate": "1e-6", "lr_scheduler_type": '"linear"', "beta": "0.1", "max_length": "1024"},
+    "sft": {"learning_rate": "2e-5", "lr_scheduler_type": '"linear"', "max_length": "1024"},
+    "reward-model": {"learning_rate": "1e-4", "lr_scheduler_type": '"linear"', "max_length": "1024"},
     "ppo": {},
 }
 """Values that TRL 1.16 takes where a script names none, which are written out, as operant's differ."""
+TRUE_THERE = {
+    "average_tokens_across_devices",
+    "disable_dropout",
+    "shuffle_dataset",
+    "vllm_importance_sampling_correction",
+}
+"""Options without an equal that TRL 1.16 sets by default, so that False asks for something."""
+SAME_HERE: Mapping[str, object] = {
+    "disable_dropout": True,
+    "importance_sampling_level": "token",
+    "multi_objective_aggregation": "sum_then_normalize",
+    "shuffle_dataset": True,
+    "top_entropy_quantile": 1.0,
+    "repetition_penalty": 1.0,
+}
+"""Values of TRL's options that say what is done here anyway."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 LOSSES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
     "grpo": {
@@ -55,6 +79,8 @@ class Renamed:
     """Our options, each with the code of its value."""
     comments: list[str] = field(default_factory=list)
     """What has no equal, or another meaning."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """The comments on options that nothing here stands for, by TRL's name."""
     epochs: str = ""
     """Code of the passes over the tasks, which `steps` replaces; empty: the steps are known."""
 
@@ -90,11 +116,21 @@ def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Re
             found.comments.append(f"where the script named none, these are TRL's defaults: {', '.join(written)}")
         _batch(found, left)
         _length(found, left)
+    betas = {name: left.pop(name) for name in ("adam_beta1", "adam_beta2") if name in left}
+    if betas:
+        found.put("optimizer.betas", f"({betas.get('adam_beta1', '0.9')}, {betas.get('adam_beta2', '0.999')})")
+    origin = dict[str, str]()
     for name, code in left.items():
+        values, comments = len(found.values), len(found.comments)
         _one(found, name, code, system)
+        origin |= dict.fromkeys([*found.values][values:], name)
+        if len(found.values) == values and len(found.comments) > comments:
+            found.lost[name] = found.comments[-1]
     known = {*names(config_schema(algorithm)), "out", "resume"}
     for name in [name for name in found.values if name not in known]:
-        found.say(name, found.values.pop(name), f"{algorithm} has no such option")
+        theirs = origin.get(name, name)
+        found.say(theirs, found.values.pop(name), f"{algorithm} has no such option")
+        found.lost[theirs] = found.comments[-1]
     return found
 
 
@@ -152,6 +188,17 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
     match name:
         case _ if value is None:
             return
+        case _ if system == "trl" and name in SAME_HERE and value == SAME_HERE[name]:
+            return
+        case "reward_weights" if system == "trl":  # they stand with the rewards
+            return
+        case "use_bias_correction_kl" if isinstance(value, bool):
+            found.put("kl.loss_kind", '"k3"' if value else '"plain_k3"')
+        case "use_cpu" if isinstance(value, bool):
+            if value:
+                found.put("learner.device", '"cpu"')
+        case "shuffle_dataset" if value is False:
+            found.say(name, code, "the order of the tasks is random here")
         case "beta":
             found.put({"grpo": "kl.loss_coef", "dpo": "loss.beta", "kto": "loss.beta"}.get(algorithm, "kl.coef"), code)
         case "loss_type":
@@ -190,8 +237,9 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.put("optimizer.kind", json.dumps(kind))
             if "8bit" in str(value):
                 found.put("optimizer.states", '"8bit"')
-        case "use_vllm" | "adam_beta1" | "adam_beta2" if value is not False:
-            found.say(name, code)
+        case "use_vllm":
+            if value is not False:
+                found.say(name, code)
         case "eval_strategy" | "evaluation_strategy" | "save_strategy":
             if value not in ("no", "steps"):
                 found.say(name, code, "give the number of steps: evaluate_every, checkpoint_every")
@@ -213,7 +261,7 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.say(name, code, "passes over the tasks there; steps says how long a run is")
         case "name" if system == "trlx":
             return
-        case _ if value is False and not any(ours(name)):
+        case _ if value is False and not any(ours(name)) and name not in TRUE_THERE:
             return
         case _:
             _by_table(found, name, code, system)

@@ -6,21 +6,20 @@ statement that they are about.
 
 import ast
 import importlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from operant.options import note, ours
-from operant.tools.migrate.renaming import ALGORITHMS, Renamed, bracketed, literal, renamed
-from operant.tools.migrate.source import ScriptTree
+from operant.options import note
+from operant.tools.migrate.renaming import ALGORITHMS, bracketed, literal, renamed
+from operant.tools.migrate.source import Configuration, call_of, mapping
+from operant.tools.migrate.trlx import TRLX_CONFIGS, TrlxCalls
 from operant.types import OperantError
 
 COMPAT = "operant.compat.trl"
 NATIVE = (
     "natively this loop is learner = operant.Learner(MODEL, algorithm='ppo', preset='trl'), then",
-    "replies = learner.generate(queries, ...) and learner.step(replies, rewards): docs/from-trl.md",
+    "replies = learner.generate(queries, ...) and learner.step(replies, rewards): docs/other-names.md",
 )
-TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "default_sft_config"}
 
 
 def moved(text: str, name: str) -> str:
@@ -48,20 +47,7 @@ def moved(text: str, name: str) -> str:
     return new
 
 
-@dataclass
-class _Configuration:
-    """A call of `GRPOConfig` or its like."""
-
-    renamed: Renamed
-    target: str
-    """What it is assigned to, as `training_args`; empty: it stands in a call."""
-    stars: list[str] = field(default_factory=list)
-    given: Mapping[str, str] = field(default_factory=dict)
-    start: int = 0
-    """Where it begins in the text."""
-
-
-class _Script(ScriptTree):
+class _Script(TrlxCalls):
     """A script, and how its parts are moved."""
 
     # --- moving -------------------------------------------------------------------------------------------------------
@@ -72,7 +58,7 @@ class _Script(ScriptTree):
             self.meaning(call.func).endswith("WithValueHead.from_pretrained") for call in self.calls
         )
         native: set[str] = set()
-        configurations: dict[str, list[_Configuration]] = {}
+        configurations: dict[str, list[Configuration]] = {}
         trainers: set[str] = set()
         for call in sorted(
             self.calls, key=lambda call: self._is_trainer(call)
@@ -92,9 +78,9 @@ class _Script(ScriptTree):
                     self._trained_at_once(call)
             elif library == "trlx" and (short == "train" or short in TRLX_CONFIGS or "TRLConfig" in meaning):
                 if short == "train":
-                    trainers.add(self._trlx(call, configurations))
+                    trainers.add(self.trlx(call, configurations))
                 elif self.target(call):
-                    self._trlx_configuration(call, configurations)
+                    self.trlx_configuration(call, configurations)
         self._uses_of(trainers - {""}, configurations)
         kept = self._mentions(native, old_loop)
         for statement in self.uses:
@@ -132,33 +118,22 @@ class _Script(ScriptTree):
                 return True
         return False
 
-    def _configuration(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> None:
+    def _configuration(self, call: Any, algorithm: str, known: dict[str, list[Configuration]]) -> None:
         """`GRPOConfig(...)` becomes a mapping of operant's options."""
         arguments, stars = self.arguments(call, "output_dir")
         given = {name: self.code(value) for name, value in arguments.items()}
-        made = _Configuration(renamed(given, algorithm), self.target(call), stars, given, self._span(call)[0])
+        made = Configuration(renamed(given, algorithm), self.target(call), stars, given, self._span(call)[0])
         inside = self.parents[call]
         if made.target:
             known.setdefault(made.target, []).append(made)
         elif isinstance(inside, self.cst.Arg) and self._is_trainer(self.parents[inside]):
             known.setdefault(self.code(call), []).append(made)
-        self._as_mapping(call, made)
+        self.as_mapping(call, made)
 
     def _is_trainer(self, call: Any) -> bool:
         return isinstance(call, self.cst.Call) and self.meaning(call.func).endswith(("Trainer", "trlx.train"))
 
-    def _as_mapping(self, call: Any, made: _Configuration) -> None:
-        self.above(call, *made.renamed.comments)
-        for star in made.stars:
-            self.above(call, f"{star}: its options need operant's names too")
-        self.replace(call, _mapping(made.renamed.values, [s for s in made.stars if s[:2] == "**"], self.indent(call)))
-
-    def _above(self, known: Mapping[str, list[_Configuration]], text: str, node: Any) -> _Configuration | None:
-        """The last configuration of this name before the end of a node."""
-        end = self._span(node)[1]
-        return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
-
-    def _trainer(self, call: Any, algorithm: str, known: dict[str, list[_Configuration]]) -> str:
+    def _trainer(self, call: Any, algorithm: str, known: dict[str, list[Configuration]]) -> str:
         """A trainer becomes `operant.train`; returns what it is assigned to."""
         order = {
             "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
@@ -206,12 +181,12 @@ class _Script(ScriptTree):
         self._lora(call, arguments.pop("peft_config", None), options)
         configuration = arguments.pop("args", arguments.pop("config", None))
         text = "" if configuration is None else self.code(configuration)
-        found = self._above(known, text, call)
+        found = self.configured(known, text, call)
         if found is None and not text:
-            found = _Configuration(renamed({}, algorithm), "")
+            found = Configuration(renamed({}, algorithm), "")
             self.above(call, *found.renamed.comments)
         if found is None:
-            self.above(call, f"{text}: unpack its options, under operant's names, as **{{...}} (docs/from-trl.md)")
+            self.above(call, f"{text}: unpack its options, under operant's names, as **{{...}} (docs/other-names.md)")
         elif found.renamed.epochs:
             count = found.renamed.values.get("samples", "1")
             passes = found.renamed.epochs if count == "1" else f"{found.renamed.epochs} * {bracketed(count)}"
@@ -227,21 +202,21 @@ class _Script(ScriptTree):
             written.append(f"**{text}")
         elif found is not None:
             stars = [star for star in found.stars if star[:2] == "**"]
-            written.append("**" + _mapping(found.renamed.values | options, stars, self.indent(call) + "    "))
+            written.append("**" + mapping(found.renamed.values | options, stars, self.indent(call) + "    "))
             options = {}
         if options:
-            written.append("**" + _mapping(options, [], self.indent(call) + "    "))
-        self.replace(call, _call("operant.train", written, self.indent(call)))
+            written.append("**" + mapping(options, [], self.indent(call) + "    "))
+        self.replace(call, call_of("operant.train", written, self.indent(call)))
         return self.target(call)
 
-    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, list[_Configuration]]) -> str:
+    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, list[Configuration]]) -> str:
         """TRL's reward functions as a function, a name, or a mapping to weights."""
         given = arguments.pop("reward_funcs", arguments.pop("reward_model", None))
         if given is None:
             return "REWARD"
         made = self.assigned(given)
         configuration = arguments.get("args")
-        found = None if configuration is None else self._above(known, self.code(configuration), call)
+        found = None if configuration is None else self.configured(known, self.code(configuration), call)
         options = {} if found is None else found.given
         weights = ast.parse(options["reward_weights"], mode="eval").body if "reward_weights" in options else None
         if not isinstance(made, self.cst.List):
@@ -280,107 +255,16 @@ class _Script(ScriptTree):
         if left := [name for name in arguments if name not in ("task_type", "bias")]:
             self.above(call, f"{', '.join(left)} of LoraConfig: docs/adapters.md")
 
-    # --- trlX ---------------------------------------------------------------------------------------------------------
-
-    def _trlx_configuration(self, call: Any, known: dict[str, list[_Configuration]]) -> None:
-        """trlX's configuration becomes a mapping, where the script has its values."""
-        given: dict[str, str] = {}
-        if self.code(call.func).endswith("TRLConfig"):
-            self._flat(call, given)
-        else:
-            self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/from-trl.md)")
-        made = _Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
-        known.setdefault(made.target, []).append(made)
-        self._as_mapping(call, made)
-
-    def _flat(self, node: Any, given: dict[str, str]) -> None:
-        """The options of nested configurations and mappings, by their last names."""
-        inner: Iterator[tuple[str, Any]]
-        if isinstance(node, self.cst.Dict):
-            elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
-            inner = ((str(literal(self.code(e.key))), e.value) for e in elements)
-        else:
-            inner = iter(self.arguments(node)[0].items())
-        for name, value in inner:
-            if isinstance(value, self.cst.Dict) or (
-                isinstance(value, self.cst.Call) and (self.code(value.func) + "$").endswith(("Config$", "dict$"))
-            ):
-                self._flat(value, given)
-            else:
-                given.setdefault(name, self.code(value))
-
-    def _trlx(self, call: Any, known: dict[str, list[_Configuration]]) -> str:
-        """`trlx.train` becomes `operant.train`."""
-        order = ("model_path", "reward_fn", "dataset", "samples", "rewards", "prompts", "eval_prompts", "metric_fn")
-        arguments, _ = self.arguments(call, *order, "config", "stop_sequences")
-        code = {name: self.code(value) for name, value in arguments.items() if self.code(value) != "None"}
-        text = code.pop("config", "")
-        found = self._above(known, text, call)
-        policy = code.pop("model_path", "")
-        if not policy and found is not None and "policy" in found.renamed.values:
-            policy = ""
-        elif not policy:
-            policy = "MODEL"
-            self.above(call, "MODEL: trlX took it from the configuration")
-        written = [policy] if policy else []
-        if "reward_fn" in code:
-            if "prompts" not in code:
-                self.above(call, "TASKS: a list of prompts; trlX began each reply at the start token")
-            written.append(f"tasks={code.pop('prompts', 'TASKS')}")
-            written.append(f"reward={self._trlx_reward(arguments['reward_fn'])}")
-            written.append('algorithm="ppo"')
-            code.pop("reward_fn")
-        else:
-            labelled = "rewards" in code or "dataset" in code
-            written.append(f"tasks={code.pop('samples', code.pop('dataset', 'TASKS'))}")
-            written.append(f'algorithm="{"ilql" if labelled else "sft"}"')
-            needs = "prompt, completion and reward" if labelled else "prompt and completion"
-            self.above(call, f"tasks: rows with {needs}, as dicts (docs/algorithms.md)")
-            code.pop("rewards", None)
-        if "eval_prompts" in code:
-            written.append(f"evaluate={code.pop('eval_prompts')}")
-        if not text:
-            self.above(call, "no configuration: trlX's defaults there, operant's here (docs/options.md)")
-        else:
-            if found is None:
-                self.above(call, f"{text}: its options need operant's names (docs/from-trl.md)")
-            else:
-                written.append(f"**{text}")
-        if stops := code.pop("stop_sequences", ""):
-            written.append(f'**{{"sampling.stop_strings": {stops}}}')
-        for left in code:
-            self.above(
-                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
-            )
-        self.replace(call, _call("operant.train", written, self.indent(call)))
-        return self.target(call)
-
-    def _trlx_reward(self, given: Any) -> str:
-        """A function of rollouts that calls trlX's reward function with the arguments that it takes."""
-        made = self.assigned(given)
-        if isinstance(made, self.cst.Name):
-            made = self.functions.get(made.value, made)
-        takes = {"samples", "prompts", "outputs"}
-        if isinstance(made, self.cst.FunctionDef | self.cst.Lambda):
-            own = made.params
-            named = {p.name.value for p in (*own.params, *own.kwonly_params)}
-            takes = takes if own.star_kwarg is not None else named & takes
-        parts = (("samples", "text"), ("prompts", "query"), ("outputs", "reply"))
-        passed = [f"{name}=[r.{ours} for r in rollouts]" for name, ours in parts if name in takes]
-        function = self.code(given)
-        function = f"({function})" if isinstance(given, self.cst.Lambda) else function
-        return f"lambda rollouts: {function}({', '.join(passed)})"
-
     # --- uses of what was moved ---------------------------------------------------------------------------------------
 
-    def _uses_of(self, trainers: set[str], known: Mapping[str, list[_Configuration]]) -> None:
+    def _uses_of(self, trainers: set[str], known: Mapping[str, list[Configuration]]) -> None:
         """`trainer.train()`, `trainer.save_model(...)` and fields of configurations."""
         for node in self.attributes:
             base, name = self.code(node.value), node.attr.value
             root = next((c for c in known if base == c or base.startswith(f"{c}.")), None)
             if base in trainers:
                 self._use_of_run(node, base, name)
-            made = None if root is None else self._above(known, root, node)
+            made = None if root is None else self.configured(known, root, node)
             if made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
                 self._field(node, root, name, made)
 
@@ -415,7 +299,7 @@ class _Script(ScriptTree):
         else:
             self.replace(call, "pass")
 
-    def _field(self, node: Any, root: str, name: str, made: _Configuration) -> None:
+    def _field(self, node: Any, root: str, name: str, made: Configuration) -> None:
         """A field of a configuration, which is a mapping now."""
         values = renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values if "." in self.code(node) else {}
         mine = next(iter(values), "")
@@ -490,17 +374,3 @@ def _named(code: str) -> str:
     """A reward: the name of a classifier on the Hub gets its prefix."""
     value = literal(code)
     return repr(f"classifier:{value}") if isinstance(value, str) else code
-
-
-def _mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
-    """Code of a mapping, on one line if it is short."""
-    parts = [*stars, *(f'"{name}": {code}' for name, code in values.items())]
-    one = "{" + ", ".join(parts) + "}"
-    if len(one) <= 60 and "\n" not in one:
-        return one
-    return "{\n" + "".join(f"{indent}    {part},\n" for part in parts) + indent + "}"
-
-
-def _call(function: str, arguments: list[str], indent: str) -> str:
-    """Code of a call, one argument a line."""
-    return f"{function}(\n" + "".join(f"{indent}    {argument},\n" for argument in arguments) + f"{indent})"

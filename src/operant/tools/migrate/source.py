@@ -1,9 +1,24 @@
 """A parsed script and the edits to it: libcst says where things are and what names mean, and the text is edited."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from operant.tools.migrate.renaming import Renamed
 from operant.types import OperantError
+
+
+@dataclass
+class Configuration:
+    """A call of `GRPOConfig` or its like."""
+
+    renamed: Renamed
+    target: str
+    """What it is assigned to, as `training_args`; empty: it stands in a call."""
+    stars: list[str] = field(default_factory=list)
+    given: Mapping[str, str] = field(default_factory=dict)
+    start: int = 0
+    """Where it begins in the text."""
 
 
 class ScriptTree:
@@ -111,6 +126,19 @@ class ScriptTree:
         ]
         return values[-1] if values else node
 
+    # --- configurations ---------------------------------------------------------------------------------------------
+
+    def as_mapping(self, call: Any, made: Configuration) -> None:
+        self.above(call, *made.renamed.comments)
+        for star in made.stars:
+            self.above(call, f"{star}: its options need operant's names too")
+        self.replace(call, mapping(made.renamed.values, [s for s in made.stars if s[:2] == "**"], self.indent(call)))
+
+    def configured(self, known: Mapping[str, list[Configuration]], text: str, node: Any) -> Configuration | None:
+        """The last configuration of this name before the end of a node."""
+        end = self._span(node)[1]
+        return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
+
     # --- the new text -------------------------------------------------------------------------------------------------
 
     def edited(self) -> str:
@@ -141,3 +169,17 @@ def _once(text: str) -> str:
         if not (lines and line.strip() == "import operant" and line == lines[-1]):
             lines.append(line)
     return "".join(lines)
+
+
+def mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
+    """Code of a mapping, on one line if it is short."""
+    parts = [*stars, *(f'"{name}": {code}' for name, code in values.items())]
+    one = "{" + ", ".join(parts) + "}"
+    if len(one) <= 60 and "\n" not in one:
+        return one
+    return "{\n" + "".join(f"{indent}    {part},\n" for part in parts) + indent + "}"
+
+
+def call_of(function: str, arguments: list[str], indent: str) -> str:
+    """Code of a call, one argument a line."""
+    return f"{function}(\n" + "".join(f"{indent}    {argument},\n" for argument in arguments) + f"{indent})"

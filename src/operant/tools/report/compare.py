@@ -61,7 +61,6 @@ def write_comparison(
     """Write the page of run folders and sweep folders; returns its path, which is `report_path` unless `out` is set.
 
     say: is called with a table of the results as text.
-    Raises: OperantError for a folder that is not a run, or that cannot be read or written.
     """
     path = Path(out) if out is not None else report_path(places)
     if path.suffix not in (".html", ".htm"):
@@ -87,7 +86,6 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     """Collect the page's data, as JSON can hold it.
 
     base: the folder that links are relative to.
-    Raises: OperantError for a folder that is not a run, or that cannot be read.
     """
     groups = grouped(read_runs(places), swept(places))
     runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups

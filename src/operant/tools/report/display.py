@@ -1,11 +1,13 @@
 """What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
 
 from operant.metrics.games import game_of
+from operant.models.base import ReadingPolicy
 from operant.runs.config import describe
 from operant.runs.games import playable
 from operant.runs.run import Run
@@ -48,7 +50,8 @@ class ConsoleDisplay(Console):
         for line in best_prompts(run):
             print(plain(line))
         print_diagnosis(run.path)
-        before, world = getattr(run.policy, "as_reward", None), playable(run.config.train.env)
+        before = run.policy.as_reward if isinstance(run.policy, ReadingPolicy) else None
+        world = playable(run.config.train.env)
         use = f"play {world} --player" if world else "generate"
         use = f"try the model: operant {use} {run.path}"
         use = use if before is None else f"train against it: --reward {before}{run.path}"
@@ -155,12 +158,18 @@ def diagnosis(path: Path) -> tuple[str, list[Finding]]:
 
 def print_diagnosis(path: Path) -> None:
     """Print the summary of a run in a sentence, then each finding with its cause and remedy."""
-    sentence, findings = diagnosis(path)
+    print_findings(*diagnosis(path))
+
+
+def print_findings(
+    sentence: str, findings: Sequence[Finding], remedy: Callable[[Finding], str] = lambda finding: finding.remedy
+) -> None:
+    """Print a verdict, then each finding with its cause and remedy."""
     print(plain(sentence))
     for finding in findings:
         print(plain(f"  {finding.level}: {finding.message}"))
         print(plain(f"    cause:  {finding.cause}"))
-        print(plain(f"    remedy: {finding.remedy}"))
+        print(plain(f"    remedy: {remedy(finding)}"))
 
 
 def _stopped(run: Run) -> str:

@@ -1,6 +1,7 @@
 """What a run does beside its steps: it reports new findings, and keeps `report.html` up to date."""
 
-from operant.runs.pace import Pace
+import time
+
 from operant.runs.run import Observer, Run
 from operant.tools.diagnosis import diagnose
 from operant.tools.report.run_report import write_report
@@ -9,6 +10,26 @@ SECONDS = 20.0
 """Least time between two writes of the report during a run."""
 DIAGNOSIS_SECONDS = 2.0
 """Least time between two diagnoses."""
+SHARE = 0.02
+"""The largest part of a run's time that an observer may take; a slow observer is called less often."""
+
+
+class Pace:
+    """Limits how often something happens: at most every `least` seconds, and for at most a `SHARE` of the time."""
+
+    def __init__(self, least: float):
+        self.least, self._next = least, 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def __enter__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __exit__(self, *exception: object) -> None:
+        now = time.monotonic()
+        self._next = now + max(self.least, (now - self._begun) / SHARE)
 
 
 class ReportObserver(Observer):

@@ -112,7 +112,7 @@ def measured(setting: Classification, text: str, ids: Sequence[int], source: str
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What a run has found; None if it has no `prompts.json`. Raises: OperantError for a damaged file."""
+    """What a run has found; None if it has no `prompts.json`."""
     path = folder / FILE
     if not path.is_file():
         return None

@@ -229,7 +229,6 @@ class Index:
         Returns `total`: number of replies found; `available`: numbers of steps and replies of the run; `steps`: the
         steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files
         that could not be read.
-        Raises: OperantError for a sort, offset or limit that is not allowed.
         """
         if sort not in SORTS:
             raise OperantError(f"sort={sort!r}: it must be one of {', '.join(SORTS)}")

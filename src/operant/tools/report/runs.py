@@ -99,7 +99,7 @@ def is_sweep(place: str | Path) -> bool:
 
 
 def expand(places: Sequence[str | Path]) -> list[Path]:
-    """Replace each sweep folder by its run folders. Raises: OperantError for a folder that is neither."""
+    """Replace each sweep folder by its run folders."""
     found: list[Path] = []
     for place in map(Path, places):
         inner = sorted(path.parent for path in place.glob("*/config.yaml"))
@@ -150,10 +150,7 @@ def swept(places: Sequence[str | Path]) -> list[str]:
 
 
 def read_sweep(folder: Path) -> dict[str, Any]:
-    """Read `sweep.yaml`, with the options in `axes` and `fixed` under their current names.
-
-    Raises: OperantError where it is not such a file.
-    """
+    """Read `sweep.yaml`, with the options in `axes` and `fixed` under their current names."""
     path = folder / FILE
     record = read_mapping(path)
     schema = record.get("schema", 1)

@@ -103,7 +103,6 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
     """Split options into axes and those with one value, both by full name.
 
     options: values as text; True for an option without a value.
-    Raises: OperantError for an unknown option, a value of the wrong type, or if no option has several values.
     """
     # The names of the options depend on the algorithm and the named parts; of several, the first one counts.
     base, options = named.with_short_names(load_recipe(recipe) if recipe else {}, options)
@@ -157,10 +156,7 @@ def split(text: str) -> list[str]:
 
 
 def canonical(name: str, text: str, kind: Any) -> str:
-    """Return a value in its canonical form, without brackets around it.
-
-    Raises: OperantError for an empty value, or one of the wrong type.
-    """
+    """Return a value in its canonical form, without brackets around it."""
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1].strip()
     if not text and not _is_tuple(kind):
@@ -187,7 +183,7 @@ def number(value: float) -> str:
 
 
 def grid(axes: Sequence[Axis]) -> list[Point]:
-    """List every combination; the last axis changes fastest. Raises: OperantError for a range, which has no list."""
+    """List every combination; the last axis changes fastest."""
     for axis in axes:
         if isinstance(axis.values, Range):
             raise OperantError(f"{axis.name}={axis.values.text} is a range: give the number of draws with --random N")
@@ -197,10 +193,7 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
 
 
 def draw(axes: Sequence[Axis], count: int, seed: int = 0) -> list[Point]:
-    """Draw `count` different combinations. A larger count draws the same ones first.
-
-    Raises: OperantError if there are fewer than `count`.
-    """
+    """Draw `count` different combinations. A larger count draws the same ones first."""
     drawn: dict[tuple[str, ...], None] = {}
     for attempt in range(count * _TRIES):
         if len(drawn) == count:

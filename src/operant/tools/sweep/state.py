@@ -43,7 +43,7 @@ class SweepPlan:
 
 
 def make_plan(options: Mapping[str, object], recipe: str | None, random: int = 0, seed: int = 0) -> SweepPlan:
-    """Make the points from options as text. Raises: OperantError for the first point that a run would refuse."""
+    """Make the points from options as text."""
     axes, fixed = divide(options, recipe)
     points = draw(axes, random, seed) if random else grid(axes)
     configs = []
@@ -124,7 +124,7 @@ def steps_done(folder: Path) -> int:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a folder in which no run had begun. Raises: OperantError if it holds other files."""
+    """Remove a folder in which no run had begun."""
     left = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
     if any(name not in _LEFT_BY_A_START and not name.endswith(".tmp") for name in left):
         raise OperantError(f"{folder} is in the way and is not a run: move it elsewhere, or choose another --out")

@@ -1,0 +1,111 @@
+"""Examines the logs of other libraries by the rules for operant's own runs.
+
+    audit = audit_log("outputs/checkpoint-200/trainer_state.json")
+    print(verdict(audit.history, found := diagnose(audit.history)), audit.unchecked(found), audit.unknown)
+
+`foreign.toml` says what each library calls the metrics that the rules read, and which of them mean something else.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from operant.metrics.registry import describe
+from operant.tools.diagnosis.history import FINDINGS, Finding, History, is_finite
+from operant.tools.diagnosis.logs import Row, read_log
+from operant.types import OperantError
+
+LIBRARIES: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "foreign.toml").read_text(encoding="utf-8")
+)
+"""By library: its title, the names that only it logs, its names of metrics and options, and what differs."""
+OWN: dict[str, Any] = {"title": "operant's names", "names": {}}
+"""A log with none of the marks: names of this library are understood in any log."""
+OTHER_RUNS = ("actions/", "game/", "outcome/", "trust/", "rollout/outgrown")
+"""Metrics of games, programs and trust regions: without them, their rules do not apply."""
+SUPERVISED = {"overfits", "guesses", "not_finite", "refused"}
+"""The findings on given replies, or on labels."""
+LENGTH = "rollout/reply_tokens"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A log of another library, as the rules read it."""
+
+    title: str
+    """The library that has written it."""
+    history: History
+    understood: Mapping[str, str]
+    """Its names and the names here."""
+    unknown: Sequence[str]
+    """Its names that no rule reads."""
+    differs: Mapping[str, str]
+    """What another thing its names mean."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What it calls the options that remedies name."""
+
+    def remedy(self, finding: Finding) -> str:
+        """The remedy of a finding, with what the library calls its options: `--optimizer.lr is learning_rate`."""
+        text = FINDINGS[finding.name].get("elsewhere", finding.remedy)
+        named = dict.fromkeys(name.replace("-", "_") for name in re.findall(r"--([\w.-]+\w)", text))
+        known = "; ".join(f"--{name} is {self.options[name]}" for name in named if name in self.options)
+        return f"{text} (there {known})" if known else text
+
+    def unchecked(self, findings: Sequence[Finding]) -> dict[str, list[str]]:
+        """By what is not logged, the names of the findings that could not be looked for."""
+        lacking: dict[str, list[str]] = {}
+        for name in (SUPERVISED if self.history.supervised else FINDINGS.keys()) - {f.name for f in findings}:
+            needed = FINDINGS[name].get("needs", FINDINGS[name]["metrics"][:1])
+            absent = [metric for metric in needed if not any(map(self.history.values, metric.split("|")))]
+            if absent and not absent[0].startswith(OTHER_RUNS):
+                lacking.setdefault(", ".join(absent), []).append(name)
+        return {metrics: sorted(names) for metrics, names in sorted(lacking.items())}
+
+
+def audit_log(path: str | Path) -> Audit:
+    """Read a log of TRL, verl or OpenRLHF, of W&B or TensorBoard, or any table with operant's names.
+
+    Raises: OperantError for a log that cannot be read, or none of whose names is known.
+    """
+    rows = [{re.sub(r"^train/", "", name): x for name, x in row.items()} for row in read_log(path)]
+    names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
+    library = next((one for one in LIBRARIES.values() if set(one["marks"]) & set(names)), OWN)
+    theirs = {name: ours for name, ours in library["names"].items() if name in names}
+    own = {name: name for name in names if name not in theirs and describe(name) is not None}
+    understood = {name: theirs.get(name) or own[name] for name in names if name in theirs or name in own}
+    if not understood:
+        raise OperantError(
+            f"{path}: none of its {len(names)} names is a metric of TRL, verl, OpenRLHF or operant "
+            f"({', '.join(names[:8])}): rename the columns as docs/metrics.md does"
+        )
+    order = [*library["names"], *own]
+    used = {ours: name for name, ours in sorted(understood.items(), key=lambda pair: -order.index(pair[0]))}
+    history = History([_translated(row, used) for row in rows if any(name in row for name in understood)])
+    differs = {name: why for name, why in library.get("differs", {}).items() if name in names}
+    unknown = [name for name in names if name not in understood]
+    return Audit(library["title"], history, understood, unknown, differs, library.get("options", {}))
+
+
+def _translated(row: Row, used: Mapping[str, str]) -> dict[str, float | None]:
+    """A step with the names here. What is not finite is None; KL of a reply is that of a token times its length."""
+    found = {ours: row[name] if is_finite(row[name]) else None for ours, name in used.items() if name in row}
+    per_token, length = found.get("kl/per_token"), found.get(LENGTH)
+    if "kl/per_reply" not in used and per_token is not None and length is not None:
+        found["kl/per_reply"] = per_token * length
+    return {"step": row["step"], **found}
+
+
+def markdown() -> str:
+    """The table of what other libraries call the metrics, for the page."""
+    lines = ["| library | there | here | what differs |\n|---|---|---|---|\n"]
+    for library in LIBRARIES.values():
+        differs = library["differs"]
+        for name in dict.fromkeys([*library["names"], *differs]):
+            ours = library["names"].get(name)
+            lines.append(
+                f"| {library['title']} | `{name}` | {f'`{ours}`' if ours else ''} | {differs.get(name, '')} |\n"
+            )
+    return "".join(lines)

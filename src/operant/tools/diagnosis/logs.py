@@ -1,0 +1,196 @@
+"""Reads the metrics that other programs have logged: rows of numbers by name, in the order of their steps.
+
+    read_log("wandb/offline-run-1/run-1.wandb")   # or a file of TensorBoard, trainer_state.json, CSV, JSON lines
+
+Text is the output of a console: verl's `step:12 - actor/entropy:0.3 - ...`, or lines with a mapping, as transformers'
+trainers and OpenRLHF print them.
+"""
+
+import ast
+import csv
+import io
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from operant.storage import atomic_io
+from operant.types import OperantError, shown
+
+STEPS = ("train/global_step", "training/global_step", "global_step", "step", "Step", "iteration", "_step")
+"""Names of the step, the first of which counts. W&B's own, the last one, counts calls."""
+BLOCK, HEADER = 32768, struct.Struct("<IHB")
+"""Of W&B's files: records are cut into pieces, each with a checksum, its size and its kind, which fill blocks."""
+
+Row = dict[str, float]
+
+
+def read_log(path: str | Path) -> list[Row]:
+    """The rows of a log, each with its `step`; those of one step are one row. NaN and infinity stay as they are.
+
+    Raises: OperantError for what cannot be read as a log, and for a package that is missing.
+    """
+    file, rows = _file(Path(path)), dict[float, Row]()
+    reader: Callable[[Path], Iterable[Mapping[str, Any]]] = _text
+    if file.suffix == ".wandb":
+        reader = _wandb
+    elif "tfevents" in file.name:
+        reader = _tensorboard
+    elif file.suffix in (".csv", ".tsv", ".json"):
+        reader = {".csv": _csv, ".tsv": _csv, ".json": _json}[file.suffix]
+    elif file.suffix in (".jsonl", ".ndjson"):
+        reader = _json_lines
+    for number, record in enumerate(reader(file), 1):
+        numbers = {name: x for name, value in _flat(record) if (x := _number(value)) is not None}
+        step = next((numbers[name] for name in STEPS if name in numbers), float(number))
+        if any(name not in STEPS for name in numbers):
+            rows.setdefault(step, {"step": step}).update({k: x for k, x in numbers.items() if k not in STEPS})
+    if not rows:
+        raise OperantError(f"{file} has no metrics that can be read: give the log of a training, one of {_kinds()}")
+    return [rows[step] for step in sorted(rows)]
+
+
+def _kinds() -> str:
+    return "trainer_state.json, run-*.wandb, *tfevents*, .csv, .jsonl, or what was printed"
+
+
+def _file(path: Path) -> Path:
+    """The log that a path names: of a folder, the newest one in it."""
+    if path.is_dir():
+        for pattern in (
+            "trainer_state.json",
+            "*.wandb",
+            "*tfevents*",
+            "**/*.wandb",
+            "**/*tfevents*",
+            "**/trainer_state.json",
+        ):
+            if found := sorted(path.glob(pattern), key=lambda file: file.stat().st_mtime):
+                return found[-1]
+        raise OperantError(f"{path} is a folder without a log: there is none of {_kinds()}")
+    if not path.is_file():
+        raise OperantError(f"there is no file {path}: give a run folder, or the log of a training")
+    return path
+
+
+def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Numbers by name; of nested mappings, by names with slashes. verl's files have them in `data`."""
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, before if not before and name == "data" else f"{before}{name}/")
+        else:
+            yield f"{before}{name}", value
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one in a text, as `np.float64(0.5)` or `1e-05`."""
+    if isinstance(value, str):
+        value = re.sub(r"^np\.\w+\((.*)\)$", r"\1", value.strip())
+    with suppress(TypeError, ValueError):
+        return None if isinstance(value, bool) or value is None or value == "" else float(value)
+    return None
+
+
+# --- the formats ------------------------------------------------------------------------------------------------------
+
+
+def _read(file: Path) -> str:
+    with atomic_io.explained(file, "read"):
+        data = file.read_bytes()
+    if b"\0" in data[:4096]:
+        raise OperantError(f"{file} is no text, and its name is none of a log: give one of {_kinds()}")
+    return data.decode("utf-8", errors="replace")
+
+
+def _json(file: Path) -> Iterable[Mapping[str, Any]]:
+    try:
+        whole = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise OperantError(f"{file} is not valid JSON ({error}): is it complete?") from error
+    rows = whole.get("log_history") if isinstance(whole, dict) else whole
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise OperantError(f"{file} has no log_history, as trainer_state.json does, and is no list of objects")
+    return rows
+
+
+def _json_lines(file: Path) -> Iterator[Mapping[str, Any]]:
+    lines = _read(file).splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):  # it is being written
+                return
+            raise OperantError(f"{file}, line {number}: invalid JSON ({error}); repair or remove it") from error
+        if not isinstance(row, dict):
+            raise OperantError(f"{file}, line {number} is {shown(row)}; it must be an object of numbers by name")
+        yield row
+
+
+def _csv(file: Path) -> Iterator[Mapping[str, Any]]:
+    """The columns by name; those that W&B exports have the run before it, and the smallest and largest beside it."""
+    text = _read(file)
+    table = csv.reader(io.StringIO(text), delimiter="\t" if file.suffix == ".tsv" else ",")
+    try:
+        header, *rows = table
+    except (ValueError, csv.Error) as error:
+        raise OperantError(f"{file} is no table: its first line must name the columns") from error
+    names = [name.rpartition(" - ")[2].strip() for name in header]
+    for row in rows:
+        yield {name: cell for name, cell in zip(names, row) if not name.endswith(("__MIN", "__MAX"))}
+
+
+def _text(file: Path) -> Iterator[Mapping[str, Any]]:
+    for line in _read(file).splitlines():
+        if (verl := re.search(r"\bstep:\d+ - .*", line)) is not None:
+            yield {name: value for name, _, value in (part.partition(":") for part in verl[0].split(" - "))}
+        elif (printed := re.search(r"(?:global step (\d+)\D*)?(\{.*\})", line, re.IGNORECASE)) is not None:
+            bare = re.sub(
+                r"(?<=[:\s(])(nan|-?inf)(?=[,}\s)])", r"'\1'", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", printed[2])
+            )
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                if isinstance(row := ast.literal_eval(bare), dict):
+                    yield {str(name): x for name, x in row.items()} | ({"step": printed[1]} if printed[1] else {})
+
+
+def _wandb(file: Path) -> Iterator[Mapping[str, Any]]:
+    """The history of a local file of W&B, which its service would send."""
+    try:
+        from wandb.proto import wandb_internal_pb2
+    except ImportError as error:
+        raise OperantError(f"reading {file} needs wandb: pip install 'operant[wandb]'") from error
+    data, place, whole = file.read_bytes(), 7, b""
+    if not data.startswith(b":W&B"):
+        raise OperantError(f"{file} does not begin as a file of W&B: is it complete?")
+    while place + HEADER.size <= len(data):
+        if BLOCK - place % BLOCK < HEADER.size:  # what is left of the block holds no piece
+            place += BLOCK - place % BLOCK
+            continue
+        _, size, kind = HEADER.unpack_from(data, place)
+        place, whole = place + HEADER.size + size, whole + data[place + HEADER.size : place + HEADER.size + size]
+        if kind not in (1, 4):  # the record goes on
+            continue
+        try:
+            record, whole = vars(wandb_internal_pb2)["Record"].FromString(whole), b""
+        except Exception as error:  # protobuf's own
+            raise OperantError(f"{file} is broken at byte {place} ({type(error).__name__})") from error
+        if record.history.item:
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            yield {"_step": record.history.step.num, **row}
+
+
+def _tensorboard(file: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        from tensorboard.util import tensor_util
+    except ImportError as error:
+        raise OperantError(f"reading {file} needs tensorboard: pip install 'operant[tensorboard]'") from error
+    if file.stat().st_size and not file.read_bytes()[:64].strip(b"\0"):
+        raise OperantError(f"{file} holds zeros alone: was it cut off?")
+    for event in EventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            with suppress(TypeError, ValueError):  # a text, an image
+                yield {"step": event.step, value.tag: float(tensor_util.make_ndarray(value.tensor))}

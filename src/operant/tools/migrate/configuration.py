@@ -1,0 +1,147 @@
+"""A configuration object of TRL 1.16, a `GRPOConfig` or its like, as operant's options.
+
+    with_configuration(GRPOConfig("run", beta=0.1), {"policy": "gpt2", "tasks": rows, "reward": [accuracy, brevity]})
+
+It is read by its class's name and its fields; TRL is not imported.
+"""
+
+import dataclasses
+import enum
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any
+
+from operant import options as named
+from operant.algorithms import find
+from operant.runs.config import config_schema
+from operant.tools.migrate.renaming import ALGORITHMS, literal, renamed
+from operant.types import OperantError, shown
+
+NO_EFFECT = re.compile(
+    "(logging|log|hub|ddp|fsdp|dataloader|vllm|trackio|save|eval|torch_compile|ds3|skip_memory|include|liger|deepspeed|"
+    "use_liger|use_transformers|transformers_continuous|accelerator|parallelism|tf32|num_completions|prediction|batch_eval"
+    "|bf16_full|fp16_full|activation|gradient_checkpointing|average_tokens|per_device_eval|push_to|project|run_name|report|"
+    "disable_tqdm|remove_unused|length_column|use_cache|cache_impl|pad_to_multiple|torch_empty|optimize|debug|local_rank|"
+    "do_|full_determinism|cast_lm_head|enable_jit|load_best|metric_for|greater_is)"
+)
+"""Options that say how something is computed, logged or kept, and not what is learned."""
+
+
+def with_configuration(config: object, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments `given` of `operant.train` with the options of a configuration below them.
+
+    All values that differ from operant's defaults are among them. What says only how something is computed, and has
+    no equal here, is named in a warning.
+    Raises: OperantError for an object of another class, and for an option without an equal that changes what is
+    learned, by its name.
+    """
+    kind, fields = _kind(config), _fields(config)
+    algorithm, usual = ALGORITHMS[kind], _usual(config)
+    changed = {name for name in fields if name in usual and fields[name] != usual[name]}
+    devices = int(getattr(config, "world_size", 1) or 1)
+    written = {name: repr(value) for name, value in fields.items() if value is not None}
+    written["per_device_train_batch_size"] = str(fields.get("per_device_train_batch_size", 8) * devices)
+    written |= {"bf16": repr(bool(fields.get("bf16"))), "fp16": repr(bool(fields.get("fp16")))}
+    found = renamed(written, algorithm)
+    light = [sentence for name, sentence in found.lost.items() if name in changed]
+    heavy = [text for name, text in found.lost.items() if name in changed and not NO_EFFECT.match(name)]
+    if heavy:
+        more = f" (and {len(heavy) - 1} more: {'; '.join(heavy[1:])})" if heavy[1:] else ""
+        raise OperantError(f"{kind}Config: {heavy[0]}{more}; leave it out of the configuration")
+    if light:
+        warnings.warn(f"{kind}Config: these options do nothing here: {'; '.join(light)}", stacklevel=4)
+    values = {name: literal(code) for name, code in found.values.items()}
+    each = _optimizer_steps(fields, devices, values["batch"])
+    limit = fields["max_steps"]
+    steps = limit / each if limit > 0 else _of_epochs(kind, fields, given.get("tasks"), values)
+    values["steps"] = max(1, math.ceil(steps))
+    if (warmup := fields.get("warmup_steps") or 0) >= 1:
+        values["optimizer.warmup"] = min(1.0, warmup / (steps * each))
+    ours = {name: x for name, x in _other_than_ours(values, algorithm).items() if not _is_given(name, given)}
+    arguments = {"algorithm": algorithm} | ours | dict(given)
+    if fields.get("reward_weights") is not None:
+        arguments["reward"] = _weighted(kind, fields["reward_weights"], given.get("reward"))
+    if algorithm == "reward-model" and given.get("policy") not in (None, "reward_model"):
+        arguments |= {"policy": "reward_model", "policy.trunk": given["policy"]}
+    return arguments
+
+
+def _kind(config: object) -> str:
+    names = [made.__name__ for made in type(config).__mro__]
+    kind = next((kind for kind in ALGORITHMS for name in names if name == f"{kind}Config"), "")
+    if not kind or not dataclasses.is_dataclass(config) or kind == "PPO":
+        known = ", ".join(f"{kind}Config" for kind in ALGORITHMS if kind != "PPO")
+        raise OperantError(f"args is a {type(config).__name__}: it must be a {known} of TRL 1.16")
+    return kind
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
+
+
+def _plain(value: object) -> Any:
+    """A value without enumerations, as `SchedulerType.LINEAR` for "linear"."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    return [_plain(x) for x in value] if isinstance(value, (list, tuple)) else value
+
+
+def _usual(config: Any) -> dict[str, Any]:
+    """The fields of a configuration that says only where it runs; what its class computes is equal there."""
+    same = ("output_dir", "use_cpu", "bf16", "fp16", "per_device_train_batch_size", "gradient_accumulation_steps")
+    same += ("generation_batch_size", "num_generations")
+    kept = {name: getattr(config, name) for name in same if hasattr(config, name)}
+    try:
+        return _fields(type(config)(**kept))
+    except Exception:  # some other combination that the class refuses: its declared defaults then
+        return {field.name: _plain(field.default) for field in dataclasses.fields(config)}
+
+
+def _optimizer_steps(fields: Mapping[str, Any], devices: int, batch: int) -> float:
+    """Optimizer steps of one batch of replies, which TRL's `max_steps` counts."""
+    step = fields["per_device_train_batch_size"] * fields.get("gradient_accumulation_steps", 1) * devices
+    return batch / step * fields.get("num_iterations", 1)
+
+
+def _of_epochs(kind: str, fields: Mapping[str, Any], tasks: object, values: Mapping[str, Any]) -> float:
+    """Steps of the passes over the tasks. Raises: OperantError for tasks whose number is not known."""
+    if not isinstance(tasks, Sized) or isinstance(tasks, str):
+        raise OperantError(
+            f"{kind}Config: num_train_epochs={fields['num_train_epochs']} of tasks whose number is not known "
+            f"({shown(tasks)}): give max_steps, or the tasks as a list"
+        )
+    return fields["num_train_epochs"] * len(tasks) * values.get("samples", 1) / values["batch"]
+
+
+def _other_than_ours(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """The values that are not operant's defaults anyway."""
+    schema = config_schema(algorithm)
+    usual = {
+        f"{group}.{name}" if group else name: value
+        for group, made in schema.items()
+        for name, value in named.defaults(made).items()
+    } | named.resolve(schema, dict(find(algorithm).defaults))
+    always = ("batch", "steps", "out")
+    return {name: x for name, x in values.items() if name in always or name not in usual or usual[name] != x}
+
+
+def _is_given(name: str, given: Mapping[str, Any]) -> bool:
+    """Whether the arguments have an option by its short name, or in the mapping of its group."""
+    group, _, short = name.rpartition(".")
+    inside = given.get(group)
+    return short in given or (isinstance(inside, Mapping) and short in inside)
+
+
+def _weighted(kind: str, weights: Any, reward: Any) -> Any:
+    """The rewards, each with its weight."""
+    rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
+    if len(rewards) != len(weights) or isinstance(reward, Mapping):
+        raise OperantError(
+            f"{kind}Config: reward_weights={shown(weights)} for {shown(reward)}: give a list of rewards, one a weight"
+        )
+    summed = dict.fromkeys(rewards, 0.0)
+    for one, weight in zip(rewards, weights):
+        summed[one] += float(weight)
+    return summed

@@ -1,0 +1,103 @@
+"""Moves what a script calls of trlX: `trlx.train` and its configurations."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from operant.options import ours
+from operant.tools.migrate.renaming import literal, renamed
+from operant.tools.migrate.source import Configuration, ScriptTree, call_of
+
+TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "default_sft_config"}
+
+
+class TrlxCalls(ScriptTree):
+    """The calls of trlX in a script."""
+
+    def trlx_configuration(self, call: Any, known: dict[str, list[Configuration]]) -> None:
+        """trlX's configuration becomes a mapping, where the script has its values."""
+        given: dict[str, str] = {}
+        if self.code(call.func).endswith("TRLConfig"):
+            self._flat(call, given)
+        else:
+            self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/other-names.md)")
+        made = Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
+        known.setdefault(made.target, []).append(made)
+        self.as_mapping(call, made)
+
+    def _flat(self, node: Any, given: dict[str, str]) -> None:
+        """The options of nested configurations and mappings, by their last names."""
+        inner: Iterator[tuple[str, Any]]
+        if isinstance(node, self.cst.Dict):
+            elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
+            inner = ((str(literal(self.code(e.key))), e.value) for e in elements)
+        else:
+            inner = iter(self.arguments(node)[0].items())
+        for name, value in inner:
+            if isinstance(value, self.cst.Dict) or (
+                isinstance(value, self.cst.Call) and (self.code(value.func) + "$").endswith(("Config$", "dict$"))
+            ):
+                self._flat(value, given)
+            else:
+                given.setdefault(name, self.code(value))
+
+    def trlx(self, call: Any, known: dict[str, list[Configuration]]) -> str:
+        """`trlx.train` becomes `operant.train`."""
+        order = ("model_path", "reward_fn", "dataset", "samples", "rewards", "prompts", "eval_prompts", "metric_fn")
+        arguments, _ = self.arguments(call, *order, "config", "stop_sequences")
+        code = {name: self.code(value) for name, value in arguments.items() if self.code(value) != "None"}
+        text = code.pop("config", "")
+        found = self.configured(known, text, call)
+        policy = code.pop("model_path", "")
+        if not policy and found is not None and "policy" in found.renamed.values:
+            policy = ""
+        elif not policy:
+            policy = "MODEL"
+            self.above(call, "MODEL: trlX took it from the configuration")
+        written = [policy] if policy else []
+        if "reward_fn" in code:
+            if "prompts" not in code:
+                self.above(call, "TASKS: a list of prompts; trlX began each reply at the start token")
+            written.append(f"tasks={code.pop('prompts', 'TASKS')}")
+            written.append(f"reward={self._reward_of_samples(arguments['reward_fn'])}")
+            written.append('algorithm="ppo"')
+            code.pop("reward_fn")
+        else:
+            labelled = "rewards" in code or "dataset" in code
+            written.append(f"tasks={code.pop('samples', code.pop('dataset', 'TASKS'))}")
+            written.append(f'algorithm="{"ilql" if labelled else "sft"}"')
+            needs = "prompt, completion and reward" if labelled else "prompt and completion"
+            self.above(call, f"tasks: rows with {needs}, as dicts (docs/algorithms.md)")
+            code.pop("rewards", None)
+        if "eval_prompts" in code:
+            written.append(f"evaluate={code.pop('eval_prompts')}")
+        if not text:
+            self.above(call, "no configuration: trlX's defaults there, operant's here (docs/options.md)")
+        else:
+            if found is None:
+                self.above(call, f"{text}: its options need operant's names (docs/other-names.md)")
+            else:
+                written.append(f"**{text}")
+        if stops := code.pop("stop_sequences", ""):
+            written.append(f'**{{"sampling.stop_strings": {stops}}}')
+        for left in code:
+            self.above(
+                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
+            )
+        self.replace(call, call_of("operant.train", written, self.indent(call)))
+        return self.target(call)
+
+    def _reward_of_samples(self, given: Any) -> str:
+        """A function of rollouts that calls trlX's reward function with the arguments that it takes."""
+        made = self.assigned(given)
+        if isinstance(made, self.cst.Name):
+            made = self.functions.get(made.value, made)
+        takes = {"samples", "prompts", "outputs"}
+        if isinstance(made, self.cst.FunctionDef | self.cst.Lambda):
+            own = made.params
+            named = {p.name.value for p in (*own.params, *own.kwonly_params)}
+            takes = takes if own.star_kwarg is not None else named & takes
+        parts = (("samples", "text"), ("prompts", "query"), ("outputs", "reply"))
+        passed = [f"{name}=[r.{ours} for r in rollouts]" for name, ours in parts if name in takes]
+        function = self.code(given)
+        function = f"({function})" if isinstance(given, self.cst.Lambda) else function
+        return f"lambda rollouts: {function}({', '.join(passed)})"

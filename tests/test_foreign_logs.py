@@ -1,0 +1,174 @@
+"""Logs of other libraries, written by their own writers: planted faults are found, and what cannot be read is said."""
+
+import json
+import math
+import random
+
+import pytest
+
+from operant import OperantError, diagnose
+from operant.metrics.registry import METRICS, describe
+from operant.tools.cli import main
+from operant.tools.diagnosis import verdict
+from operant.tools.diagnosis.foreign import LIBRARIES, audit_log
+from operant.tools.diagnosis.history import FINDINGS
+from operant.tools.diagnosis.logs import read_log
+
+NAMES = {
+    "grpo": "reward kl entropy clip_ratio/region_mean completions/mean_length grad_norm learning_rate",
+    "verl": "critic/score/mean actor/kl_loss actor/entropy actor/pg_clipfrac response_length/mean actor/grad_norm"
+    " actor/lr",
+    "openrlhf": "reward kl entropy_loss ppo_clip_ratio response_length policy_loss actor_lr",
+}
+"""What a library logs: reward, KL a token, entropy, clip fraction, tokens of a reply, a norm, the learning rate."""
+FAULTS = {
+    "healthy": lambda s: {},
+    "high_kl": lambda s: {1: 0.01 * 1.15**s},
+    "entropy": lambda s: {2: 2 * 0.8**s},
+    "clipping": lambda s: {3: 0.5},
+    "flat": lambda s: {0: 0.3 + 0.01 * (-1) ** s},
+    "not_finite": lambda s: {5: math.nan} if s > 30 else {},
+}
+
+
+def rows(library, fault, steps=40):
+    """One mapping a step; a healthy run gains 0.4 of reward in noise of 0.02, and moves by 1 to 2 nats a reply."""
+    noise, out = random.Random(0), []
+    for step in range(1, steps + 1):
+        gain, length = 0.3 + 0.4 * step / steps + noise.gauss(0, 0.02), 50 + noise.gauss(0, 1)
+        numbers = [gain, 0.02 + 0.0005 * step, 2 - 0.01 * step, 0.05, length, 1.0, 1e-5]
+        for place, value in FAULTS[fault](step).items():
+            numbers[place] = value
+        out.append(dict(zip(NAMES[library].split(), numbers, strict=True)))
+    return out
+
+
+def trainer_state(path, table):
+    from transformers.trainer_callback import TrainerState
+
+    state = TrainerState(log_history=[{**row, "epoch": s / 10, "step": s} for s, row in enumerate(table, 1)])
+    state.save_to_json(str(path / "trainer_state.json"))
+    return path
+
+
+def verl_console(path, table):
+    """`verl.utils.logger.aggregate_logger.concat_dict_to_str`, behind what Ray prints before a line."""
+    lines = [
+        f"(pid=7) step:{s} - " + " - ".join(f"{k}:{v!r}" for k, v in row.items()) for s, row in enumerate(table, 1)
+    ]
+    (path / "train.log").write_text("\n".join(["Loading checkpoint shards: 100%", *lines]))
+    return path / "train.log"
+
+
+def openrlhf_console(path, table):
+    lines = [f"2026-11-26 10:00:00 INFO ✨ Global step {s}: {row}" for s, row in enumerate(table, 1)]
+    (path / "train.log").write_text("\n".join(lines))
+    return path / "train.log"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("library", "write"), [("grpo", trainer_state), ("verl", verl_console), ("openrlhf", openrlhf_console)]
+)
+def test_a_planted_fault_is_found(library, write, fault, tmp_path, capsys):
+    audit = audit_log(path := write(tmp_path, rows(library, fault)))
+    findings, named = diagnose(audit.history), LIBRARIES[library]
+    assert audit.title == named["title"] and audit.history.step == 40 and len(audit.understood) == 7
+    assert [finding.name for finding in findings] == ([] if fault == "healthy" else [fault])
+    assert ("nothing looks wrong" in verdict(audit.history, findings)) == (fault == "healthy")
+    assert ("did not learn" in verdict(audit.history, findings)) == (fault == "flat")
+    assert main(["diagnose", str(path)]) == 0
+    printed = capsys.readouterr().out
+    if findings:
+        assert f"--optimizer.lr is {named['options']['optimizer.lr']}" in printed and findings[0].cause in printed
+        assert "operant re" not in printed  # no remedy of operant's own runs
+    assert "not checked" in printed and "critic (no value/explained_variance)" in printed
+
+
+def wandb_offline(path, table, monkeypatch):
+    import wandb
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(project="p", dir=str(path), mode="offline") as run:
+        for step, row in enumerate(table, 1):
+            run.log({f"train/{name}": x for name, x in row.items()} | {"train/global_step": step})
+    return path / "wandb"
+
+
+def tensorboard_events(path, table, monkeypatch):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(path)) as writer:
+        for step, row in enumerate(table, 1):
+            for name, x in row.items():
+                writer.add_scalar(f"train/{name}", x, step)
+        writer.add_text("sample", "text is no metric", 1)
+    return path
+
+
+def json_lines(path, table, monkeypatch):
+    """verl's own file, whose last line is being written."""
+    lines = [json.dumps({"step": s, "data": row}) for s, row in enumerate(table, 1)]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 41, "da')
+    return path / "metrics.jsonl"
+
+
+def table_of_w_and_b(path, table, monkeypatch):
+    names = [*table[0]]
+    head = ["Step", *(f"run - {name}{end}" for name in names for end in ("", "__MIN"))]
+    body = [[s, *(cell for name in names for cell in (row[name], 0))] for s, row in enumerate(table, 1)]
+    (path / "export.csv").write_text("\n".join(",".join(map(str, cells)) for cells in (head, *body)))
+    return path / "export.csv"
+
+
+@pytest.mark.parametrize("write", [wandb_offline, tensorboard_events, json_lines, table_of_w_and_b])
+def test_every_writer_is_read_back(write, tmp_path, monkeypatch):
+    table = rows("verl", "not_finite")
+    read = read_log(write(tmp_path, table, monkeypatch))
+    for step, (row, found) in enumerate(zip(table, read, strict=True), 1):
+        expected = {"step": step, **row}
+        found = {name.removeprefix("train/"): x for name, x in found.items() if not name.startswith("_")}
+        assert found == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
+def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):
+    table = rows("grpo", "healthy")
+    history = audit_log(trainer_state(tmp_path, table)).history
+    expected = [row["kl"] * row["completions/mean_length"] for row in table]
+    assert history.values("kl/per_reply") == pytest.approx(expected)
+
+
+BROKEN = {
+    "nothing.json": (None, "there is no file"),
+    "half.json": (b'{"log_history": [{"step"', "not valid JSON"),
+    "other.json": (b'{"loss": 1}', "no log_history"),
+    "some.jsonl": (b'{"loss": 1\n{"loss": 2}', "line 1: invalid JSON"),
+    "list.jsonl": (b"[1]\n", "line 1 is"),
+    "words.log": (b"nothing to see\n", "no metrics that can be read"),
+    "names.csv": (b"step,apples\n1,2\n", "none of its 1 names is a metric of TRL.*apples"),
+    "picture.bin": (b"\x89PNG\0\0\0", "no text"),
+    "run.wandb": (b":W&B", "no metrics"),
+    "other.wandb": (b"RIFF0000", "does not begin as a file of W&B"),
+    "odd.wandb": (b":W&B\x1e\xbe\0" + b"\0\0\0\0\x03\0\x01\xff\xff\xff", "broken at byte"),
+    "events.out.tfevents.1": (b"\0" * 100, "zeros alone"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_log_is_a_sentence(name, tmp_path, capsys):
+    data, why = BROKEN[name]
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(OperantError, match=why) as raised:
+        audit_log(tmp_path / name)
+    assert name in str(raised.value)
+    assert main(["diagnose", str(tmp_path / name)]) != 0 and "Traceback" not in capsys.readouterr().err
+
+
+def test_the_names_are_metrics_and_those_of_trl_are_the_registrys():
+    named = {ours for library in LIBRARIES.values() for ours in library["names"].values()}
+    needed = {one for entry in FINDINGS.values() for need in entry.get("needs", ()) for one in need.split("|")}
+    assert [name for name in named | needed if describe(name) is None] == []
+    old = {theirs: m.name for m in METRICS.values() for theirs in m.old.split(", ") if "(" not in theirs}
+    differ = {name for name, ours in LIBRARIES["ppo"]["names"].items() if old.get(name, ours) != ours}
+    assert differ == {"objective/scores"}  # unscaled in the second PPOTrainer, where it is all there is

@@ -1,0 +1,159 @@
+"""Tools that a policy calls: what it reads of a call, how its row goes on, and what wrong calls and tools get."""
+
+import re
+import time
+
+import pytest
+from toys import letters, lm
+
+import operant
+from operant import OperantError, Sampling, Task
+from operant.apps.agents.tools import ToolWorld
+from operant.rollouts.play import play
+from operant.types import Completion
+
+TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}"
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}"
+    "{% for c in m['tool_calls'] or [] %}(call){% endfor %}<|endoftext|>{% endfor %}<|assistant|>"
+)
+
+
+class Scripted:
+    """An engine that gives written replies, one for each turn of the only episode."""
+
+    def __init__(self, tokenizer, replies, stop=True):
+        self.tokenizer, self.replies, self.stop, self.prompts = tokenizer, list(replies), stop, []
+
+    def generate(self, prompts, sampling, keys):
+        self.prompts += prompts
+        ids = self.tokenizer(self.replies.pop(0), add_special_tokens=False)["input_ids"]
+        ids = [*ids, self.tokenizer.eos_token_id] if self.stop else ids
+        return [Completion(ids, [0.0] * len(ids), None, "stop" if self.stop else "length", 0)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return operant.load_policy("builtin:reviews-lm").tokenizer
+
+
+def slow(text: str) -> str:
+    """Wait.
+
+    Args:
+        text: Anything.
+    """
+    time.sleep(30)
+    return text
+
+
+def boils(text: str, degrees: int) -> dict:
+    """Say what was given.
+
+    Args:
+        text: A text.
+        degrees: A number.
+    """
+    return {"text": text, "degrees": degrees}
+
+
+def raises(text: str) -> str:
+    """Raise.
+
+    Args:
+        text: Anything.
+    """
+    raise KeyError(text)
+
+
+def episode(tokenizer, replies, tools="python", *, template=None, **options):
+    tokenizer.chat_template = template
+    env = ToolWorld(tools, **options)
+    env.tokenizer = tokenizer
+    engine = Scripted(tokenizer, replies, stop=template is not None)
+    sampling = Sampling(max_tokens=64, stop_tokens=(tokenizer.eos_token_id,))
+    [rollout] = play([Task("t", "2^10?")], env=env, engine=engine, tokenizer=tokenizer, sampling=sampling)
+    return rollout, [tokenizer.decode(prompt) for prompt in engine.prompts]
+
+
+def test_a_program_is_run_and_its_result_goes_on_the_row(tokenizer):
+    rollout, prompts = episode(tokenizer, ["<python>x = 2 ** 10\nx</python>", "1024"])
+    assert prompts == ["2^10?", "2^10?<python>x = 2 ** 10\nx</python><result>1024</result>"]
+    first, second = rollout.turns
+    assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
+    assert (rollout.reply, rollout.info["numbers"]) == ("1024", {"calls": 1, "failed_calls": 0})
+
+
+def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
+    call = '<tool_call>{"name": "boils", "arguments": {"text": "tea", "degrees": 9}}</tool_call>'
+    rollout, prompts = episode(tokenizer, [call, "hot"], [boils], template=TEMPLATE)
+    row = f"[boils]<|user|>2^10?<|endoftext|><|assistant|>{call}<|endoftext|>"
+    assert prompts[1] == row + '<|tool|>{"text": "tea", "degrees": 9}<|endoftext|><|assistant|>'
+    first, second = rollout.turns
+    assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
+    assert rollout.info["fresh_rows"] == 1 and rollout.reply == "hot"
+
+
+@pytest.mark.parametrize(
+    ("call", "tools", "result"),
+    [
+        ("<python>1 / 0</python>", "python", "ZeroDivisionError: division by zero"),
+        ("<python>print('a' * 5000)</python>", "python", "a" * 40 + " ..."),
+        ("<python>(</python>", "python", "SyntaxError"),
+        ("<python>while True: pass</python>", "python", "time"),
+        ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
+        ("<python>None</python>", "python", "<result></result>"),
+        ("<raises>k</raises>", [raises], "KeyError: 'k'"),
+        ("<slow>k</slow>", [slow], "the call took longer than 2 seconds"),
+        ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
+        ("<boils>3</boils>", [boils], "TypeError"),
+    ],
+)
+def test_a_call_that_fails_is_answered_by_a_sentence(call, tools, result, tokenizer):
+    _, prompts = episode(tokenizer, [call, "so"], tools, seconds=0.5, characters=40 if "5000" in call else 1000)
+    assert result in prompts[1].removeprefix(f"2^10?{call}")
+
+
+def test_calls_are_bounded(tokenizer):
+    rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
+    assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
+
+
+def test_search_finds_the_paragraph_that_fits_best(tokenizer, tmp_path):
+    (tmp_path / "a.txt").write_text("Cats sleep.\n\nDogs chase cats and cars.", encoding="utf-8")
+    (tmp_path / "b.md").write_text("A car has wheels.", encoding="utf-8")
+    _, prompts = episode(tokenizer, ["<search>chasing cars</search>", "so"], "search", folder=str(tmp_path))
+    found = re.findall(r"\[(.*?)\] (.*)", prompts[1])
+    assert [name for name, _ in found] == ["a.txt", "b.md"] and found[0][1].startswith("Dogs chase")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"tools": "pyton"}, "did you mean 'python'"),
+        ({"tools": "search"}, "the tool search needs a folder"),
+        ({"tools": "python", "folder": "x"}, "only the tool search reads it"),
+        ({"tools": []}, "env.tools is empty"),
+        ({"tools": "python", "calls": 0}, "env.calls=0: it must be above 0"),
+        ({"tools": [lambda x: x]}, "a tool cannot be described"),
+    ],
+)
+def test_a_wrong_tool_is_refused(options, why):
+    with pytest.raises(OperantError, match=re.escape(why)):
+        ToolWorld(**options).check()
+
+
+def test_a_run_logs_the_calls(tmp_path):
+    options = {"env": "tools", "env.tools": "python", "reward": lambda rollouts: [len(r.reply) for r in rollouts]}
+    run = operant.train(
+        operant.Policy(lm("llama", 40), letters(), value=operant.ValueOptions()),
+        ["a b"],
+        steps=1,
+        batch=4,
+        max_tokens=4,
+        probes=0,
+        quiet=True,
+        out=tmp_path / "r",
+        **options,
+    )
+    assert run.metrics[0]["world/calls"] == 0
