@@ -375,12 +375,12 @@ def thresholds(task: str) -> str:
     table += " right at the end | pass@4, 16 |\n" + "|---" * 8 + "|\n"
     for method in results["methods"]:
         some = [row for row in rows if row["method"] == method]
-        cells = [until(some, threshold, column) for column in (1, 2) for threshold in (lower, upper)] if some else []
+        both = [(column, threshold) for column in (1, 2) for threshold in (lower, upper)]
+        cells = ["" if method == "start" else until(some, threshold, column) for column, threshold in both if some]
         cells += [f"{statistics.median(row['curve'][-1][3] for row in some):.2f}"] if some else [""] * 5
         passes = [f"{statistics.median(row['passes'][k] for row in some):.2f}" for k in ("4", "16")] if some else []
         table += f"| {method} | {len(some)} | {' | '.join(cells)} | {', '.join(passes)} |\n"
-    starts = {f"{row['curve'][0][3]:.2f}" for row in rows}
-    note = f"Medians, and the lowest and highest seed. The start solves {' and '.join(starts)}. Made by "
+    note = "Medians, and the lowest and highest seed. Made by "
     return f"{table}\n{note}`{results['command']} --keep`, which also measures the rows that have fewer than 5 seeds.\n"
 
 
