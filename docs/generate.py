@@ -62,6 +62,7 @@ def pages() -> dict[str, str]:
         "ppo.md": {"presets": presets(), "kl": kl_table.table()},
         "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"families": site_pages.families(), "methods": methods(), "runs": measured.methods()},
+        "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
