@@ -1,7 +1,7 @@
 """The demo with a price of KL that is too low, and a controller that raises it: `python -m benchmarks.adaptive_kl`.
 
-Trains the sentiment recipe from a fifth of its own price with `kl.control=adaptive`, once with the horizon that follows the
-length of the run, and once with the 10,000 replies of the published runs; one thread each, into `runs/adaptive-kl`.
+Trains the sentiment recipe from a fifth of its own price with `kl.control=adaptive`, once with the horizon that follows
+the length of the run, and once with the 10,000 replies of the published runs; one thread each, into `runs/adaptive-kl`.
 Finished runs are not repeated; eight minutes on one idle core. The run at the recipe's own fixed price is that of
 `python -m benchmarks.sentiment_seeds` with the same seed. Writes `benchmarks/results/adaptive-kl.json` and the figure
 `docs/figures/adaptive-kl.svg`.

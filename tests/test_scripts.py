@@ -75,7 +75,6 @@ RUN = {
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
     "benchmarks/translation.py": [*"--only ppo --seeds 1 --minutes 0.01 --sentences 2 --gate 0".split()],
     "benchmarks/policy_gradients.py": ["--quick", "--one", "trpo", "kl", "1", "1"],
-    "benchmarks/methods.py": ["--quick", "--one", "arithmetic", "dapo", "1"],
     "benchmarks/programs.py": [*"--only grpo --seeds 1 --minutes 0.01 --quick".split()],
     "benchmarks/commongen.py": [*"--kinds ppo --seeds 1 --minutes 0.01 --sentences 2 --quick".split()],
     "benchmarks/dialog_intents.py": ["--data", "{data}/dialogues.jsonl.gz", "--seeds", "1", "--quick"],

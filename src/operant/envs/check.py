@@ -95,7 +95,9 @@ def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
 def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
     """Raises: OperantError for what a run refuses or leaves out of its tasks."""
     if odd := [task for task in tasks if not isinstance(task, Task)]:
-        raise OperantError(f"check_env: {shown(odd[0])} is no task; give a list of operant.Task, or None for the world's")
+        raise OperantError(
+            f"check_env: {shown(odd[0])} is no task; give a list of operant.Task, or None for the world's"
+        )
     ids = Counter(task.id for task in tasks)
     for task in tasks:
         check_texts(task, f"world {name_of(env)!r}")

@@ -105,7 +105,9 @@ def fault(step: object) -> str | None:
             return f"{name}={shown(getattr(step, name))}; it must be {rule}"
     for name, said in (("text", [step.text]), ("options", options or ()), ("examples", [e[0] for e in step.examples])):
         if not all(map(is_encodable, said)):
-            return f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut texts between characters"
+            return (
+                f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut texts between characters"
+            )
     return None
 
 
