@@ -65,6 +65,7 @@ def pages() -> dict[str, str]:
         "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
+        "models.md": {"tried": measured.tried()},
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
         "reading-a-report.md": {"foreign": foreign.markdown()},

@@ -999,6 +999,38 @@ def soak() -> str:
     return f"{table}\nMade by `{results['command']}`.\n"
 
 
+def tried() -> str:
+    """Which architectures of transformers train, and why the others do not."""
+    found = _object("architectures.json")
+    if not found:
+        return NOTHING
+    rows = [dict(zip(("kind", "name"), row["model"].split(":")), **row) for row in found["rows"]]
+    by_outcome = {outcome: [r for r in rows if r["outcome"] == outcome] for outcome in OUTCOMES_OF_MODELS}
+    gap = max(row["gap"] for row in by_outcome["trained"])
+    text = f"Of {len(rows)} classes of transformers {found['transformers']}:\n\n"
+    for outcome, about in OUTCOMES_OF_MODELS.items():
+        text += f"- **{len(by_outcome[outcome])}** {about}\n"
+    text += f"\nThe largest gap between the log-probs of generation and of training is {gap:.1e} nats.\n\nThey train: "
+    names = {
+        kind: [r["name"] for r in by_outcome["trained"] if r["kind"] == kind] for kind in ("causal", "encoder-decoder")
+    }
+    text += "; ".join(f"{kind}: " + ", ".join(f"`{name}`" for name in of) for kind, of in names.items()) + ".\n\n"
+    text += "| model | outcome | why |\n|---|---|---|\n"
+    for row in by_outcome["refused"] + by_outcome["failed"] + by_outcome["no small model"]:
+        why = " ".join(row.get("why", "a step was refused").split()).replace("|", "\\|")
+        text += f"| `{row['name']}` ({row['kind']}) | {row['outcome']} | {why[:160]} |\n"
+    return f"{text}\nMade by `{found['command']}`.\n"
+
+
+OUTCOMES_OF_MODELS = {
+    "trained": "take two steps of PPO",
+    "refused": "are refused by a sentence: what they compute is no distribution over the next token, or the tiny "
+    "configuration does not fit them",
+    "failed": "end with an error of their own or take longer than 150 seconds",
+    "no small model": "have no tiny model by the rule that makes the others small, and are untried",
+}
+
+
 def _range(bounds: list[int]) -> str:
     return str(bounds[0]) if bounds[0] == bounds[1] else f"{bounds[0]} to {bounds[1]}"
 

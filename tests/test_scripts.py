@@ -92,6 +92,7 @@ RUN = {
     "benchmarks/kl_samples.py": ["--quick"],
     "benchmarks/letters_frontier.py": ["--quick"],
     "benchmarks/architecture.py": [],
+    "benchmarks/architectures.py": ["gpt2"],
     "benchmarks/operations.py": [],
     "benchmarks/against.py": [".", "--steps", "1"],
     "benchmarks/kl_table.py": [],
