@@ -28,7 +28,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 html_theme = "furo"
 html_math_renderer = "mathml"
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
+highlight_language = "none"
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 maximum_signature_line_length = 100
@@ -37,6 +39,8 @@ MADE = {
     "Look something up": "API reference <reference/index>\n",
 }
 """Pages that exist on the site alone, by section."""
+METHODS = "docs/algorithms"
+"""The page that lists the methods; PPO's has a place beside it."""
 
 
 def setup(app: Any) -> None:
@@ -46,13 +50,19 @@ def setup(app: Any) -> None:
 
 
 def with_navigation(app: Any, page: str, source: list[str]) -> None:
-    """Add to each section of the first page a list of its links for the side of every page."""
+    """Add to each section of the first page, and to the list of methods, its links for the side of every page."""
     if page == root_doc:
         for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
             title = section.partition("\n")[0]
-            links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\.md\)", section, re.MULTILINE)
-            lines = "".join(f"{text} <{target}>\n" for text, target in links) + MADE.get(title, "")
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n{lines}```\n"
+            source[0] += _listed(section, f":caption: {title}\n", MADE.get(title, ""))
+    elif page == METHODS:
+        source[0] += _listed(re.sub(r"^- .*\(ppo.md\).*|`", "", source[0], flags=re.MULTILINE))
+
+
+def _listed(text: str, caption: str = "", more: str = "") -> str:
+    links = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\.md\)", text, re.MULTILINE)
+    lines = "".join(f"{name} <{target}>\n" for name, target in links)
+    return f"\n```{{toctree}}\n:hidden:\n{caption}\n{lines}{more}```\n"
 
 
 def mathml(display: str) -> Any:

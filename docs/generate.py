@@ -1,7 +1,7 @@
 """Write the generated parts of the pages: `python docs/generate.py` (`make docs`). A test checks that they are current.
 
-metrics.md, options.md and mistakes.md are generated whole. The other pages have blocks between marks, such as
-<!-- presets --> and <!-- /presets -->: `pages` says what stands in each. Measurements come from measured.py.
+metrics.md, options.md, mistakes.md and the pages of site_pages.py are generated whole. The others have blocks between
+marks, such as <!-- presets --> and <!-- /presets -->: `pages` says what stands in each. Numbers come from measured.py.
 """
 
 import inspect
@@ -10,13 +10,12 @@ import re
 import sys
 import tempfile
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from operant import algorithms
 from operant import options as other_names
-from operant.algorithms import ALGORITHMS, METHODS, rl4lms
+from operant.algorithms import ALGORITHMS, rl4lms
 from operant.metrics import registry
 from operant.options import defaults, names
 from operant.runs.config import config_schema, recipes
@@ -26,11 +25,13 @@ from operant.tools.diagnosis import foreign
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 import measured  # noqa: E402
+import site_pages  # noqa: E402
 from benchmarks import kl_table  # noqa: E402
 
 HEAD = """# Options
 
-Every option of a run with `algorithm=ppo`, by its full name; those of other methods' losses and advantages at the end.
+Every option of a run with `algorithm=ppo`, by its full name; those of other methods' losses and advantages are on the
+page of each [method](algorithms.md).
 From Python `**{"kl.coef": 0.2}` or `kl={"coef": 0.2}`, on the command line `--kl.coef 0.2`, in a recipe either form;
 where one group alone has the name, the name alone will do. This page is generated: edit the dataclass that holds the
 option, then run `make docs`.
@@ -42,6 +43,7 @@ TITLES = {"": "The run", "data": "data: how tasks are read", "learner": "learner
 
 
 def main() -> None:
+    (DOCS / "methods").mkdir(exist_ok=True)
     for name, text in pages().items():
         (DOCS / name).write_text(text, encoding="utf-8")
     sys.path[:0] = [str(DOCS.parent / "tests")]
@@ -54,11 +56,13 @@ def main() -> None:
 @cache
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
-    whole = {"metrics.md": registry.markdown(), "options.md": options()}
+    whole = {"metrics.md": registry.markdown(), "options.md": options(), "faults.md": site_pages.faults()}
+    whole |= {"papers.md": site_pages.papers(), **site_pages.method_pages()}
     marked = {
         "ppo.md": {"presets": presets(), "kl": kl_table.table()},
         "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
-        "algorithms.md": {"methods": methods(), "sections": sections(), "runs": measured.methods()},
+        "algorithms.md": {"families": site_pages.families(), "methods": methods(), "runs": measured.methods()},
+        "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
@@ -250,15 +254,14 @@ def methods() -> str:
         source = {"play": "its own replies", "data": "labelled replies" if row.needs.labels else "given replies"}
         source["both"] = "its own replies and given ones"
         credit = f"`{row.advantage.__name__}`" if row.advantage is not None else ""
-        cells = [f"`{name}`", source[row.source] + hidden, f"`{row.loss.__name__}`, {row.per}", credit]
+        cells = [
+            f"[`{name}`]({site_pages.file_of(name)})",
+            source[row.source] + hidden,
+            f"`{row.loss.__name__}`, {row.per}",
+            credit,
+        ]
         table += f"| {' | '.join([*cells, ', '.join(needs), ', '.join(row.kl), own])} |\n"
     return table
-
-
-def sections() -> str:
-    """The page of each method: the docstring of its file behind the first line."""
-    pages = {name.upper(): inspect.getdoc(import_module(module)) or "" for name, module in METHODS.items()}
-    return "\n".join(f"## {name}\n\n{page.partition(chr(10) * 2)[2]}\n" for name, page in pages.items())
 
 
 def options() -> str:
@@ -270,21 +273,7 @@ def options() -> str:
         for name, value in defaults(made).items():
             full = name if group in ("", "learner") and _alone(name) else f"{group}.{name}"
             page += f"| `{full}` | {as_typed(value)} | {meanings.get(name, '').replace('|', BAR)} |\n"
-    for algorithm in (name for name in ALGORITHMS if name != "ppo"):
-        groups = ("loss", "advantage", "teacher", "condition", "mask", "target", *("update",) * (algorithm == "trpo"))
-        rows = [(group, *option) for group in groups for option in _of_method(algorithm, group)]
-        if rows:
-            page += f"\n## With algorithm={algorithm}\n\n| option | default | meaning |\n|---|---|---|\n"
-            known = {group: sentences(config_schema(algorithm)[group]) for group, _, _ in rows}
-            for g, n, value in rows:
-                typed, meaning = str(as_typed(value)).replace("\n", r"\n"), known[g][n].replace("|", BAR)
-                page += f"| `{g}.{n}` | {typed} | {meaning} |\n"
     return page
-
-
-def _of_method(algorithm: str, group: str) -> list[tuple[str, Any]]:
-    known = config_schema(algorithm)
-    return list(defaults(known[group]).items()) if group in known else []
 
 
 def _alone(name: str) -> bool:

@@ -14,7 +14,8 @@ from operant.types import OperantError
 
 ELSEWHERE = {"decisions", "design", "extending", "log", "metrics", "mistakes", "options"}
 """Pages whose commands are of other versions, or are run by another test."""
-PAGES = ["README.md", *(f"docs/{p.name}" for p in sorted(ROOT.glob("docs/*.md")) if p.stem not in ELSEWHERE)]
+FILES_OF_PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.parent.name != "reference"]
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in FILES_OF_PAGES if p.stem not in ELSEWHERE)]
 PAGES = [page for page in PAGES if commands(page)]
 FILES = {"my_forms.py": ("docs/tasks.md", "def headline"), "ladders.py": ("docs/text-worlds.md", "class Ladders")}
 """Files that commands name, and the snippets that they hold."""
@@ -32,9 +33,8 @@ def files(tmp_path, monkeypatch):
     for name, (page, part) in FILES.items():
         [snippet] = [snippet for snippet in snippets(page) if part in snippet]
         (tmp_path / name).write_text(snippet, encoding="utf-8")
-    (tmp_path / "calls.jsonl").write_text(
-        '{"prompt_token_ids": [3], "token_ids": [4], "reward": 1}\n', encoding="utf-8"
-    )
+    call = '{"prompt_token_ids": [3], "token_ids": [4], "reward": 1}\n'
+    (tmp_path / "calls.jsonl").write_text(call, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
 
@@ -70,7 +70,7 @@ def test_every_command_is_understood(page, files, monkeypatch):
 
 
 def test_the_scripts_that_pages_name_exist():
-    for page in [f"docs/{path.name}" for path in ROOT.glob("docs/*.md") if path.name != "log.md"] + ["README.md"]:
+    for page in [str(path.relative_to(ROOT)) for path in FILES_OF_PAGES if path.name != "log.md"] + ["README.md"]:
         text = read(page)
         modules = [ROOT / f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (benchmarks\.\w+)", text)]
         scripts = [ROOT / name for name in re.findall(r"python (recipes/\w+\.py)", text)]

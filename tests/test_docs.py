@@ -22,7 +22,15 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
-FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/*/README.md"), *ROOT.glob("*/README.md")])
+FILES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/methods/*.md"),
+        *ROOT.glob("*/*/README.md"),
+        *ROOT.glob("*/README.md"),
+    ]
+)
 PAGES = [str(path.relative_to(ROOT)) for path in FILES]
 STALE = "docs/ahead.md#replies-of-earlier-weights-or-of-another-sampler"
 
@@ -44,12 +52,13 @@ time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/
 time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
 game_log gradients/*""".split()
 MADE_FROM_CODE = (
+    "foreign",
     "presets",
     "metrics",
     "options",
     "others",
     "methods",
-    "sections",
+    "families",
     "recipes",
     "keyword file",
     "chat file",
@@ -90,7 +99,7 @@ def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
 
 def test_every_figure_is_drawn_by_a_script_that_its_page_names() -> None:
     scripts = {path.stem: path.read_text(encoding="utf-8") for path in ROOT.glob("benchmarks/*.py")}
-    shown = {page: re.findall(r"!\[[^\]]*\]\((?:docs/)?figures/([\w.-]+)\)", read(page)) for page in PAGES}
+    shown = {page: re.findall(r"!\[[^\]]*\]\((?:docs/|\.\./)?figures/([\w.-]+)\)", read(page)) for page in PAGES}
     for page, figures in shown.items():
         for figure in figures:
             makers = [name for name, text in scripts.items() if figure in text or figure in DRAWN.get(name, ())]

@@ -339,8 +339,8 @@ def repeated(text):
 
 
 def fresh_prompts(episodes):
-    """The share of the turns behind a reply whose prompt does not begin with the row so far; None without such turns."""
-    pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in zip(turns, turns[1:]) if a.action]
+    """The share of the turns after a reply whose prompt does not begin with the row so far; None without such turns."""
+    pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in pairwise(turns) if a.action]
     return mean([prompt[: len(row)] != row for row, prompt in pairs]) if pairs else None
 
 

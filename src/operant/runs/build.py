@@ -125,9 +125,8 @@ def build(
     if reward is not None:
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
-    evaluator = None
-    if held_out:
-        evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
+    judging = (rewards.held_out(reward), config.evaluation, demonstrations, metrics)
+    evaluator = Evaluator(learner, held_out, *judging) if held_out else None
     room = [t for t in tasks if recorded is None or policy.misfit(len(t.prompt), sampling.max_tokens) is None]
     probed = (held_out or room)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
@@ -135,9 +134,8 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.described_parts(judge) for note in part.notes)
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    notes = (*of_rows, *notes)
     order = Order(len(tasks), config.learner["learner"].seed)
-    more = (probes, demonstrations, useful.count(False), notes, None, recorded)
+    more = (probes, demonstrations, useful.count(False), (*of_rows, *notes), None, recorded)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 

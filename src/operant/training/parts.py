@@ -116,13 +116,12 @@ class LearnerParts:
                 f"{', '.join(beside)} beside composed=, which has every option already: give these to "
                 "runs.config.configure, or leave composed out"
             )
-        left_out: list[str] = []
         if composed is None:
             optimizer, by_name = with_kind(optimizer, cast(Mapping[str, Any], options))
             without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
             composed, left_out = learner_options(name, preset, by_name, above=without_kl)
-        if left_out:
-            warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
+            if left_out:
+                warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
         self.options = dict(composed)
         """All options by group."""
         self.own: LearnerOptions = self.options["learner"]

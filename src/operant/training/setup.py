@@ -7,6 +7,7 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
+from operant.envs import asked
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import BESIDE, load_policy, load_reference
 from operant.models.policy import Policy
@@ -100,7 +101,7 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
     if measure is None or policy.tokenizer is None:
         return
     context = None if policy.encoder_decoder else policy.context
-    measure(TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
+    asked(env, "measure", measure, TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
 
 
 def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:

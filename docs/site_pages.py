@@ -1,0 +1,294 @@
+"""The pages that are made whole of what the code says: the methods, the faults by symptom, the papers, memory."""
+
+import inspect
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+
+from operant import algorithms
+from operant.algorithms import ALGORITHMS, METHODS
+from operant.metrics.registry import METRICS, Metric
+from operant.options import defaults
+from operant.runs.config import config_schema, recipes
+from operant.tools.cli.parser import as_typed, sentences
+from operant.tools.diagnosis.history import FINDINGS
+
+DOCS = Path(__file__).parent
+GOLDEN = DOCS.parent / "tests/golden"
+FAMILIES = {
+    "With a critic": "ppo a2c trpo nlpo vapo",
+    "Without a critic": "reinforce reinforce++ rloo opo",
+    "Several replies to a prompt": "grpo dapo dr-grpo gspo cispo sapo dppo maxrl pass-at-k gigpo reinforce++-baseline",
+    "Imitation": "sft rejection decision distill coderl",
+    "From labels": "reward-model dpo online-dpo kto outcome-critic",
+    "Q values": "ilql soft_q",
+}
+GROUPS = ("loss", "advantage", "teacher", "condition", "mask", "target", "replay")
+"""The options that a method has of its own, or means in its own way."""
+CURVES = {
+    "policy-gradients": ("a2c trpo nlpo reinforce", "rl4lms.md#measured"),
+    "recipes": ("grpo", "recipes.md#keyword"),
+    "preference-frontier": ("reward-model dpo online-dpo kto rejection", "rlhf.md#what-a-given-number-of-labels-buys"),
+}
+"""Figure: the methods that it shows, and the page that has its numbers and the controls. PPO's is on its own page."""
+ALSO = {
+    "maxrl": "grpo",
+    "reward-model": "dpo",
+}
+"""A method without a golden run: the one whose metrics it shares."""
+
+
+def file_of(method: str) -> str:
+    """`reinforce++` -> methods/reinforce-pp.md. PPO's own page is ppo.md."""
+    return "ppo.md" if method == "ppo" else f"methods/{METHODS[method].rpartition('.')[2].replace('_', '-')}.md"
+
+
+def method_pages() -> dict[str, str]:
+    """The page of every method but PPO."""
+    return {file_of(name): _method_page(name) for name in METHODS if name != "ppo"}
+
+
+def titles() -> dict[str, tuple[str, str]]:
+    """What each method is called, and its sentence: the first line of its file."""
+    lines = {name: (inspect.getdoc(import_module(module)) or "").partition("\n")[0] for name, module in METHODS.items()}
+    return {name: tuple(re.split(r": | (?=with)", line, maxsplit=1)) for name, line in lines.items()}  # type: ignore
+
+
+def families() -> str:
+    """The methods by family, each with its sentence and its page."""
+    text, told = "", titles()
+    assert sorted(" ".join(FAMILIES.values()).split()) == sorted(METHODS), "name every method in one family"
+    for family, names in FAMILIES.items():
+        text += f"\n**{family}**\n\n"
+        for name in names.split():
+            text += f"- [`{name}`]({file_of(name)}): {told[name][1].removesuffix('.')}\n"
+    return text
+
+
+def _method_page(name: str) -> str:
+    row, (title, sentence) = ALGORITHMS[name], titles()[name]
+    docstring = (inspect.getdoc(import_module(METHODS[name])) or "").partition("\n\n")[2]
+    docstring = re.sub(r"\]\((?!https?:)", "](../", docstring)
+    page = f"# {title}\n\n{sentence[0].upper()}{sentence[1:]}\n\n{_command(name, docstring)}\n{docstring}\n"
+    page += _relatives(name)
+    page += f"\n## Its own defaults\n\n{_defaults(name)}" if row.defaults else ""
+    page += f"\n## Its options\n\n{options}" if (options := _options(name)) else ""
+    page += f"\n## What to watch\n\n{_metrics(name)}"
+    for figure, (shown, where) in CURVES.items():
+        if name in shown.split():
+            script = figure.replace("-", "_")
+            page += f"\n## Measured\n\n![measured curves](../figures/{figure}.svg)\n\n"
+            page += f"Made by `python -m benchmarks.{script}`; [numbers and controls](../{where}).\n"
+    return page
+
+
+def _command(name: str, docstring: str) -> str:
+    """How it is started, unless its own text begins with that."""
+    own = [recipe for recipe, path in recipes().items() if _algorithm(path) == name]
+    lines = [f"operant train {recipe}" for recipe in own if recipe not in STARTED_OTHERWISE]
+    lines += [f"operant train sentiment --algorithm {name}"] * ("\noperant train" not in docstring)
+    shown = "".join(f"{line}\n" for line in lines)
+    presets = [preset for preset, options in algorithms.presets().items() if options.get("algorithm") == name]
+    chosen = (
+        f"Presets: {', '.join(f'`{preset}`' for preset in presets)} (`--preset {presets[0]}`).\n" if presets else ""
+    )
+    return (f"```\n{shown}```\n" if shown else "") + ("\n" + chosen if chosen else "")
+
+
+STARTED_OTHERWISE = ("sft", "reward-model", "outcome-critic", "code", "prompt", "maths")
+"""Recipes that need a file or a model of one's own: the method's own text has the command."""
+
+
+def _algorithm(path: Path) -> str:
+    found = re.search(r"^algorithm: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _relatives(name: str) -> str:
+    """Its row of the table of GRPO's relatives, with GRPO's."""
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8").partition("## GRPO's relatives")[2]
+    head = re.search(r"^\| method .*\n\|---.*\n", text, re.MULTILINE)
+    rows = {found[1]: found[0] for found in re.finditer(r"^\| `([^`]+)` \|.*\n", text, re.MULTILINE)}
+    if not head or name not in rows:
+        return ""
+    shown = "".join(rows[each] for each in dict.fromkeys(("grpo", name)))
+    note = (
+        "[All of its relatives](../algorithms.md#grpos-relatives-which-differs-how); a dash is as in the row of `grpo`."
+    )
+    return f"\n## Beside its relatives\n\n{head[0]}{shown}\n{note}\n"
+
+
+def _defaults(name: str) -> str:
+    """One row per option whose default is another one than in general."""
+    general = {f"{g}.{n}" if g else n: v for g, made in config_schema("ppo").items() for n, v in defaults(made).items()}
+    table = "| option | in general | here |\n|---|---|---|\n"
+    for option, value in ALGORITHMS[name].defaults.items():
+        found = general.get(option, general.get(f"learner.{option}"))
+        table += f"| `{option}` | {'' if option not in general else as_typed(found)} | {as_typed(value)} |\n"
+    return table
+
+
+def _options(name: str) -> str:
+    known, table = config_schema(name), ""
+    groups = (*GROUPS, "update") if name == "trpo" else GROUPS
+    for group in (group for group in groups if group in known):
+        meanings = sentences(known[group])
+        for option, value in defaults(known[group]).items():
+            typed, meaning = str(as_typed(value)).replace("\n", r"\n"), meanings[option].replace("|", r"\|")
+            table += f"| `{group}.{option}` | {typed} | {meaning} |\n"
+    return f"| option | default | meaning |\n|---|---|---|\n{table}" if table else ""
+
+
+def _metrics(name: str) -> str:
+    """Those that a run of the method logs, and that have a healthy range."""
+    return watched([METRICS[metric] for metric in _logged(name)])
+
+
+def _logged(name: str) -> list[str]:
+    file = GOLDEN / f"{ALSO.get(name, name)}.json"
+    logged = set(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else set()
+    groups = {"reward-model": {"Labelled replies"}, "outcome-critic": {"Outcome critics"}}
+    groups |= {one: {"Labelled replies"} for one in ("dpo", "online-dpo", "kto")} | {"sft": {"Supervised training"}}
+    if name == "reward-model":
+        logged = {metric for metric in logged if not metric.startswith(("kl/", "policy/"))}
+    return [m.name for m in METRICS.values() if m.healthy and (m.name in logged or m.group in groups.get(name, ()))]
+
+
+def watched(metrics: list[Metric]) -> str:
+    """One row per metric."""
+    table = "| metric | healthy | meaning |\n|---|---|---|\n"
+    for metric in metrics:
+        table += f"| `{metric.name}` | {metric.healthy} | {metric.meaning} |\n"
+    return table
+
+
+# --- faults -------------------------------------------------------------------------------------------------------
+
+PLACES = {
+    "The reward": "reward select abstained",
+    "KL": "kl rollout/likelihood",
+    "The replies": "text rollout",
+    "The update": "policy update trust loss",
+    "The critic": "value",
+    "Games and worlds": "game actions rollout/outgrown",
+    "Held-out tasks": "evaluate {metric} preference",
+}
+USUAL = {
+    "kl_cause": "nothing, or too little, is paid for leaving the reference",
+    "kl_remedy": "a higher price: `--kl.coef 0.1`, or twice what it is",
+    "higher_price": "a higher `--kl.coef`",
+    "warm_start": "an `sft` run on played games first",
+    "liked": "the reward likes it",
+    "rate": "",
+}
+
+
+def faults() -> str:
+    """The page of faults: symptom, cause and remedy of each finding of the diagnosis."""
+    page = FAULTS
+    found = {place: [name for name in FINDINGS if _place(name) == place] for place in PLACES}
+    assert sum(map(len, found.values())) == len(FINDINGS)
+    for place, names in found.items():
+        page += f"\n## {place}\n"
+        for name in names:
+            entry = FINDINGS[name]
+            cause = entry.get("causes") or _filled(entry["cause"])
+            remedy = entry.get("remedies") or _filled(entry["remedy"])
+            curves = ", ".join(f"`{metric}`" for metric in entry["metrics"] if "{" not in metric)
+            page += f"\n### {entry['symptom']}\n\n- **Cause**: {cause}.\n- **Remedy**: {remedy}.\n"
+            page += f"- Shown by {curves}; reported as a {entry['level']}.\n" if curves else ""
+    return page
+
+
+FAULTS = """# Faults by symptom
+
+What goes wrong in a run, by what you see. A run looks for each of these by itself, at every step, and names it with its
+own numbers on the console, in the report and in `operant report RUN`; from Python `operant.diagnose(learner)`. An error
+that stops a command has [a page of its own](mistakes.md). This page is generated from the diagnosis: `make docs`.
+"""
+
+
+def _place(name: str) -> str:
+    shown = (FINDINGS[name]["metrics"] or ["text"])[0]
+    starts = {start: place for place, words in PLACES.items() for start in words.split()}
+    return starts[max((start for start in starts if shown.startswith(start)), key=len)]
+
+
+def _filled(sentence: str) -> str:
+    text = re.sub(r"\{(\w+)(?::[^}]*)?\}", lambda found: USUAL.get(found[1], "{" + found[1] + "}"), sentence)
+    assert "{" not in text, f"give the finding a cause or remedy without numbers of a run: {text}"
+    return text
+
+
+# --- papers -------------------------------------------------------------------------------------------------------
+
+ARXIV = re.compile(r"(?:\[([^\]]+)\]\(https://)?ar[xX]iv(?:\.org/abs/|:)(\d{4}\.\d{4,5})")
+NAMED = re.compile(r"[A-Z].* (19|20)\d\d")
+SOURCE = DOCS.parent / "src/operant"
+PAGES_OF_METHODS = {module.removeprefix("operant.").replace(".", "/") + ".py": name for name, module in METHODS.items()}
+
+
+def papers() -> str:
+    """One row per paper whose number stands in the source: what of it is here, its presets, and where it was tried."""
+    places, names = _papers()
+    presets = _presets_of_papers()
+    page = PAPERS
+    for number in sorted(places):
+        here = [
+            f"[`{PAGES_OF_METHODS[p]}`]({file_of(PAGES_OF_METHODS[p])})"
+            for p in places[number]
+            if p in PAGES_OF_METHODS
+        ]
+        here += [f"[{p}](../src/operant/{p})" for p in places[number] if p not in PAGES_OF_METHODS]
+        tried = {where for p in places[number] for methods, where in CURVES.values() if _method(p) in methods.split()}
+        tried |= {"ppo.md#measured-curves"} if "algorithms/ppo.py" in places[number] else set()
+        measured = ", ".join(f"[{where.partition('.')[0]}]({where})" for where in sorted(tried))
+        chosen = ", ".join(f"`{preset}`" for preset in presets.get(number, ()))
+        name = f"{names[number]}, " if number in names else ""
+        link = f"[{name}arXiv:{number}](https://arxiv.org/abs/{number})"
+        page += f"| {link} | {', '.join(here)} | {chosen} | {measured} |\n"
+    return page
+
+
+PAPERS = """# Papers
+
+The papers whose numbers stand in the source, by date: the method or the file that follows each, its preset where the
+published settings are one, and the page with the numbers measured here. This page is generated: `make docs`.
+
+| paper | here | preset | measured here |
+|---|---|---|---|
+"""
+
+
+def _method(place: str) -> str:
+    return PAGES_OF_METHODS.get(place, "")
+
+
+def _papers() -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Number -> the files that name it, methods first; number -> authors and year, where a link says them."""
+    places: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    files = [path for path in sorted(SOURCE.rglob("*")) if path.suffix in (".py", ".yaml", ".toml")]
+    for path in [*files, *sorted(DOCS.glob("*.md"))]:
+        text, place = path.read_text(encoding="utf-8"), str(path.relative_to(DOCS.parent)).removeprefix("src/operant/")
+        if place == "docs/papers.md":
+            continue
+        for name, number in ARXIV.findall(text):
+            if NAMED.fullmatch(name):
+                names.setdefault(number, name)
+            if path.suffix != ".md" and place not in places.setdefault(number, []):
+                places[number].append(place)
+    return {number: sorted(found, key=lambda p: p not in PAGES_OF_METHODS) for number, found in places.items()}, names
+
+
+def _presets_of_papers() -> dict[str, list[str]]:
+    """Number -> the presets whose comment, above their name, gives it."""
+    found: dict[str, list[str]] = {}
+    for path in SOURCE.glob("algorithms/*.py"):
+        for comment, name in re.findall(
+            r"((?:^ *#.*\n)+) *\"([\w-]+)\": \{", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            for _, number in ARXIV.findall(comment):
+                found.setdefault(number, []).append(name)
+    return found
