@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.models import lora as adapters
-from operant.models.adapters import LoraOptions, is_adapter
+from operant.models.adapters import LoraOptions, adapted, is_adapter
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import digest, fingerprint
@@ -245,7 +245,7 @@ def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
     first = again.step(*REPLIES)
     assert first["kl/per_reply"] == 0.0
     merged = load_policy(str(tmp_path / "out"), value=ValueOptions())
-    assert torch.allclose(scores(merged), scores(learner.policy), atol=1e-4) and not adapters.adapted(merged.model)
+    assert torch.allclose(scores(merged), scores(learner.policy), atol=1e-4) and not adapted(merged.model)
 
 
 def test_a_model_of_pefts_own_is_taken_as_it_is():
