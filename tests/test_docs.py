@@ -22,7 +22,15 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
-FILES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/methods/*.md"), *ROOT.glob("*/*/README.md"), *ROOT.glob("*/README.md")])
+FILES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/methods/*.md"),
+        *ROOT.glob("*/*/README.md"),
+        *ROOT.glob("*/README.md"),
+    ]
+)
 PAGES = [str(path.relative_to(ROOT)) for path in FILES]
 STALE = "docs/ahead.md#replies-of-earlier-weights-or-of-another-sampler"
 
