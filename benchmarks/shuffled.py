@@ -7,8 +7,10 @@
 The scores of a batch are shuffled, so their mean is unchanged and the evaluation on held-out tasks remains valid.
 """
 
+from dataclasses import dataclass, fields, replace
 from random import Random
 
+from operant.apps.games.textarena import TextArena
 from operant.rewards import judge, resolve
 from operant.runs.config import configure
 from operant.sampling import counter
@@ -38,3 +40,24 @@ def of_recipe(name):
 
 keyword, chat = of_recipe("keyword"), of_recipe("chat")
 arithmetic, countdown = of_recipe("arithmetic"), of_recipe("countdown")
+
+
+@dataclass(kw_only=True)
+class Coin(TextArena):
+    """A game of TextArena that a coin pays, in training alone: `--env benchmarks/shuffled.py:Coin --env.game NAME`."""
+
+    def for_evaluation(self):
+        """The game as it is."""
+        return TextArena(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
+
+    def reset(self, tasks):
+        """Begin, and remember which task each slot has."""
+        self.__dict__.setdefault("tasks", {}).update(tasks)
+        return super().reset(tasks)
+
+    def step(self, replies):
+        """The game's answers, and at its end 1 in one of three attempts, whatever the replies were."""
+        steps = super().step(replies)
+        paid = {slot: counter(self.tasks[slot].id, slot) % 3 == 0 for slot in steps}
+        ended = {slot: step.terminated or step.truncated for slot, step in steps.items()}
+        return {slot: replace(step, reward=float(ended[slot] and paid[slot])) for slot, step in steps.items()}

@@ -64,6 +64,7 @@ def pages() -> dict[str, str]:
         "algorithms.md": {"families": site_pages.families(), "methods": methods(), "runs": measured.methods()},
         "memory.md": {"memory": site_pages.memory(), "planned": site_pages.planned()},
         "gallery.md": site_pages.gallery(),
+        "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "../README.md": {"demo": seeds(), "first": measured.first_example()},

@@ -1,6 +1,7 @@
 """Tables of measurements for the pages, as Markdown, made from benchmarks/results."""
 
 import json
+import math
 import statistics
 import tomllib
 from pathlib import Path
@@ -351,6 +352,36 @@ def methods() -> str:
         findings = " ".join(row["findings"]) or "nothing looks wrong"
         table += f"| {row['run']} | {row['before']:.3f} | {row['after']:.3f} | {row['kl']:.1f} | {findings} |\n"
     return f"{table}\nSeed {results['seed']}, one thread each. Made by `{results['command']}`.\n"
+
+
+def thresholds(task: str) -> str:
+    """One row per method: replies and seconds until held-out problems are solved as often as two thresholds say."""
+    results: Any = _read("methods.json")
+    rows = [row for row in results["rows"] if row["task"] == task] if results else []
+    if not rows:
+        return NOTHING
+    lower, upper = results["thresholds"][task]
+
+    def number(value: float) -> str:
+        return "never" if value == math.inf else f"{value:,.0f}"
+
+    def until(some: list[dict[str, Any]], threshold: float, column: int) -> str:
+        firsts = ([point[column] for point in row["curve"] if point[3] >= threshold] for row in some)
+        found = sorted(found[0] if found else math.inf for found in firsts)
+        spread = f" ({number(found[0])} to {number(found[-1])})" if len(found) > 1 else ""
+        return f"{number(statistics.median(found))}{spread}"
+
+    table = f"| method | seeds | replies to {lower:.2f} | to {upper:.2f} | seconds to {lower:.2f} | to {upper:.2f} |"
+    table += " right at the end | pass@4, 16 |\n" + "|---" * 8 + "|\n"
+    for method in results["methods"]:
+        some = [row for row in rows if row["method"] == method]
+        both = [(column, threshold) for column in (1, 2) for threshold in (lower, upper)]
+        cells = ["" if method == "start" else until(some, threshold, column) for column, threshold in both if some]
+        cells += [f"{statistics.median(row['curve'][-1][3] for row in some):.2f}"] if some else [""] * 5
+        passes = [f"{statistics.median(row['passes'][k] for row in some):.2f}" for k in ("4", "16")] if some else []
+        table += f"| {method} | {len(some)} | {' | '.join(cells)} | {', '.join(passes)} |\n"
+    note = "Medians, and the lowest and highest seed. Made by "
+    return f"{table}\n{note}`{results['command']} --keep`, which also measures the rows that have fewer than 5 seeds.\n"
 
 
 def policy_gradients() -> str:

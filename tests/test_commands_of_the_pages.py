@@ -33,9 +33,8 @@ def files(tmp_path, monkeypatch):
     for name, (page, part) in FILES.items():
         [snippet] = [snippet for snippet in snippets(page) if part in snippet]
         (tmp_path / name).write_text(snippet, encoding="utf-8")
-    (tmp_path / "calls.jsonl").write_text(
-        '{"prompt_token_ids": [3], "token_ids": [4], "reward": 1}\n', encoding="utf-8"
-    )
+    call = '{"prompt_token_ids": [3], "token_ids": [4], "reward": 1}\n'
+    (tmp_path / "calls.jsonl").write_text(call, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
 
 

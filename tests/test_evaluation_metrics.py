@@ -261,7 +261,7 @@ def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
 def test_supervised_training_generates_for_a_metric():
     policy = Policy(lm(vocab=len(letters())), letters())
     learner = Learner(policy, algorithm="sft", max_tokens=3)
-    from operant.rollouts.demonstrations import Demonstrations
+    from operant.data.demonstrations import Demonstrations
 
     tasks = [Task("0", "ab", replies=("c",)), Task("1", "ba", replies=("d",))]
     options = EvaluationOptions(metrics="chrf,exact_match")

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import time
 
 import pytest
 
@@ -92,6 +93,9 @@ def wandb_offline(path, table, monkeypatch):
     with wandb.init(project="p", dir=str(path), mode="offline") as run:
         for step, row in enumerate(table, 1):
             run.log({f"train/{name}": x for name, x in row.items()} | {"train/global_step": step})
+    end = time.monotonic() + 60
+    while len(read_log(path / "wandb")) < len(table) and time.monotonic() < end:  # its service may write late
+        time.sleep(0.2)
     return path / "wandb"
 
 

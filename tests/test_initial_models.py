@@ -10,9 +10,8 @@ from toys import letters, lm
 
 from operant.api import train
 from operant.models import lora
-from operant.models.adapters import base_of
+from operant.models.adapters import LoraOptions, base_of
 from operant.models.loading import export, load_policy
-from operant.models.lora import LoraOptions
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 import operant
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.models import lora as adapters
-from operant.models.adapters import is_adapter
-from operant.models.lora import LoraOptions
+from operant.models.adapters import LoraOptions, is_adapter
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import digest, fingerprint

@@ -24,10 +24,10 @@ from toys import bare_logprobs, letters, lm
 
 from operant import Judgement, Learner, Policy, Task, machine
 from operant.api import runs
+from operant.data.demonstrations import Demonstrations
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
 from operant.rewards.isolated import isolated
-from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import evaluate
 from operant.tools.report import observers
 from operant.types import Rollout, Step, Turn
@@ -339,8 +339,8 @@ def repeated(text):
 
 
 def fresh_prompts(episodes):
-    """The share of the turns behind a reply whose prompt does not begin with the row so far; None without such turns."""
-    pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in zip(turns, turns[1:]) if a.action]
+    """The share of the turns after a reply whose prompt does not begin with the row so far; None without such turns."""
+    pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in pairwise(turns) if a.action]
     return mean([prompt[: len(row)] != row for row, prompt in pairs]) if pairs else None
 
 

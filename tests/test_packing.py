@@ -13,8 +13,8 @@ from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
 from operant.models import capabilities, packing
+from operant.models.adapters import LoraOptions
 from operant.models.loading import load_policy
-from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy

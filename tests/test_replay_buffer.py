@@ -10,7 +10,7 @@ import torch
 from toys import lm
 
 from operant import Learner, OperantError, load_policy
-from operant.models.output_mlp import OutputMlpOptions
+from operant.models.adapters import OutputMlpOptions
 from operant.types import Batch
 
 

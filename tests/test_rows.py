@@ -10,10 +10,10 @@ from toys import letters, lm
 
 from operant import Learner, Policy, Task
 from operant.algorithms import find
+from operant.data.demonstrations import Demonstrations
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate, units
-from operant.rollouts.demonstrations import Demonstrations
 from operant.sampling import Sampling
 from operant.training.objective import Objective, forward
 from operant.types import Batch, Outputs, Rollout, Turn

@@ -9,10 +9,13 @@ import os
 import random
 import runpy
 import shutil
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from processes import Child
 from rigs import fork_server
 
 ROOT = Path(__file__).parents[1]
@@ -64,10 +67,11 @@ RUN = {
     "benchmarks/adaptive_kl.py": ["--quick"],
     "benchmarks/gallery.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
+    "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
     "benchmarks/trl_script.py": [*"--seeds 1 --steps 1 --ours".split()],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
-    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "beside"],
+    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels"],
     "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
     "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
     "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
@@ -176,19 +180,36 @@ def place(tmp_path_factory):
     return place
 
 
-def script(name: str, arguments: list[str], place: Path, log: Path) -> None:
-    """Run a script as `python -m` or `python` would in the folder; what it prints goes into the file."""
+def python(words: list[str]) -> None:
+    """What `python WORDS` does, in this process."""
+    sys.argv = words[words[0] == "-m" :]
+    if words[0] == "-m":
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).parent.resolve())
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def started(run, command, *, cwd=None, env=None, stdout=None, check=False, **more):
+    """In place of `subprocess.run`: what Python would have to import first is forked, and has imported it."""
+    words = [str(word) for word in command]
+    if words[0] != sys.executable or more or stdout == subprocess.PIPE:
+        return run(command, cwd=cwd, env=env, stdout=stdout, check=check, **more)
+    code = Child(lambda: os.environ.update(env or {}) or python(words[1:])).ends(300)
+    if check and code:
+        raise subprocess.CalledProcessError(code, words)
+    return subprocess.CompletedProcess(words, code)
+
+
+def script(words: list[str], place: Path, log: Path) -> None:
+    """Run a script in the folder; what it prints goes into the file."""
     with log.open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
-    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(place)}
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     os.chdir(place)
-    sys.argv = [name, *arguments]
     sys.path[:] = [str(place), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests")))]
-    if name.startswith("bench"):
-        runpy.run_module(name.removesuffix(".py").replace("/", "."), run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(place / "recipes")
-        runpy.run_path(name, run_name="__main__")
+    subprocess.run = partial(started, subprocess.run)
+    python(words)
 
 
 @pytest.fixture(scope="module")
@@ -201,8 +222,9 @@ def done(place):
             run(other)
         if name in ran:
             return
-        arguments, log = [word.format(data=place / "reviews") for word in RUN[name]], place / "printed.txt"
-        process = fork_server().Process(target=script, args=(name, arguments, place, log))
+        module = ["-m", name.removesuffix(".py").replace("/", ".")] if name.startswith("bench") else [name]
+        words, log = [*module, *(word.format(data=place / "reviews") for word in RUN[name])], place / "printed.txt"
+        process = fork_server().Process(target=script, args=(words, place, log))
         process.start()
         process.join(300)
         process.kill()

@@ -79,6 +79,7 @@ def test_twenty_steps_are_those_of_one_process(folder):
 )
 def test_what_cannot_work_is_refused_with_a_sentence(more, why, tmp_path, capsys):
     recipe = write_job(tmp_path) / "recipe.yaml"
+    capsys.readouterr()
     assert main(["train", str(recipe), *more, "--out", str(tmp_path / "no")]) == 2
     said = capsys.readouterr().err
     assert why in said and said.count("\n") == 1 and not (tmp_path / "no").exists()

@@ -23,10 +23,10 @@ from operant.engines.native.capabilities import chooses_on, continues, try_decod
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.engine import NativeEngine
 from operant.models import soft_prompt as soft_prompts
+from operant.models.adapters import SoftPromptOptions
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.runs import named_models
 from operant.types import Batch
 

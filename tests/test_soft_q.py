@@ -14,7 +14,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, export, load_policy, train
 from operant.algorithms import find, presets
 from operant.models import output_mlp
-from operant.models.output_mlp import OutputMlpOptions
+from operant.models.adapters import OutputMlpOptions
 from operant.options import values
 from operant.training.options import learner_options
 from operant.types import Batch

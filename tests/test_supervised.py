@@ -12,7 +12,7 @@ from toys import bare_logprobs, letters, lm
 from operant import Learner, OperantError, Policy, Task, diagnose, train
 from operant.algorithms import ALGORITHMS
 from operant.data import DataOptions, load_tasks
-from operant.rollouts.demonstrations import Demonstrations
+from operant.data.demonstrations import Demonstrations
 from operant.runs.evaluate import reply_losses
 from operant.tools.cli import main
 from operant.types import Rollout, Turn

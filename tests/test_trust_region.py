@@ -103,7 +103,7 @@ def test_every_step_is_within_the_bound(kl, more, likelier):
     options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **more}
     learner = Learner(lm(), algorithm="trpo", **options, **{"kl.coef": 0.0, "max_tokens": 6})
     twin, kls = copy.deepcopy(learner.policy), []
-    for _ in range(4):
+    for _ in range(8):
         twin.load_state_dict(learner.policy.state_dict())
         replies = learner.generate([[3, 4, 5], [6, 7]] * 16)
         replies = [

@@ -8,7 +8,7 @@ import pytest
 from processes import Child
 from toys import letters, lm
 
-from operant import train, watchdog
+from operant import machine, train
 from operant.machine import Clock, beat
 from operant.watchdog import Watchdog
 
@@ -57,10 +57,10 @@ def test_a_process_that_shows_progress_is_not_ended(tmp_path):
 
 
 def test_decoding_and_updates_record_progress(tmp_path, monkeypatch):
-    before = watchdog._beats
+    before = machine.beats
     options = {"steps": 1, "probes": 0, "batch": 2, "max_tokens": 6, "update.micro_tokens": 8, "epochs": 1}
     train(lm("gpt2", vocab=len(letters())), ["ab"], "letters:a", out=tmp_path / "r", tokenizer=letters(), **options)
-    assert watchdog._beats - before >= 6 + 2
+    assert machine.beats - before >= 6 + 2
 
 
 @pytest.mark.slow

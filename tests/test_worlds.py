@@ -249,6 +249,8 @@ WRONG = [
     ({"later": {0: Step(text=["on"]), 1: Step()}}, r"slot 0 .* with text=\['on'\]; it must be a str"),
     ({"later": {0: Step(reward="1"), 1: Step()}}, "with reward='1'; it must be a finite number"),
     ({"later": {0: Step(), 1: Step(reward=float("nan"))}}, "with reward=nan; it must be a finite number"),
+    ({"later": {0: Step(), 1: Step(reward=10**400)}}, "with reward=1000.*; it must be a finite number"),
+    ({"first": {0: Step("\ud800"), 1: Step()}}, "with text='.ud800', which holds half a surrogate pair"),
     ({"later": {0: Step(terminated="no"), 1: Step()}}, "with terminated='no'; it must be True or False"),
     ({"later": {0: Step(options=[]), 1: Step()}}, r"with options=\[\]; it must be a list of one text or more"),
     ({"later": {0: Step(options=["up", ""]), 1: Step()}}, "with options=.*none of them empty"),
@@ -369,6 +371,25 @@ def test_every_world_that_comes_with_operant_passes_the_check(make):
         check_env(env, None if own else [Task(f"t/{i}", "12", target=target) for i in range(5)], seed=seed)
     if isinstance(env, IsolatedEnv):
         env.close()
+
+
+def fails(*_):
+    raise KeyError("gone")
+
+
+BROKEN = [
+    ({"measure": fails}, r"measure raised KeyError: 'gone'"),
+    ({"games": fails}, r"games\('train'\) raised KeyError: 'gone'"),
+    ({"for_evaluation": fails}, r"for_evaluation raised KeyError: 'gone'"),
+    ({"waves": "2"}, "waves='2'; it must be a number of at least 1"),
+    ({"games": lambda self, split: [Task("\ud800", "1")] * (split == "train")}, "the id holds half a surrogate pair"),
+]
+
+
+@pytest.mark.parametrize(("parts", "error"), BROKEN, ids=[next(iter(parts)) for parts, _ in BROKEN])
+def test_a_broken_part_of_a_world_is_a_sentence(parts, error):
+    with pytest.raises(OperantError, match=f"world 'Odd': {error}"):
+        check_env(type("Odd", (Letters,), parts))  # a class too, as `train` takes one
 
 
 def test_the_check_finds_a_world_that_cannot_be_repeated():

@@ -52,7 +52,7 @@ def soak(*words):
 def leaking(rank, world):
     """What is said of a process in which every leak but that of time is planted."""
     samples = []
-    for step in range(200):
+    for step in range(400):
         for name in LEAKS.keys() - {"time"}:
             LEAKS[name](step)
         samples.append(sample(0.1))

@@ -57,6 +57,11 @@ def bounded(
     return field(default=default, metadata={"good": good, "rule": rule})
 
 
+def at_least_one(count: int | str) -> bool:
+    """Whether an option is a number from 1, or `auto`."""
+    return count >= 1 if isinstance(count, int) else count == "auto"
+
+
 def rules(made: object) -> dict[str, str]:
     """The bounds of the options of a dataclass by name, in words: `at least 1`, `constant, linear or cosine`."""
     return {f.name: f.metadata["rule"] for f in (fields(made) if is_dataclass(made) else ()) if f.metadata}

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError, describe_error, shown
+from operant.types import OperantError, describe_error, require, shown
 
 
 class Lazy(UserDict[str, Any]):
-    """Objects by name, each written as "operant.module:object", which is imported when it is first looked up."""
+    """Objects by name, each written as "operant.module:object", or modules, imported when they are first looked up."""
 
     def __getitem__(self, name: str) -> Any:
         found = super().__getitem__(name)
         if isinstance(found, str):
-            found = self.data[name] = find("part", *found.split(":"))
+            place, _, inside = found.partition(":")
+            found = self.data[name] = find("part", place, inside) if inside else importlib.import_module(place)
         return found
 
 
@@ -135,8 +136,7 @@ def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:
 def find_function(what: str, place: str, name: str, known: Sequence[str] = ()) -> Callable[..., Any]:
     """As `find`, for a function or another callable. Raises: OperantError also for an object that is none."""
     found = find(what, place, name, known)
-    if not callable(found):
-        raise OperantError(f"{what} '{place}:{name}' is of type {type(found).__name__}; name a function or a class")
+    require(callable(found), f"{what} '{place}:{name}' is of type {type(found).__name__}; name a function or a class")
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import OperantError, shown
+from operant.types import OperantError, Tokenizer, require, shown
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -328,7 +328,7 @@ def _find_stop(text: str, strings: Sequence[str], early: int) -> int | None:
 _tables: dict[tuple[int, tuple[str, ...]], StopTable] = {}
 
 
-def stop_table(tokenizer: Any, strings: tuple[str, ...]) -> StopTable:
+def stop_table(tokenizer: Tokenizer | None, strings: tuple[str, ...]) -> StopTable:
     """The `StopTable` of a tokenizer and stop strings, made once and reused."""
     key = (id(tokenizer), strings)
     if key not in _tables or _tables[key].tokenizer is not tokenizer:
@@ -336,7 +336,7 @@ def stop_table(tokenizer: Any, strings: tuple[str, ...]) -> StopTable:
     return _tables[key]
 
 
-def reply_text(tokenizer: Any, prompt: Sequence[int], action: Sequence[int], sampling: Sampling) -> str:
+def reply_text(tokenizer: Tokenizer | None, prompt: Sequence[int], action: Sequence[int], sampling: Sampling) -> str:
     """The reply as text, without its stop token and cut before a stop string."""
     ids = list(action[:-1] if action and action[-1] in sampling.stops else action)
     # It is decoded together with its prompt: some tokenizers drop a leading space at the start of a text.
@@ -392,7 +392,7 @@ class ReplyText:
         return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
 
 
-def text_tokens(tokenizer: Any) -> list[int]:
+def text_tokens(tokenizer: Tokenizer | None) -> list[int]:
     """The ids whose tokens are text by themselves, of which any row can be printed and pasted."""
     special = set(tokenizer.all_special_ids)
     pieces = ((token, tokenizer.decode([token])) for token in range(len(tokenizer)) if token not in special)
@@ -402,7 +402,7 @@ def text_tokens(tokenizer: Any) -> list[int]:
 _pieces: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
 
 
-def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def token_pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
     """The text of each token as it reads inside a longer text; half a character is U+FFFD.
 
     Without a tokenizer, the ids themselves as text.
@@ -421,7 +421,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 def encode_prompt(
-    tokenizer: Any, prompt: str | list[dict[str, Any]] | list[int], tools: list[Any] | None = None
+    tokenizer: Tokenizer | None, prompt: str | list[dict[str, Any]] | list[int], tools: list[Any] | None = None
 ) -> list[int]:
     """Token ids of a prompt: ids unchanged, text with the tokenizer's special tokens, messages by its chat template.
 
@@ -440,7 +440,9 @@ def encode_prompt(
     return list(_templated(tokenizer, prompt, True, tools=tools, tokenize=True, return_dict=True)["input_ids"])
 
 
-def render(tokenizer: Any, messages: list[dict[str, Any]], *, prompting: bool, tools: list[Any] | None = None) -> str:
+def render(
+    tokenizer: Tokenizer | None, messages: list[dict[str, Any]], *, prompting: bool, tools: list[Any] | None = None
+) -> str:
     """The text that the chat template makes of messages. `prompting`: end it where an answer begins.
 
     Raises: OperantError if there is no template, or if it fails.
@@ -453,7 +455,7 @@ def template_of(tokenizer: object) -> str | None:
     return getattr(tokenizer, "chat_template", None)
 
 
-def _templated(tokenizer: Any, messages: Any, prompting: bool, **kwargs: Any) -> Any:
+def _templated(tokenizer: Tokenizer | None, messages: Any, prompting: bool, **kwargs: Any) -> Any:
     if not template_of(tokenizer):
         raise OperantError(
             "the task is a list of messages, and the tokenizer has no chat template: "
@@ -475,7 +477,7 @@ def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
         raise OperantError(f"{shown(text)} cannot be encoded (half a surrogate pair?): correct the text") from error
 
 
-def encode_more(tokenizer: Any, text: str) -> list[int]:
+def encode_more(tokenizer: Tokenizer | None, text: str) -> list[int]:
     """Token ids of a text that continues a conversation, without special tokens."""
     return _ids(tokenizer, text, add_special_tokens=False) if text else []
 
@@ -499,8 +501,7 @@ def check_prompts(policy: Any, prompts: Sequence[list[int]], sampling: Sampling)
     """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not."""
     sampling.check_ids(policy.vocabulary)
     for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise OperantError(f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
+        require(prompt, f"prompt {i} has no tokens: give at least one (a beginning-of-text token, say)")
         check_ids(prompt, policy.vocabulary, f"prompt {i}")
         if (why := policy.misfit(len(prompt), sampling.max_tokens)) is not None:
             raise OperantError(f"prompt {i} {why}: shorten the prompt or lower sampling.max_tokens")
@@ -518,7 +519,7 @@ def check_expressed(sampling: Sampling, names: Sequence[str], engine: str) -> No
             )
 
 
-def end_of(ids: Sequence[int], sampling: Sampling, tokenizer: Any) -> int | None:
+def end_of(ids: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> int | None:
     """Number of tokens after which a stop token or string has ended a reply; None if neither has."""
     strings = () if sampling.fixed_length else sampling.stop_strings
     table = stop_table(tokenizer, strings) if strings else None

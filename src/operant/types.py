@@ -350,6 +350,12 @@ class EnvBase:
     """Restores what `state_dict` has returned."""
 
 
+def as_list(returned: object) -> list[Any] | None:
+    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
+    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
+    return list(returned) if isinstance(returned, Iterable) and not single else None
+
+
 def name_of(thing: object) -> str:
     """The name of a reward or world in metrics and messages."""
     return getattr(thing, "__name__", None) or type(thing).__name__
@@ -378,6 +384,20 @@ class Tokenizer(Protocol):
 
     bos_token_id: int | None
     """The token that begins a text."""
+    eos_token_id: int | None
+    """The token that ends a text."""
+    pad_token_id: int | None
+    """The token that fills short rows."""
+    pad_token: str | None
+    """Its text."""
+    mask_token: str | None
+    """The text of the token that stands for a word to be found."""
+    all_special_ids: Sequence[int]
+    """The ids that stand for no text."""
+    chat_template: str | None
+    """How messages are written."""
+    model_max_length: int
+    """Most tokens of a text."""
 
     def __call__(self, text: object, **options: object) -> Any:
         """Encode one text or several, with the options of transformers."""
@@ -389,6 +409,18 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
+        ...
+
+    def batch_decode(self, rows: Sequence[Sequence[int]], **options: object) -> list[str]:
+        """Return the text of each row of token ids."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokenizer's own name of each id."""
+        ...
+
+    def apply_chat_template(self, messages: object, **options: object) -> Any:
+        """Return messages as a text, or as token ids."""
         ...
 
 

@@ -84,3 +84,17 @@ class Algorithm:
         """What the rows of its tasks have, as arguments of `data.load_tasks`."""
         given = self.source != "play"
         return {"with_replies": given, "labelled": given and self.needs.labels}
+
+
+COMPARED: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
+"""The defaults of methods that compare replies: KL is charged in the loss, so that equal scores have advantage 0."""
+
+
+@dataclass(frozen=True)
+class Comparison(Algorithm):
+    """A method that compares the replies to a prompt with each other, without a critic, and charges KL in the loss."""
+
+    copies: Mapping[str, str | tuple[str, float]] = field(default_factory=lambda: {"reference": "frozen"})
+    needs: Needs = Needs(samples=2)
+    kl: tuple[str, ...] = ("loss",)
+    defaults: Mapping[str, Any] = field(default_factory=lambda: COMPARED)

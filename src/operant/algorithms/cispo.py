@@ -13,24 +13,17 @@ verl). The papers set no lower bound, verl 1 - `clip_ratio_low`; `loss.low` sets
 `preset=scalerl` is ScaleRL's recipe: the bound 5, a mean over prompts of the mean over all their tokens
 (`update.per=group`), scores less the mean of their group divided by the deviation of the batch
 (`advantage.deviation=batch`), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of ten
-replies right drawn no more (`retire=0.9`, for rewards of 0 and 1). Not in it: replies that are generated up to 8
-updates ahead (PipelineRL-8; `rollouts_ahead` cannot know which prompts retire), interruption of long thoughts, and an
-output head in float32 where the model is in bfloat16: log-probs here are made in float32 of the head's bfloat16 logits.
+replies right drawn no more (`retire=0.9`, for rewards of 0 and 1; the paper's are -1 and 1, with the same advantages),
+from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Only the rate, 5e-7, has not been
+confirmed. Not in it: replies that are generated up to 8 updates ahead (PipelineRL-8; `rollouts_ahead` cannot know which
+prompts retire), interruption of long thoughts, and an output head in float32 where the model is in bfloat16: log-probs
+here are made in float32 of the head's bfloat16 logits.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import advantages, ratios
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    ratios.clipped_weight,
-    advantages.with_groups,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(ratios.clipped_weight, advantages.with_groups)
 
 PRESETS: dict[str, dict[str, object]] = {
     "scalerl": {

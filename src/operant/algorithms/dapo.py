@@ -13,23 +13,11 @@ surrogate is clipped at $1 - 0.2$ and $1 + 0.28$, the loss is the mean over all 
   limit.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import COMPARED, Comparison
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {
-    "samples": 8,
-    "redraw": 4,
-    "update.epochs": 1,
-    "kl.coef": 0.0,
-    "loss.clip": 0.2,
-    "loss.clip_high": 0.28,
-}
-
-ALGORITHM = Algorithm(
+ALGORITHM = Comparison(
     losses.surrogate,
     advantages.with_groups,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
+    defaults=COMPARED | {"redraw": 4, "loss.clip": 0.2, "loss.clip_high": 0.28},
 )

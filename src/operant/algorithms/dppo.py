@@ -10,16 +10,7 @@ $$\text{loss} = -\frac{1}{\sum_i |y_i|}\sum_{i,t} M_{i,t}\,\min(\rho_{i,t}, 20)\
 The paper's forms over the k likeliest tokens are left out: they need those tokens of the policy that drew the replies.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import advantages, ratios
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    ratios.divergence_mask,
-    advantages.with_groups,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(ratios.divergence_mask, advantages.with_groups)

@@ -8,18 +8,13 @@ same constant, and keeps the deviation unless `scale_rewards=False`; verl's `seq
 width of the batch.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import COMPARED, Comparison
 from operant.objectives import advantages, losses
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0, "advantage.scale": False}
-
-ALGORITHM = Algorithm(
+ALGORITHM = Comparison(
     losses.surrogate,
     advantages.with_groups,
     per="horizon",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
     title="Dr. GRPO",
-    defaults=DEFAULTS,
+    defaults=COMPARED | {"advantage.scale": False},
 )

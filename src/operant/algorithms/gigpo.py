@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import torch
 
 from operant.algorithms import grpo
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import losses
 from operant.objectives.turn_returns import with_states
 from operant.types import Batch, OperantError, Rollout
@@ -68,13 +68,4 @@ def discounted(rollout: Rollout, turn_discount: float) -> float:
     return total
 
 
-ALGORITHM = Algorithm(
-    losses.surrogate,
-    with_states,
-    collated=with_anchors,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=grpo.DEFAULTS,
-    title="GiGPO",
-)
+ALGORITHM = Comparison(losses.surrogate, with_states, collated=with_anchors, defaults=grpo.DEFAULTS, title="GiGPO")

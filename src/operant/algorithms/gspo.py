@@ -11,17 +11,7 @@ TRL has it as `importance_sampling_level="sequence"` with `loss_type="grpo"`; it
 of a reply once for each of its tokens.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import advantages, ratios
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    ratios.sequence_ratio,
-    advantages.with_groups,
-    per="episode",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(ratios.sequence_ratio, advantages.with_groups, per="episode")

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives.advantages import by_turn, episode_index, gather, next_values, scatter
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 
 def look(batch: Batch, outputs: Callable[[str], Outputs]) -> Mapping[str, Tensor]:
@@ -56,8 +56,7 @@ def with_discounts(batch: Batch, *, gamma: float = 0.99, turn_gamma: float = 1.0
     Each turn in between that is not trained on discounts by `gamma * turn_gamma` once more.
     """
     for name, rate in {"gamma": gamma, "turn_gamma": turn_gamma}.items():
-        if not 0 <= rate <= 1:
-            raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
+        require(0 <= rate <= 1, f"advantage.{name}={rate}: it must lie in 0..1")
     index = episode_index(batch)
     discounts = by_turn(gather(batch.turns, index, -1), gamma, gamma * turn_gamma, batch.rewards.dtype)
     if batch.skipped is not None:
@@ -79,8 +78,7 @@ def q_learning(
     `tau`: the expectile of V. `cql_coef`: of the term that keeps Q low off the data. `bc_coef`: of the imitation, whose
     weights are exp(awac_beta * (Q - V)), at most 20. The batch contains whole episodes.
     """
-    if not 0 < tau < 1:
-        raise OperantError(f"loss.tau={tau}: it must lie between 0 and 1")
+    require(0 < tau < 1, f"loss.tau={tau}: it must lie between 0 and 1")
     if out.q is None or out.values is None:
         raise OperantError("algorithm ilql: the policy has no Q values; build it with value=ValueOptions(actions=True)")
     index, known = episode_index(batch), out.values.detach()

@@ -6,18 +6,7 @@ $\log p$, cut after n - 1 terms with n replies: $\sum_{k < n} \text{pass@}k$, ea
 Rewards have to be 0 for a wrong reply and above 0 for a right one, so KL is charged in the loss alone.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import group_baselines, losses
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    losses.surrogate,
-    group_baselines.with_success_rate,
-    per="sequence",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    title="MaxRL",
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(losses.surrogate, group_baselines.with_success_rate, per="sequence", title="MaxRL")

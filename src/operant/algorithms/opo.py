@@ -4,18 +4,7 @@ r"""OPO: exact on-policy steps with the baseline of least variance, a mean of th
 summed over each reply, every batch used for one optimizer step, no KL and no entropy term.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import group_baselines, losses
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    losses.score_function,
-    group_baselines.with_length_baseline,
-    per="sequence",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-    update="one-pass",
-)
+ALGORITHM = Comparison(losses.score_function, group_baselines.with_length_baseline, per="sequence", update="one-pass")

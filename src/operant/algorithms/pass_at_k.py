@@ -8,18 +8,7 @@ objective is the mean score; then `rloo` has less variance. verl's `grpo_passk` 
 without the factor k, and divided by the group's deviation, which moves its optimum.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import group_baselines, losses
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    losses.surrogate,
-    group_baselines.with_best_of,
-    per="sequence",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    title="pass@k",
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(losses.surrogate, group_baselines.with_best_of, per="sequence", title="pass@k")

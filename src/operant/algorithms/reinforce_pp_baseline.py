@@ -6,23 +6,12 @@ replies hardly differ does not count as much as any other. KL is charged in the 
 KL). Without KL and with an upper clip of 0.28 it is Lite PPO ([Liu et al. 2025](https://arxiv.org/abs/2508.08221)).
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import COMPARED, Comparison
 from operant.objectives import group_baselines, losses
 
-DEFAULTS: dict[str, object] = {
-    "samples": 8,
-    "update.epochs": 1,
-    "kl.coef": 0.0,
-    "kl.loss_coef": 0.2,
-    "kl.loss_kind": "k2",
-}
-
-ALGORITHM = Algorithm(
+ALGORITHM = Comparison(
     losses.surrogate,
     group_baselines.with_group_mean,
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
     title="REINFORCE++ with a baseline",
-    defaults=DEFAULTS,
+    defaults=COMPARED | {"kl.loss_coef": 0.2, "kl.loss_kind": "k2"},
 )

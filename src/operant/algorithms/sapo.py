@@ -9,17 +9,7 @@ At $\rho = 1$ the gradient is the policy gradient; away from it, it fades instea
 lets tokens of bad replies fade sooner, as they push up tokens that nobody has drawn.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Comparison
 from operant.objectives import advantages, ratios
 
-DEFAULTS: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
-
-ALGORITHM = Algorithm(
-    ratios.soft_gate,
-    advantages.with_groups,
-    per="episode",
-    copies={"reference": "frozen"},
-    needs=Needs(samples=2),
-    kl=("loss",),
-    defaults=DEFAULTS,
-)
+ALGORITHM = Comparison(ratios.soft_gate, advantages.with_groups, per="episode")

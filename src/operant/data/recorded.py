@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from operant.data.demonstrations import MOST_REPLIES, Demonstrations
 from operant.data.replies import task_with_reply
-from operant.rollouts.demonstrations import MOST_REPLIES, Demonstrations
 from operant.sampling import Sampling, check_ids, reply_text
 from operant.types import OperantError, Rollout, Task, Turn, require, shown
 

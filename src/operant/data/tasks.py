@@ -194,7 +194,7 @@ def _filtered(
         if options.reference_field and not was_task:
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))
-        _check_texts(task, where)
+        check_texts(task, where)
         if labelled and not task.replies and not was_task:  # none of them has a label
             passed["no label"] += 1
             continue
@@ -441,7 +441,7 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     return f"tasks of {name}: none of {passed['read']} rows passes the filters ({left}); loosen {settings[guilty]}"
 
 
-def _check_texts(task: Task, where: str) -> None:
+def check_texts(task: Task, where: str) -> None:
     """Raises: OperantError for text that cannot be written to a file of the run, before hours of training."""
     if not isinstance(task.id, (str, int)) or len(str(task.id)) > MAX_ID:
         raise OperantError(

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from operant.engines.answer_cache import AnswerCache
 from operant.net.client import Client, NoAnswer
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 AROUND = 64
 """Tokens that are reserved for what a server puts around a text, such as the marks of a chat template."""
@@ -106,8 +106,7 @@ class Completions(Client):
             ("budget_requests", budget_requests, (budget_requests or 0) >= 0, "must not be below 0"),
             ("budget_tokens", budget_tokens, (budget_tokens or 0) >= 0, "must not be below 0"),
         ):
-            if not good:
-                raise OperantError(f"completions.{name}={shown(value)}: it {rule}")
+            require(good, f"completions.{name}={shown(value)}: it {rule}")
         self.option = "url"  # a function is called with it, and no run has options of this name
         self.model, self.chat, self.system = model, chat, system
         self.address = f"{self.url}/{'chat/completions' if chat else 'completions'}"

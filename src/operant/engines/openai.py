@@ -20,7 +20,7 @@ from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.net.client import Client, NoAnswer
 from operant.sampling import Sampling, check_expressed, check_prompts, end_of
-from operant.types import Batch, Completion, OperantError, shown
+from operant.types import Batch, Completion, OperantError, require, shown
 
 UNKNOWN = ("only_text", "banned", "top_p_least", "keep_stops", "guidance", "truncation")
 """What the protocol does not have."""
@@ -83,8 +83,7 @@ class OpenAIEngine:
             ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
             ("reload", reload, all(path[:1] == "/" for path in reload), "maps paths, which begin with /, to bodies"),
         ):
-            if not good:
-                raise OperantError(f"engine.{name}={shown(value)}: it {rule}")
+            require(good, f"engine.{name}={shown(value)}: it {rule}")
         check_exported(policy, "openai")
         self.folder = None if folder is None else Path(folder).expanduser().resolve()
         self.model, self.address = model, f"{self.client.url}/completions"
@@ -264,5 +263,4 @@ def check_exported(policy: object, engine: str) -> None:
     if isinstance(policy, Policy):
         what = "has a soft prompt" if policy.virtual else "is an encoder-decoder" if policy.encoder_decoder else ""
         what = "has an MLP before its head" if output_mlp.find(policy.model) is not None else what
-    if what:
-        raise OperantError(f"engine {engine}: the policy {what}, which no server of it can run; use engine=native")
+    require(not what, f"engine {engine}: the policy {what}, which no server of it can run; use engine=native")

@@ -24,7 +24,7 @@ from operant.models.policy import Policy
 from operant.models.reference import shared
 from operant.sampling import Sampling
 from operant.sandbox.ray import ENGINE, RayActors, RaySession, answers, ask_all
-from operant.types import Completion, OperantError
+from operant.types import Completion, OperantError, require
 
 __all__ = ["RayEngine"]
 
@@ -87,8 +87,7 @@ class RayEngine(RayActors):
         for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0)):
             if not least <= options[name] < inf:
                 raise OperantError(f"engine.{name}={options[name]!r}: it must be at least {least:g}")
-        if options["inner"] == "ray":
-            raise OperantError("engine.inner=ray: an actor needs an engine of another kind, such as native")
+        require(options["inner"] != "ray", "engine.inner=ray: an actor needs an engine of another kind, such as native")
         given = {name: options[name] for name in ("address", "cpus", "gpus")}
         RaySession(ENGINE, count=options["actors"], **given)
 
@@ -137,8 +136,7 @@ class RayEngine(RayActors):
 
     def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
-        if not self.actors:
-            raise OperantError("engine ray is closed: make another one")
+        require(self.actors, "engine ray is closed: make another one")
         parts = deal(sizes, self.parts)
 
         def ask(actor: Any, rows: list[int]) -> Any:

@@ -14,7 +14,7 @@ from operant.machine import beat
 from operant.models import layout
 from operant.models.policy import Policy
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
-from operant.types import Completion, OperantError
+from operant.types import Completion, OperantError, require
 
 UNKNOWN = ("only_text", "banned", "min_tokens", "min_p", "top_p_least", "keep_stops", "guidance", "truncation")
 """What continuous batching drops or does not have."""
@@ -32,8 +32,7 @@ class TransformersEngine:
     """
 
     def __init__(self, policy: Policy, *, mode: Literal["generate", "continuous"] = "generate", batch: int = 256):
-        if batch < 1:
-            raise OperantError(f"engine.batch={batch}: it must be at least 1")
+        require(batch >= 1, f"engine.batch={batch}: it must be at least 1")
         if not isinstance(policy, Policy) or not hasattr(policy.model, "generate"):
             name = type(getattr(policy, "model", policy)).__name__
             raise OperantError(

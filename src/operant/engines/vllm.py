@@ -22,7 +22,7 @@ from operant.machine import beat
 from operant.models.loading import replace_export
 from operant.models.policy import Policy
 from operant.sandbox.process import Limits, SupervisedProcess
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 HOST = "127.0.0.1"
 """The server is reached from this machine alone."""
@@ -72,8 +72,7 @@ class VLLMEngine(OpenAIEngine):
                 f"engine=vllm with {distributed.world()} ranks: each would start a server; start one yourself "
                 "(docs/engines.md), and use engine=openai"
             )
-        if not 0 <= port < 65536:
-            raise OperantError(f"engine.port={port}: it must lie in 0..65535; 0 is a free one")
+        require(0 <= port < 65536, f"engine.port={port}: it must lie in 0..65535; 0 is a free one")
         with socket.socket() as free:
             try:
                 free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
 """Worlds by name. Each is a file of this package; other packages add theirs as entry points of `operant.envs`."""
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeVar
 
 from operant.import_by_name import Table
 from operant.types import Env, EnvBase, OperantError, Step, Task, describe_error, name_of, shown, with_defaults
@@ -30,25 +30,33 @@ ENVS = Table(
 """The class or function that makes each environment; its arguments are the options `env.*`."""
 
 
+Answer = TypeVar("Answer")
+
+
 def for_evaluation(env: Env) -> Env:
     """The world in which a policy is measured: what its method `for_evaluation` returns if it has one, or itself."""
     made = with_defaults(env, EnvBase).for_evaluation
-    return env if made is None else made()
+    return env if made is None else asked(env, "for_evaluation", made)
 
 
 def check_parts(env: Env) -> None:
     """Call the world's own `check`. Raises: OperantError if that raises, and if it can play no episode at a time."""
     parts = with_defaults(env, EnvBase)
+    if parts.check is not None:
+        asked(env, "check", parts.check)
+    for name, number in (("most", parts.most), ("waves", parts.waves)):
+        if number is not None and not (isinstance(number, int) and number >= 1):
+            raise OperantError(f"world {name_of(env)!r}: {name}={shown(number)}; it must be a number of at least 1")
+
+
+def asked(env: object, part: str, call: Callable[..., Answer], *given: object) -> Answer:
+    """What an optional part of a world answers. Raises: OperantError that names world and part if it raises."""
     try:
-        if parts.check is not None:
-            parts.check()
+        return call(*given)
     except OperantError:
         raise
     except (Exception, SystemExit) as error:
-        raise OperantError(f"world {name_of(env)!r}: check raised {describe_error(error)}") from error
-    for name, number in (("most", parts.most), ("waves", parts.waves)):
-        if number is not None and number < 1:
-            raise OperantError(f"world {name_of(env)!r}: {name}={shown(number)}; it must be at least 1")
+        raise OperantError(f"world {name_of(env)!r}: {part} raised {describe_error(error)}") from error
 
 
 def own_games(env: object, split: Literal["train", "test"]) -> list[Task]:
@@ -56,7 +64,7 @@ def own_games(env: object, split: Literal["train", "test"]) -> list[Task]:
     name = name_of(env)
     if (method := with_defaults(env, EnvBase).games) is None:
         raise OperantError(f"tasks is missing: world {name!r} has no tasks of its own; pass --tasks")
-    own = method(split)
+    own = asked(env, f"games({split!r})", method, split)
     if not isinstance(own, list) or not all(isinstance(task, Task) for task in own):
         raise OperantError(f"world {name!r}: games({split!r}) returned {shown(own)}; it must be a list of operant.Task")
     if not own and split == "train":

@@ -7,9 +7,10 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Literal
 
-from operant.envs import check_parts, own_games
+from operant.data.tasks import check_texts
+from operant.envs import asked, check_parts, for_evaluation, own_games
 from operant.rollouts import answers
-from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, shown, with_defaults
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, require, shown, with_defaults
 
 Played = dict[tuple[int, int], Step]
 """The world's steps by (turn, slot); turn 0 is the reset."""
@@ -35,7 +36,11 @@ def check_env(
     an answer that differs the second time, and all else that a run refuses: a task without a prompt, two with one id,
     an empty prompt in an episode, a state that no checkpoint can store, and a world that fails in every episode.
     """
+    env = env() if isinstance(env, type) else env
     check_parts(env)
+    for_evaluation(env)
+    if (measure := with_defaults(env, EnvBase).measure) is not None:
+        asked(env, "measure", measure, len, None)
     if tasks is None:  # the first 8 of a world's own
         train, test = _same_games(env, "train"), _same_games(env, "test")
         if both := {task.id for task in train} & {task.id for task in test}:
@@ -45,8 +50,7 @@ def check_env(
             )
         _check_tasks(env, [*train, *test])
         tasks = train[:8]
-    if not tasks:
-        raise OperantError("check_env needs at least one task to play")
+    require(tasks, "check_env needs at least one task to play")
     _check_tasks(env, tasks)
     save, load = (with_defaults(env, EnvBase).state_dict, with_defaults(env, EnvBase).load_state_dict)
     before = save() if save is not None and load is not None else None
@@ -90,8 +94,13 @@ def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
 
 def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
     """Raises: OperantError for what a run refuses or leaves out of its tasks."""
+    if odd := [task for task in tasks if not isinstance(task, Task)]:
+        raise OperantError(
+            f"check_env: {shown(odd[0])} is no task; give a list of operant.Task, or None for the world's"
+        )
     ids = Counter(task.id for task in tasks)
     for task in tasks:
+        check_texts(task, f"world {name_of(env)!r}")
         if not (task.prompt.strip() if isinstance(task.prompt, str) else task.prompt):
             raise OperantError(
                 f"world {name_of(env)!r}: task {task.id!r} has the prompt {shown(task.prompt)}, and a run leaves such "

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, Self
 
 from operant.bounds import bounded, check_bounds
 from operant.envs.memory import GameMemory, Prompt, template
-from operant.types import OperantError, Step, Task
+from operant.types import OperantError, Step, Task, require
 
 Split = Literal["train", "test"]
 """Games to train on, and games that are only played to measure."""
@@ -289,8 +289,7 @@ class TextGames:
             return Step(terminated=True, **known)
         known["truncated"] = cut = self._over(episode)
         if self.choose and not cut:
-            if not state.commands:
-                raise OperantError(f"game {episode.task.id!r} names no admissible commands: leave env.choose out")
+            require(state.commands, f"game {episode.task.id!r} names no admissible commands: leave env.choose out")
             known["options"] = [f" {command}" for command in state.commands]
         shown = observed(state)
         inventory = "" if state.inventory in shown else state.inventory  # it may be what was asked for

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from operant.net.client import Client, NoAnswer
 from operant.rollouts import answers
 from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
-from operant.types import Env, EnvBase, Failure, OperantError, Step, Task, describe_error, shown, with_defaults
+from operant.types import Env, EnvBase, Failure, OperantError, Step, Task, describe_error, require, shown, with_defaults
 
 __all__ = ["Http", "serve"]
 
@@ -51,8 +51,7 @@ class Http:
     """
 
     def __init__(self, url: str, *, timeout: float = 60.0, tries: int = 3, waves: int = 1):
-        if waves < 1:
-            raise OperantError(f"env.waves={waves}: it must be at least 1")
+        require(waves >= 1, f"env.waves={waves}: it must be at least 1")
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": LONGEST_WAIT, "tries": tries}
         self.client = Client(url, owner="env", passing=PASSING, most_bytes=MAX_BYTES, proxied=False, **limits)
         self.url, self.waves = self.client.url, waves

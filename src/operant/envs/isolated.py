@@ -23,7 +23,7 @@ from operant.sandbox.process import Limits
 from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.worker import spec_of
-from operant.types import Env, Failure, OperantError, Step, Task
+from operant.types import Env, Failure, OperantError, Step, Task, require
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -209,10 +209,8 @@ class IsolatedEnv:
                 rule = "a number of seconds above 0" if name == "timeout" else "a number above 0, or None"
             elif name in ("on_error", "on_timeout"):
                 good, rule = value in ("drop", "stop"), "drop or stop, because an episode that failed has no score"
-            if not good:
-                raise OperantError(f"isolation.{name}={value!r} for world {self.__name__!r}: it must be {rule}")
-        if self.workers < 1:
-            raise OperantError(f"workers={self.workers} for world {self.__name__!r}: it must be at least 1")
+            require(good, f"isolation.{name}={value!r} for world {self.__name__!r}: it must be {rule}")
+        require(self.workers >= 1, f"workers={self.workers} for world {self.__name__!r}: it must be at least 1")
 
     def _started(self, count: int) -> list[Pool | RayPool]:
         """The first `count` workers, running, without the orphans of earlier episodes."""
@@ -261,8 +259,7 @@ class IsolatedEnv:
         """What a worker answers."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
-        if response.outcome != "ok":
-            raise OperantError(f"isolated world {self.spec!r} with options {self.options} {response.reason}")
+        require(response.outcome == "ok", f"isolated world {self.spec!r} with options {self.options} {response.reason}")
         return response.content
 
     def _ask(
@@ -334,8 +331,7 @@ class WorkerEnv(IsolatedEnv):
         super().__init__(world, options, workers=workers, isolation=isolation)
         self.waves = waves
         """Parts that the live episodes are cut into."""
-        if waves < 1:
-            raise OperantError(f"waves={waves} for world {self.__name__!r}: it must be at least 1")
+        require(waves >= 1, f"waves={waves} for world {self.__name__!r}: it must be at least 1")
         self._states: list[Any] = [None] * workers
         self._version = 0
 

@@ -24,10 +24,9 @@ from operant.import_by_name import Lazy, Table
 from operant.metrics.passes import numbers_in
 from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
-from operant.sandbox.reward_call import as_list
 from operant.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
-from operant.types import OperantError, Rollout, Task, describe_error, shown, with_defaults
+from operant.types import OperantError, Rollout, Task, as_list, describe_error, require, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,7 @@ class Distinct:
     """Different n-grams of words over all n-grams of all replies (distinct-n, arXiv:1510.03055)."""
 
     def __init__(self, *, n: int = 2):
-        if n < 1:
-            raise OperantError(f"evaluation.metrics.distinct.n={n}: it must be at least 1")
+        require(n >= 1, f"evaluation.metrics.distinct.n={n}: it must be at least 1")
         self.n = n
 
     def __call__(self, rollouts: list[Rollout]) -> float | None:

@@ -1,4 +1,6 @@
-"""The files of adapters, in peft's format: LoRA (`lora`), soft prompts (`soft_prompt`), an MLP (`output_mlp`).
+"""What is trained beside a frozen model: LoRA (`lora`), a soft prompt (`soft_prompt`), an MLP (`output_mlp`).
+
+Here are their options, and their files, in peft's format:
 
 folder/adapter_config.json          the kind, and the name of the model that it belongs to
 folder/adapter_model.safetensors    what was trained
@@ -7,24 +9,108 @@ folder/base/                        that model, if no name finds it; it comes be
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from operant.bounds import bounded, check_bounds
 from operant.models.safe_loading import LanguageModel, load_tensors
 from operant.storage import atomic_io, hub
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base"
 PARTS = (".soft_prompt.", ".output_mlp.")
 """What stands in the names of weights that are trained beside a frozen model."""
 
 
-class TrainedPart(nn.Module):
-    """Layers that are trained beside a frozen model."""
+@dataclass(frozen=True)
+class LoraOptions:
+    """Train an adapter (LoRA) beside frozen weights. Gradients, checkpoints and the reference are then small, too."""
 
+    rank: int = bounded(0, at_least=0, rule="at least 1, or 0 for no adapter")
+    """Width of the matrices; 0: no adapter, the weights themselves are trained."""
+    alpha: float | None = bounded(None, above=0, rule="above 0, or none for twice the rank")
+    """The adapter's output is multiplied by alpha / rank; none: alpha is twice the rank, so the factor is 2."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Layers with an adapter, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
+    adapter: str | None = None
+    """A folder in peft's format: train this adapter further. The reference is then the adapter as it was loaded."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
+    quantise: str = bounded("none", choices=("none", "8bit", "4bit"))
+    """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "lora")
+        require(self.targets, "lora.targets is empty: name layers, or use all-linear")
+        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
+            raise OperantError(
+                f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
+                "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
+            )
+
+    @property
+    def on(self) -> bool:
+        return self.rank > 0 or self.adapter is not None
+
+
+_DEFAULTS = (0, None, ("all-linear",), False)
+"""Defaults of the options that a saved adapter fixes itself: rank, alpha, targets, rslora."""
+
+
+@dataclass(frozen=True)
+class SoftPromptOptions:
+    """Train vectors in front of every prompt, and leave the language model as it is. Checkpoints are then small."""
+
+    tokens: int = bounded(0, at_least=0, rule="at least 1, or 0 for no soft prompt")
+    """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
+    init: str = bounded("random", choices=("random", "words"))
+    """random: normal, with the deviation of the model's embeddings | words: the embeddings of soft_prompt.text."""
+    text: str | None = None
+    """The words that it begins as. A text of fewer tokens is repeated."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "soft_prompt")
+        words, text = self.init == "words", self.text is not None
+        require(words == text, "soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
+        require(self.on or not text, "soft_prompt.text without soft_prompt.tokens: say how many vectors are trained")
+
+    @property
+    def on(self) -> bool:
+        return self.tokens > 0
+
+
+@dataclass(frozen=True)
+class OutputMlpOptions:
+    """Train an MLP between the language model and its output head, and leave both as they are."""
+
+    width: int = bounded(0, at_least=0, rule="at least 1, or 0 for no MLP")
+    """Width of the hidden layer; 0: no MLP."""
+    gain: float = 1e-4
+    """The weights begin as Xavier's uniform numbers times this."""
+    bias: float = -1e-4
+    """Both biases begin as this."""
+    logit_bias: float = 0.0
+    """Added to every logit. It changes no probability, but the value of soft Q-learning, the logsumexp."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "output_mlp")
+        biased = bool(self.logit_bias)
+        require(self.on or not biased, "output_mlp.logit_bias without output_mlp.width: say how wide the MLP is")
+
+    @property
+    def on(self) -> bool:
+        return self.width > 0
+
+
+class TrainedPart(nn.Module):
+    """Layers that are trained alone beside a frozen model, into which they cannot be merged."""
+
+    kind = ""
+    """What stands under `peft_type` in the config of its files."""
     base: str | None = None
     """The name of the model that they belong to; None if no file holds it."""
     ids: Sequence[int] = ()
@@ -35,6 +121,11 @@ class TrainedPart(nn.Module):
     def belongs_to(self) -> dict[str, object]:
         name, revision = hub.split(self.base) if self.base else (None, None)
         return {"base_model_name_or_path": name, "revision": revision}
+
+
+def adapted(model: LanguageModel) -> bool:
+    """Whether a model has a LoRA adapter."""
+    return bool(getattr(model, "peft_config", None))
 
 
 P = TypeVar("P", bound=TrainedPart)

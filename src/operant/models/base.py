@@ -64,6 +64,8 @@ class PolicyBase(nn.Module):
     """A second network that computes the values."""
     value_head: Any = None
     """The head that computes the values from hidden states."""
+    as_reward: str | None = None
+    """What stands before its run in --reward; None: it is no reward."""
     trunk: Any = None
     """The frozen lower layers, whose states are cached."""
     shards: Any = None
@@ -135,7 +137,7 @@ class PolicyBase(nn.Module):
 class ReadingPolicy(PolicyBase):
     """A policy that reads labelled replies and generates none, such as a reward model or a critic of outcomes."""
 
-    as_reward = ""
+    as_reward: str | None = ""
     """What stands before its run in --reward."""
     trained_by = ""
     """The method that trains it."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from operant.models.options import ModelOptions, StandIn
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 class Reached(Exception):
@@ -167,6 +167,5 @@ def find_blocks(model: LanguageModel) -> nn.ModuleList:
     """The model's (decoder's) stack of blocks: its longest list of modules."""
     part = model.get_decoder() if is_encoder_decoder(model.config) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
-    if not lists:
-        raise OperantError(f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")
+    require(lists, f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")
     return max(lists, key=len)

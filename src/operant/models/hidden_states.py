@@ -132,6 +132,9 @@ class HiddenStates(nn.Module):
         pairs = zip(mine.stack[0].parameters(), theirs.stack[0].parameters(), strict=False)
         return batch if all(a is b for a, b in pairs) else batch.with_(states=None)
 
+    as_reward: str | None = None
+    """As in `models.base.PolicyBase`."""
+
     @property
     def generation(self) -> object:
         """transformers' generation config of the model; None if it has none."""

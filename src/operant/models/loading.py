@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from operant.import_by_name import nearest
-from operant.models import adapters, output_mlp, soft_prompt
-from operant.models import lora as loras
+from operant.import_by_name import Lazy, nearest
+from operant.models import adapters
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.base import POLICIES, PolicyBase
-from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
-from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy, shared
 from operant.models.safe_loading import (
@@ -33,11 +31,10 @@ from operant.models.safe_loading import (
     load_tokenizer,
     unlike,
 )
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.storage import atomic_io, hub, manifest
 from operant.storage.hub import OWN, find_model, quietly
-from operant.types import OperantError
+from operant.types import OperantError, Tokenizer, require
 
 WEIGHTS = "policy.safetensors"
 """The trained weights of an exported policy that is no transformers model."""
@@ -47,7 +44,7 @@ def load_policy(
     name: Any,
     *,
     value: ValueOptions | None = None,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     options: ModelOptions = ModelOptions(),
     lora: LoraOptions = LoraOptions(),
     soft: SoftPromptOptions = SoftPromptOptions(),
@@ -66,9 +63,12 @@ def load_policy(
     damaged critic.
     """
     device = torch.device(device)
-    loras.check(lora, device)
-    soft_prompt.check(soft, lora, options)
-    output_mlp.check(mlp, lora, soft, options)
+    if lora.on or lora.quantise != "none":
+        BESIDE["lora"].check(lora, device)
+    if soft.on:
+        BESIDE["PROMPT_TUNING"].check(soft, lora, options)
+    if mlp.on:
+        BESIDE["OUTPUT_MLP"].check(mlp, lora, soft, options)
     parts = (lora, soft, mlp)
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
@@ -81,7 +81,8 @@ def load_policy(
         return name
     if isinstance(name, torch.nn.Module):
         check_model(name)
-        model, tokenizer = loras.unwrapped(name), tokenizer or getattr(name, "tokenizer", None)
+        model = BESIDE["lora"].unwrapped(name) if adapters.adapted(name) else name
+        tokenizer = tokenizer or getattr(name, "tokenizer", None)
         model = _adapted(model, parts, tokenizer, None, seed)
         return _with_critic(model, tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
@@ -107,7 +108,8 @@ def load_policy(
                 "soft_prompt.tokens and output_mlp.width out"
             )
         base = _find_base(folder)
-        kind = ALONE.get(adapters.read_config(folder).get("peft_type"))
+        peft_type = adapters.read_config(folder).get("peft_type")
+        kind = BESIDE[str(peft_type)] if peft_type in ALONE else None
         if kind is None:
             lora = LoraOptions(adapter=str(folder), quantise=lora.quantise)
     elif lora.adapter is not None:
@@ -116,7 +118,8 @@ def load_policy(
         raise OperantError(
             f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
         )
-    model = load_model(base, options.dtype, loras.quantisation(lora.quantise, options.dtype, device))
+    how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
+    model = load_model(base, options.dtype, how)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)
@@ -124,35 +127,39 @@ def load_policy(
     return _with_critic(model, tokenizer, value, folder, options)
 
 
-class Alone(Protocol):
-    """The module of adapters that are trained alone, and cannot be merged into the model."""
-
-    def find(self, model: LanguageModel) -> adapters.TrainedPart | None: ...
-    def attach_saved(self, model: LanguageModel, folder: Path) -> LanguageModel: ...
-    def save(self, model: LanguageModel, folder: Path) -> Path: ...
-
-
 Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
 """Of which at most one is on."""
-ALONE: dict[object, Alone] = {soft_prompt.KIND: soft_prompt, output_mlp.KIND: output_mlp}
-"""By the `peft_type` of their folders. All others are LoRA's."""
+BESIDE = Lazy(
+    {
+        "lora": "operant.models.lora",
+        "PROMPT_TUNING": "operant.models.soft_prompt",
+        "OUTPUT_MLP": "operant.models.output_mlp",
+    }
+)
+"""The modules of what is trained beside a model, imported for such models."""
+ALONE = ("PROMPT_TUNING", "OUTPUT_MLP")
+"""The `peft_type` of those that are trained alone, and cannot be merged. All other folders of adapters are LoRA's."""
 
 
-def _adapted(model: LanguageModel, parts: Parts, tokenizer: Any, name: str | None, seed: int) -> LanguageModel:
+def _adapted(
+    model: LanguageModel, parts: Parts, tokenizer: Tokenizer | None, name: str | None, seed: int
+) -> LanguageModel:
     """The model with what the options put on it. `name`: the model's, if files hold it."""
     lora, soft, mlp = parts
     if not any(part.on for part in parts):
         return model
-    if loras.adapted(model) or any(kind.find(model) is not None for kind in ALONE.values()):
+    if adapters.adapted(model) or adapters.find(model, adapters.TrainedPart) is not None:
         raise OperantError(
             "the model already has an adapter, soft prompt or MLP, which is trained further: leave lora.rank, "
             "lora.adapter, soft_prompt.tokens and output_mlp.width out"
         )
     if mlp.on:
-        return output_mlp.attach(model, output_mlp.first_layers(model, mlp, seed), name)
+        kind = BESIDE["OUTPUT_MLP"]
+        return kind.attach(model, kind.first_layers(model, mlp, seed), name)
     if soft.on:
-        return soft_prompt.attach(model, soft_prompt.first_vectors(model, soft, tokenizer, seed), name)
-    return loras.adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
+        kind = BESIDE["PROMPT_TUNING"]
+        return kind.attach(model, kind.first_vectors(model, soft, tokenizer, seed), name)
+    return BESIDE["lora"].adapt(model, lora, base=name or getattr(model, "name_or_path", None), seed=seed)
 
 
 def _find_base(folder: Path) -> Path:
@@ -186,7 +193,11 @@ def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "f
 
 
 def _with_critic(
-    model: LanguageModel, tokenizer: Any, value: ValueOptions | None, folder: Path | None, options: ModelOptions
+    model: LanguageModel,
+    tokenizer: Tokenizer | None,
+    value: ValueOptions | None,
+    folder: Path | None,
+    options: ModelOptions,
 ) -> Policy:
     """The policy around a model, with the critic that `value` asks for: the saved one in `folder`, or a new one."""
     tokenizer = options.templated(tokenizer)
@@ -246,8 +257,8 @@ def export(
         atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
     if isinstance(policy, PolicyBase):
         policy.export(folder)
-    if loras.adapted(policy.model):
-        loras.save(policy.model, folder / "adapter")
+    if adapters.adapted(policy.model):
+        BESIDE["lora"].save(policy.model, folder / "adapter")
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
@@ -282,7 +293,7 @@ def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options: ModelOptions) -> Any:
+def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | None, options: ModelOptions) -> Any:
     """The policy of an export that is no transformers model, made again by what made it.
 
     Only a name that is built in or installed is used: a folder from elsewhere must not name code to run.
@@ -310,8 +321,7 @@ def _load_own(folder: Path, tokenizer: Any, value: ValueOptions | None, options:
 def load_own_weights(policy: Any, folder: str | Path) -> None:
     """Load the trained weights of an export of the same policy, in place."""
     path = Path(folder) / WEIGHTS
-    if not path.is_file():
-        raise OperantError(f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
+    require(path.is_file(), f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
     weights, own = load_tensors(path), _own_weights(policy.model)
     if odd := ", ".join(unlike(weights, own)[:3]):
         raise OperantError(f"{path} has other weights than this policy ({odd}): make it with the same options")
@@ -325,14 +335,13 @@ def _save_plain(model: LanguageModel, folder: Path, *, untied: bool = False) -> 
     A soft prompt or an MLP cannot be merged: it is saved alone, the soft prompt in peft's format. untied: an output
     layer that is tied to the embeddings is written, too.
     """
-    for kind in ALONE.values():
-        if kind.find(model) is not None:
-            kind.save(model, folder)
-            return
-    if loras.adapted(model):
+    if (part := adapters.find(model, adapters.TrainedPart)) is not None:
+        BESIDE[part.kind].save(model, folder)
+        return
+    if adapters.adapted(model):
         if is_quantised(model):
-            model = loras.transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
-        model = loras.merged(model)
+            model = BESIDE["lora"].transplant(model, load_model(Path(find_model(model.name_or_path)), model.dtype))
+        model = BESIDE["lora"].merged(model)
     head, state = model.get_output_embeddings(), None
     if untied and head.weight is model.get_input_embeddings().weight:
         name = next(name for name, module in model.named_modules() if module is head)
@@ -369,8 +378,7 @@ def _load_head(policy: Policy, folder: Path) -> None:
     """Load the value head."""
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
-    if not path.exists():
-        raise OperantError(f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
+    require(path.exists(), f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
     weights, wanted = load_tensors(path), owner.value_head.state_dict()
     if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
         weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}

@@ -11,7 +11,7 @@ never merged in place and subtracted back later: that drifts in bfloat16, and is
 import importlib.util
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from operant.bounds import bounded, check_bounds
 from operant.models import adapters
+from operant.models.adapters import LoraOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
 from operant.types import OperantError, require
@@ -33,41 +33,6 @@ PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": Non
 """Fields of peft's config that train more than matrices beside linear layers, and their values if they do not."""
 REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations of adapters that change the base weights. They are refused."""
-
-
-@dataclass(frozen=True)
-class LoraOptions:
-    """Train an adapter (LoRA) beside frozen weights. Gradients, checkpoints and the reference are then small, too."""
-
-    rank: int = bounded(0, at_least=0, rule="at least 1, or 0 for no adapter")
-    """Width of the matrices; 0: no adapter, the weights themselves are trained."""
-    alpha: float | None = bounded(None, above=0, rule="above 0, or none for twice the rank")
-    """The adapter's output is multiplied by alpha / rank; none: alpha is twice the rank, so the factor is 2."""
-    targets: tuple[str, ...] = ("all-linear",)
-    """Layers with an adapter, by the last part of their name (q_proj,v_proj); all-linear: all but the output head."""
-    adapter: str | None = None
-    """A folder in peft's format: train this adapter further. The reference is then the adapter as it was loaded."""
-    rslora: bool = False
-    """Scale by alpha / sqrt(rank) instead of alpha / rank (rank-stabilised LoRA)."""
-    quantise: str = bounded("none", choices=("none", "8bit", "4bit"))
-    """none | 8bit | 4bit: quantise the frozen weights. It needs a GPU and the extra `quantise` (bitsandbytes)."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "lora")
-        require(self.targets, "lora.targets is empty: name layers, or use all-linear")
-        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
-            raise OperantError(
-                f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
-                "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
-            )
-
-    @property
-    def on(self) -> bool:
-        return self.rank > 0 or self.adapter is not None
-
-
-_DEFAULTS = (0, None, ("all-linear",), False)
-"""Defaults of the options that a saved adapter fixes itself: rank, alpha, targets, rslora."""
 
 
 def check(options: LoraOptions, device: torch.device) -> None:
@@ -149,13 +114,9 @@ def train_adapter(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def adapted(model: LanguageModel) -> bool:
-    return bool(getattr(model, "peft_config", None))
-
-
 def unwrapped(model: LanguageModel) -> LanguageModel:
     """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged."""
-    if not (adapted(model) and hasattr(model, "get_base_model")):
+    if not (adapters.adapted(model) and hasattr(model, "get_base_model")):
         return model
     if len(model.peft_config) != 1:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")

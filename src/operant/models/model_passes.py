@@ -8,7 +8,7 @@ import torch
 from operant import machine
 from operant.models.safe_loading import load_any, load_tokenizer, positions_of
 from operant.storage.hub import find_model
-from operant.types import OperantError
+from operant.types import OperantError, Tokenizer
 
 LONGEST = 1 << 20
 """Most tokens of a text for models without a limit."""
@@ -44,7 +44,7 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
     return TextModel(model.to(device).eval(), tokenizer, longest_of(model, tokenizer), sorted(found["missing_keys"]))
 
 
-def longest_of(model: Any, tokenizer: Any) -> int:
+def longest_of(model: Any, tokenizer: Tokenizer | None) -> int:
     config = model.config.get_text_config()
     positions = positions_of(config) or tokenizer.model_max_length
     if "roberta" in config.model_type or config.model_type == "camembert":
@@ -52,7 +52,7 @@ def longest_of(model: Any, tokenizer: Any) -> int:
     return min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
 
 
-def encode(tokenizer: Any, texts: Sequence[str | tuple[str, str]], longest: int) -> list[Encoded]:
+def encode(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], longest: int) -> list[Encoded]:
     """Token ids of texts, or of pairs of texts, cut to `longest` tokens."""
     pairs = [text for text in texts if not isinstance(text, str)]
     given = [list(side) for side in zip(*pairs)] if pairs else [list(texts)]
@@ -76,7 +76,7 @@ def batches(lengths: Sequence[int], size: int, *, pad: bool) -> Iterator[list[in
 
 
 def passes(
-    model: Any, tokenizer: Any, encoded: Sequence[Encoded], size: int, **more: Any
+    model: Any, tokenizer: Tokenizer | None, encoded: Sequence[Encoded], size: int, **more: Any
 ) -> Iterator[tuple[list[int], dict[str, torch.Tensor], Any]]:
     """Yield (indices, inputs, outputs) of batches of at most `size` texts; `more`: arguments of the model."""
     pad = tokenizer.pad_token is not None

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from operant.bounds import bounded, check_bounds
+from operant.bounds import at_least_one, bounded, check_bounds
 from operant.models.safe_loading import LanguageModel, is_quantised
-from operant.types import OperantError, require
+from operant.types import OperantError, Tokenizer, require
 
 SHORT = 256
 """Longest row, in tokens, for which `plain_attention` is faster."""
@@ -21,15 +21,11 @@ SHORT = 256
 BLOCKS = "a number of blocks from 1, auto, or none to train every layer"
 
 
-def _are_blocks(count: int | str) -> bool:
-    return count >= 1 if isinstance(count, int) else count == "auto"
-
-
 @dataclass(frozen=True)
 class ModelOptions:
     """The trained part of the model, and how it computes."""
 
-    train_layers: int | str | None = bounded(None, fits=_are_blocks, rule=BLOCKS)
+    train_layers: int | str | None = bounded(None, fits=at_least_one, rule=BLOCKS)
     """Train only this many of the top blocks; `auto`: max(2, layers // 6). The blocks below are a frozen trunk, which
     is computed once per token. None: train every layer."""
     train_head: bool | None = None
@@ -59,7 +55,7 @@ class ModelOptions:
         for name, value in (("train_layers", self.train_layers), ("train_head", self.train_head)):
             require(not value, f"model.{name}={value} with {why}")
 
-    def templated(self, tokenizer: Any) -> Any:
+    def templated(self, tokenizer: Tokenizer | None) -> Any:
         """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
             if tokenizer is None:

@@ -8,7 +8,6 @@ equally likely. Caches, packing and positions are those of the frozen model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -16,44 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from operant.bounds import bounded, check_bounds
 from operant.models import adapters
-from operant.models.lora import LoraOptions
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import digest
 from operant.models.safe_loading import LanguageModel
-from operant.models.soft_prompt import SoftPromptOptions
-from operant.types import OperantError, require
-
-KIND = "OUTPUT_MLP"
-"""What stands under `peft_type` in the config of a saved MLP."""
-
-
-@dataclass(frozen=True)
-class OutputMlpOptions:
-    """Train an MLP between the language model and its output head, and leave both as they are."""
-
-    width: int = bounded(0, at_least=0, rule="at least 1, or 0 for no MLP")
-    """Width of the hidden layer; 0: no MLP."""
-    gain: float = 1e-4
-    """The weights begin as Xavier's uniform numbers times this."""
-    bias: float = -1e-4
-    """Both biases begin as this."""
-    logit_bias: float = 0.0
-    """Added to every logit. It changes no probability, but the value of soft Q-learning, the logsumexp."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "output_mlp")
-        biased = bool(self.logit_bias)
-        require(self.on or not biased, "output_mlp.logit_bias without output_mlp.width: say how wide the MLP is")
-
-    @property
-    def on(self) -> bool:
-        return self.width > 0
+from operant.types import OperantError
 
 
 class OutputMlp(adapters.TrainedPart):
     """ReLU(h A + a) B + b of hidden states [N, D], and a constant that is added to the logits."""
+
+    kind = "OUTPUT_MLP"
 
     def __init__(self, states: int, width: int, logit_bias: float = 0.0):
         super().__init__()
@@ -136,7 +109,7 @@ def save(model: LanguageModel, folder: Path) -> Path:
     mlp = find(model)
     assert mlp is not None  # the caller has checked
     config = mlp.belongs_to() | {
-        "peft_type": KIND,
+        "peft_type": mlp.kind,
         "base_digest": _hash(adapters.frozen_weights(model)),
         "width": mlp.up.out_features,
         "states": mlp.up.in_features,

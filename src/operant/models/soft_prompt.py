@@ -10,7 +10,6 @@ no rollout, and the output head does not score them. An encoder-decoder has them
 decoder has none, as in peft.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -19,45 +18,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding as rows_of
 
-from operant.bounds import bounded, check_bounds
 from operant.models import adapters
-from operant.models.lora import LoraOptions
+from operant.models.adapters import LoraOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
-from operant.types import OperantError, require
+from operant.types import OperantError, Tokenizer
 
-KIND, TENSOR = "PROMPT_TUNING", "prompt_embeddings"
-"""peft's names of the method, and of the vectors in its file."""
+TENSOR = "prompt_embeddings"
+"""peft's name of the vectors in its file."""
 TOLERANCE = 1e-3
 """Largest difference, relative to the largest logit, between virtual tokens given by id and as vectors."""
-
-
-@dataclass(frozen=True)
-class SoftPromptOptions:
-    """Train vectors in front of every prompt, and leave the language model as it is. Checkpoints are then small."""
-
-    tokens: int = bounded(0, at_least=0, rule="at least 1, or 0 for no soft prompt")
-    """Number of vectors, which count as tokens of the context; 0: no soft prompt."""
-    init: str = bounded("random", choices=("random", "words"))
-    """random: normal, with the deviation of the model's embeddings | words: the embeddings of soft_prompt.text."""
-    text: str | None = None
-    """The words that it begins as. A text of fewer tokens is repeated."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "soft_prompt")
-        words, text = self.init == "words", self.text is not None
-        require(words == text, "soft_prompt.init=words and soft_prompt.text belong together: set both, or neither")
-        require(self.on or not text, "soft_prompt.text without soft_prompt.tokens: say how many vectors are trained")
-
-    @property
-    def on(self) -> bool:
-        return self.tokens > 0
 
 
 class SoftPrompt(adapters.TrainedPart):
     """The vectors of a soft prompt [n, D], and the ids of its virtual tokens."""
 
+    kind = "PROMPT_TUNING"
     alone = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 
     def __init__(self, vectors: Tensor, first: int, base: str | None):
@@ -82,7 +59,7 @@ def find(model: LanguageModel) -> SoftPrompt | None:
 
 
 @torch.no_grad()
-def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Any, seed: int) -> Tensor:
+def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Tokenizer | None, seed: int) -> Tensor:
     """[n, D] the vectors that a new soft prompt begins with."""
     embedding, count = _embedding(model), options.tokens
     if options.text is None:
@@ -160,7 +137,7 @@ def save(model: LanguageModel, folder: Path) -> Path:
     soft = find(model)
     assert soft is not None  # the caller has checked
     config = soft.belongs_to() | {
-        "peft_type": KIND,
+        "peft_type": soft.kind,
         "task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
         "num_virtual_tokens": len(soft.ids),
         "num_transformer_submodules": 1,

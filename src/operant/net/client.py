@@ -24,7 +24,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from operant.machine import beat
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which a request is sent again."""
@@ -85,8 +85,7 @@ class Client:
             ("tries", tries, tries >= 1, "at least 1"),
             ("longest_wait", longest_wait, longest_wait >= 0, "at least 0 seconds"),
         ):
-            if not good:
-                raise OperantError(f"{owner}.{name}={shown(value)}: it must be {rule}")
+            require(good, f"{owner}.{name}={shown(value)}: it must be {rule}")
         self.option = f"{owner}.url"
         """The option that errors name as that of the address."""
         direct = host_of(url, self.option) in LOCAL or not proxied

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from operant import distributed
 from operant.tally import ROUNDING
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, require
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,7 @@ def _check(whiten_scope: str, **rates: float) -> None:
     if whiten_scope not in ("rollout", "minibatch", "none"):
         raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
     for name, rate in rates.items():
-        if not 0 <= rate <= 1:
-            raise OperantError(f"advantage.{name}={rate}: it must lie in 0..1")
+        require(0 <= rate <= 1, f"advantage.{name}={rate}: it must lie in 0..1")
 
 
 def with_returns(batch: Batch, *, gamma: float = 1.0, turn_gamma: float = 1.0, whiten_scope: str = "none") -> Batch:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from operant.objectives.advantages import group_relative, normalised, of_episodes
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, require
 
 
 def _within(returns: Tensor, groups: Tensor, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -63,8 +63,7 @@ def best_of(returns: Tensor, groups: Tensor, k: int | None = None) -> Tensor:
     def rule(mine: Tensor, _: Tensor) -> Tensor:
         n = len(mine)
         best = n if k is None else k
-        if n < best:
-            raise OperantError(f"a group of {n} replies: the best of advantage.k={k} needs samples of at least {k}")
+        require(n >= best, f"a group of {n} replies: the best of advantage.k={k} needs samples of at least {k}")
         if best == 1:
             return mine
         value, order = mine.sort()

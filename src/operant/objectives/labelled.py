@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from operant.tally import ROUNDING
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,7 @@ def reward_model(
     """
     if kind not in KINDS:
         raise OperantError(f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-    if ties not in ("none", "davidson", "rao-kupper"):
-        raise OperantError(f"loss.ties={ties!r}: it must be none, davidson or rao-kupper")
+    require(ties in ("none", "davidson", "rao-kupper"), f"loss.ties={ties!r}: it must be none, davidson or rao-kupper")
     if margin < 0 or tie <= 0:
         raise OperantError(f"loss.margin={margin:g} must be at least 0, and loss.tie={tie:g} above 0")
     if (margin or ties != "none") and kind != "pairwise":

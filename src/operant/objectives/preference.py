@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from operant.objectives.labelled import Groups, right
 from operant.tally import ROUNDING
-from operant.types import Batch, OperantError, Outputs, shown
+from operant.types import Batch, OperantError, Outputs, require, shown
 
 KINDS = ("sigmoid", "robust", "hinge", "ipo", "ipo-mean")
 
@@ -39,8 +39,7 @@ def preference(
     """
     if kind not in KINDS:
         raise OperantError(f"loss.kind={shown(kind)}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-    if pairs not in ("all", "ends"):
-        raise OperantError(f"loss.pairs={shown(pairs)}: it must be all or ends")
+    require(pairs in ("all", "ends"), f"loss.pairs={shown(pairs)}: it must be all or ends")
     _check_beta(beta)
     if not 0 <= label_smoothing < 0.5:
         raise OperantError(f"loss.label_smoothing={label_smoothing:g}: it must be at least 0 and below 0.5")

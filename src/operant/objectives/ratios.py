@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from operant.objectives.losses import check_above
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 
 def _terms(loss: Tensor, log_ratio: Tensor, limited: Tensor, out: Outputs, entropy_coef: float) -> dict[str, Tensor]:
@@ -39,8 +39,7 @@ def sequence_ratio(
     has the value of s and the gradient of the token's own r_t, for advantages that differ from token to token.
     """
     check_above(0, clip=clip, clip_high=clip_high)
-    if ratio not in ("reply", "token"):
-        raise OperantError(f"loss.ratio={ratio!r}: it must be reply or token")
+    require(ratio in ("reply", "token"), f"loss.ratio={ratio!r}: it must be reply or token")
     log_ratio = torch.where(batch.actions, out.logprobs - batch.logprobs, 0.0)
     mean = (log_ratio.sum(1, keepdim=True) / batch.actions.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
     if ratio == "token":
@@ -114,8 +113,7 @@ def divergence_mask(
     probabilities p (now) and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
     """
     check_above(0, max_distance=max_distance, ratio_cap=ratio_cap)
-    if distance not in ("tv", "kl"):
-        raise OperantError(f"loss.distance={distance!r}: it must be tv or kl")
+    require(distance in ("tv", "kl"), f"loss.distance={distance!r}: it must be tv or kl")
     log_ratio = out.logprobs - batch.logprobs
     now, then = out.logprobs.detach(), batch.logprobs
     p, q = now.exp(), then.exp()

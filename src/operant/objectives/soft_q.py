@@ -7,7 +7,7 @@ log-prob. Q', V' and A' are those of the copy. With a reference, its own Q and V
 from torch import Tensor
 
 from operant.objectives.advantages import episode_index, gather, group_relative, moments, scatter, whiten
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 VERSIONS = ("v1", "v2", "v3", "v2_v3")
 
@@ -40,8 +40,7 @@ def soft_q(
         )
     if version not in VERSIONS:
         raise OperantError(f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
-    if not 0 <= forward_share <= 1:
-        raise OperantError(f"loss.forward_share={forward_share}: it must lie in 0..1")
+    require(0 <= forward_share <= 1, f"loss.forward_share={forward_share}: it must lie in 0..1")
     index = episode_index(batch)
     numbers = (out.raw_logprobs, out.logsumexp, batch.extra["target_q"], batch.extra["target_v"], batch.rewards)
     a, v, target_q, target_v, rewards = (gather(x, index) for x in numbers)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter, with_groups
-from operant.types import Batch, OperantError
+from operant.types import Batch, require
 
 
 def turn_returns(batch: Batch, discount: float) -> tuple[Tensor, Turns, Tensor]:
@@ -49,8 +49,7 @@ def with_states(
     state no other turn of the group begins in has only the first.
     """
     _check_rate(turn_gamma)
-    if omega < 0:
-        raise OperantError(f"advantage.omega={omega}: it must be at least 0")
+    require(omega >= 0, f"advantage.omega={omega}: it must be at least 0")
     assert batch.anchors is not None  # the learner adds them
     plain = batch.with_(rewards=batch.rewards + batch.extra.get("discounted", 0))  # as the method compares episodes
     batch = batch.with_(advantages=with_groups(plain, scale=scale, deviation=deviation).advantages)
@@ -64,5 +63,4 @@ def with_states(
 
 
 def _check_rate(turn_gamma: float) -> None:
-    if not 0 <= turn_gamma <= 1:
-        raise OperantError(f"advantage.turn_gamma={turn_gamma}: it must lie in 0..1")
+    require(0 <= turn_gamma <= 1, f"advantage.turn_gamma={turn_gamma}: it must lie in 0..1")

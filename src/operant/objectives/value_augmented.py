@@ -15,7 +15,7 @@ from operant.objectives.advantages import (
     scatter,
     with_gae,
 )
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, Outputs, require
 
 
 def with_two_lambdas(
@@ -36,8 +36,7 @@ def with_two_lambdas(
     its actions, the actions of the step divided by those of right replies, so that a weighted mean over all tokens is
     the mean over those of right ones. Other options: see `advantages.with_gae`.
     """
-    if not alpha > 0:
-        raise OperantError(f"advantage.alpha={alpha}: it must be above 0")
+    require(alpha > 0, f"advantage.alpha={alpha}: it must be above 0")
     targets = with_gae(
         batch, gamma=gamma, lam=critic_lam, turn_gamma=turn_gamma, whiten_scope=whiten_scope, unbiased=unbiased
     )

@@ -16,7 +16,7 @@ from operant.rewards.evaluate import Judged, Outcome, Remark, joined_remarks, ju
 from operant.rewards.wrapper import Wrapper, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
-from operant.types import OperantError, RewardFn, Rollout, Total
+from operant.types import OperantError, RewardFn, Rollout, Total, require
 
 FAILED: tuple[Outcome, ...] = ("error", "timeout")
 NOT_READ = {"logprobs": None, "values": None, "allowed": None, "states": None}
@@ -93,8 +93,7 @@ def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
 
     Each is a part of the result, with its numbers before the weight.
     """
-    if not rewards:
-        raise OperantError("a weighted reward without parts: give {name: (reward, weight)}")
+    require(rewards, "a weighted reward without parts: give {name: (reward, weight)}")
     for name, (_, weight) in rewards.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise OperantError(f"the weight {weight!r} of reward {name!r} is not a finite number")

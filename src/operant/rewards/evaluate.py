@@ -20,10 +20,20 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from operant import distributed
 from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
-from operant.sandbox.reward_call import as_list
 from operant.sandbox.serialise import FIELDS, is_judgement
 from operant.tally import Tally
-from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, shown
+from operant.types import (
+    Judgement,
+    OperantError,
+    RewardFn,
+    Rollout,
+    Total,
+    as_list,
+    describe_error,
+    name_of,
+    require,
+    shown,
+)
 
 Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
@@ -196,8 +206,7 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         error = failure.__cause__
         raise OperantError(f"reward {name!r} {failure} {_explain(reward, rollouts, error)}") from error
     for result in results:
-        if result.outcome == "error":
-            raise OperantError(f"reward {name!r} {result.reason}")
+        require(result.outcome != "error", f"reward {name!r} {result.reason}")
     return judged_of(results, [result.total for result in results], name)
 
 

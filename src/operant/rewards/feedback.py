@@ -8,7 +8,7 @@ from typing import Any
 
 from operant.rewards import check, judge, resolve, totals
 from operant.rewards.evaluate import name_of
-from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn
+from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require
 
 
 class Feedback:
@@ -25,8 +25,7 @@ class Feedback:
     """The last reply of an episode is paid its score."""
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
-        if turns < 1:
-            raise OperantError(f"env.turns={turns}: it must be at least 1")
+        require(turns >= 1, f"env.turns={turns}: it must be at least 1")
         if "{message}" not in text:
             raise OperantError(f"env.text={text!r}: it must contain {{message}}, where the reward's message is put")
         self.reward, self.turns, self.text = resolve(reward), turns, text

@@ -86,23 +86,45 @@ def fault(step: object) -> str | None:
         return f"{shown(step)}; it must be an operant.Step"
     options, listed = step.options, isinstance(step.options, (list, tuple))
     texts = listed and bool(options) and all(isinstance(text, str) and text for text in options)
-    pairs = isinstance(step.examples, (list, tuple)) and all(
-        isinstance(e, (list, tuple)) and len(e) == 2 and isinstance(e[0], str) and isinstance(e[1], Real)
-        for e in step.examples
+    examples = isinstance(step.examples, (list, tuple)) and all(
+        isinstance(e, (list, tuple)) and len(e) == 2 and isinstance(e[0], str) and _finite(e[1]) for e in step.examples
     )
-    examples = pairs and all(math.isfinite(reward) for _, reward in step.examples)
     # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
     kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
     rules = [
         *((name, isinstance(getattr(step, name), str), "a str") for name in ("text", "key")),
         *((name, kind in ("bool", "bool_"), "True or False") for name, kind in kinds.items()),
-        ("reward", isinstance(step.reward, Real) and math.isfinite(step.reward), "a finite number"),
+        ("reward", _finite(step.reward), "a finite number"),
         ("info", isinstance(step.info, Mapping), "a dict"),
         ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
         ("examples", examples, "a list of pairs, each a text and a finite number"),
         ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
     ]
-    return next((f"{n}={shown(getattr(step, n))}; it must be {rule}" for n, good, rule in rules if not good), None)
+    for name, good, rule in rules:
+        if not good:
+            return f"{name}={shown(getattr(step, name))}; it must be {rule}"
+    for name, said in (("text", [step.text]), ("options", options or ()), ("examples", [e[0] for e in step.examples])):
+        if not all(map(is_encodable, said)):
+            return (
+                f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut texts between characters"
+            )
+    return None
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written and read: a half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _finite(number: object) -> bool:
+    try:
+        return isinstance(number, Real) and math.isfinite(number)
+    except OverflowError:  # a whole number beyond floats
+        return False
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:

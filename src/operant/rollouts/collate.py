@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from operant import distributed
-from operant.types import Batch, Choices, OperantError, Rollout, Turn
+from operant.types import Batch, Choices, OperantError, Rollout, Turn, require
 
 
 def collate(
@@ -28,8 +28,7 @@ def collate(
     `turn_discount` for each turn from there to it; without an action before it, its reward is not paid.
     Log-probs of turns that have none are left to scoring (`Batch.unscored`). mixed: mark the rows of demonstrations.
     """
-    if not rollouts:
-        raise OperantError("no rollouts to learn from: every reward abstained, or the list is empty")
+    require(rollouts, "no rollouts to learn from: every reward abstained, or the list is empty")
     rows: list[dict[str, Any]] = []
     for episode, (rollout, score) in enumerate(zip(rollouts, scores, strict=True)):
         _add_rows(rows, episode, rollout, action_rewards(rollout, score, turn_discount), joined)
@@ -83,8 +82,7 @@ def action_rewards(rollout: Rollout, score: float | Sequence[float], turn_discou
     counts = [turn.count for turn in rollout.turns]
     if any(not turn.action for turn in rollout.turns if turn.trained):
         raise OperantError(f"task {rollout.task.id!r}: a reply has no tokens; every reply needs at least one action")
-    if not sum(counts):
-        raise OperantError(f"task {rollout.task.id!r}: no turn of the episode is trained on; leave it out")
+    require(sum(counts), f"task {rollout.task.id!r}: no turn of the episode is trained on; leave it out")
     paid = [0.0] * sum(counts)
     end, skipped = -1, 0
     for count, turn in zip(counts, rollout.turns, strict=True):
@@ -156,8 +154,7 @@ def _check(turn: Turn, rollout: Rollout) -> None:
 
 def distinct(options: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     """The lists of ids without repetition, in order of first appearance, and the index of each in that result."""
-    if not options or not all(options):
-        raise OperantError("a choice needs at least one option, and each option at least one token")
+    require(options and all(options), "a choice needs at least one option, and each option at least one token")
     numbers: dict[tuple[int, ...], int] = {}
     places = [numbers.setdefault(tuple(option), len(numbers)) for option in options]
     return [list(option) for option in numbers], places
@@ -192,8 +189,7 @@ def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     """
     rows = torch.arange(len(batch))
     numbers_of = {"turn": rows, "episode": batch.episodes, "pair": batch.episodes // 2, "group": batch.groups}
-    if unit not in numbers_of:
-        raise OperantError(f"unit {unit!r} is unknown: turn, episode, pair or group")
+    require(unit in numbers_of, f"unit {unit!r} is unknown: turn, episode, pair or group")
     rows_of: dict[int, list[int]] = {}
     for row, number in enumerate(numbers_of[unit].tolist()):
         rows_of.setdefault(number, []).append(row)

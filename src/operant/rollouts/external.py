@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant.sampling import Sampling, check_ids, encode_more, encode_prompt, reply_text, stop_table
-from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn
+from operant.types import End, OperantError, Rollout, Task, Tokenizer, Turn, require
 
 Text = str | Sequence[int] | torch.Tensor
 """A query or response: text, token ids, or a [T] tensor of ids."""
@@ -57,8 +57,7 @@ def to_rollouts(
     together = [None] * count if groups is None else list(groups)
     lists = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
     for what, things in lists.items():
-        if len(things) != count:
-            raise OperantError(f"{len(things)} {what} for {count} queries: give one for each")
+        require(len(things) == count, f"{len(things)} {what} for {count} queries: give one for each")
     turns_of: dict[int, list[tuple[Turn, str]]] = {}
     group_of: dict[int, Any] = {}
     for i in range(count):

@@ -10,6 +10,7 @@ from typing import Any
 from operant import distributed, rewards
 from operant.algorithms import find
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.demonstrations import Demonstrations, WholeTexts
 from operant.data.recorded import RecordedReplies, read_recorded
 from operant.data.sources import rows_that_decide, share, split_off
 from operant.data.tasks import EVERY, left_out
@@ -22,7 +23,6 @@ from operant.models.policy import Policy
 from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
-from operant.rollouts.demonstrations import Demonstrations, WholeTexts
 from operant.runs import named_parts
 from operant.runs.config import Config, opened, option_of_error
 from operant.runs.evaluate import Evaluator, Probes
@@ -32,7 +32,7 @@ from operant.sampling import check_ids, encode_prompt
 from operant.sandbox.reward_call import as_in_trl
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
-from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, shown, with_defaults
+from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, Tokenizer, shown, with_defaults
 
 
 def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None) -> tuple[Any, Any, list[Any]]:
@@ -54,7 +54,12 @@ def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None
 
 
 def build(
-    config: Config, *, closing: ExitStack, journal: Journal | None = None, tokenizer: Any = None, **of_optimizer: Any
+    config: Config,
+    *,
+    closing: ExitStack,
+    journal: Journal | None = None,
+    tokenizer: Tokenizer | None = None,
+    **of_optimizer: Any,
 ) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
 
@@ -120,9 +125,8 @@ def build(
     if reward is not None:
         rewards.read_with(reward, policy.tokenizer)
     demonstrations = _demonstrations(learner, config.data, [*tasks, *held_out]) if forms["with_replies"] else None
-    evaluator = None
-    if held_out:
-        evaluator = Evaluator(learner, held_out, rewards.held_out(reward), config.evaluation, demonstrations, metrics)
+    judging = (rewards.held_out(reward), config.evaluation, demonstrations, metrics)
+    evaluator = Evaluator(learner, held_out, *judging) if held_out else None
     room = [t for t in tasks if recorded is None or policy.misfit(len(t.prompt), sampling.max_tokens) is None]
     probed = (held_out or room)[: 0 if learner.algorithm.needs.policy else train.probes]
     probed = probed if demonstrations is None else [demonstrations.opening(task) for task in probed]
@@ -130,9 +134,8 @@ def build(
     notes = tuple(note for judge in judges for part in rewards.described_parts(judge) for note in part.notes)
     if learner.own.parallel == "fsdp" and distributed.world() == 1:
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
-    notes = (*of_rows, *notes)
     order = Order(len(tasks), config.learner["learner"].seed)
-    more = (probes, demonstrations, useful.count(False), notes, None, recorded)
+    more = (probes, demonstrations, useful.count(False), (*of_rows, *notes), None, recorded)
     return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
 
 
@@ -142,7 +145,7 @@ def _check_first_rows(
     judged_by: tuple[Any, Any, list[Any]],
     metrics: list[EvaluationMetric],
     forms: dict[str, Any],
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
 ) -> None:
     """Refuse a wrong path or field, messages without a template, or too large a share, before any model loads.
 
@@ -168,7 +171,7 @@ def read_tasks(
     config: Config,
     source: object,
     evaluated: object,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     bounds: dict[str, Any],
     recorded: RecordedReplies | None = None,
 ) -> tuple[list[Task], list[Task], list[str]]:
@@ -265,7 +268,7 @@ def _rows(config: Config, most: int = 1) -> DataOptions:
     return replace(config.data, query_tokens=None, limit=min(most, config.data.limit or most), shuffle=False)
 
 
-def check_chat(config: Config, tasks: list[Task], tokenizer: Any) -> None:
+def check_chat(config: Config, tasks: list[Task], tokenizer: Tokenizer | None) -> None:
     """Raises: OperantError for tasks that are messages if the tokenizer (None: not known) has no chat template."""
     chats = [task.prompt for task in tasks if any(isinstance(part, dict) for part in task.prompt[:1])]
     if chats and tokenizer is None and isinstance(name := config.train.policy, (str, Path)):

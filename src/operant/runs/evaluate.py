@@ -11,6 +11,7 @@ import torch
 
 from operant import distributed
 from operant.bounds import bounded, check_bounds
+from operant.data.demonstrations import Demonstrations
 from operant.engines.beam_search import BeamSearch
 from operant.metrics import collect, games
 from operant.metrics.evaluation import NOTHING, EvaluationMetric, Measured, measure, metric_names, prepared, resolve
@@ -22,7 +23,6 @@ from operant.models.policy import PURE, Policy
 from operant.objectives.kl import estimate
 from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
-from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling, token_pieces

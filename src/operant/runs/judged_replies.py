@@ -29,7 +29,7 @@ from operant.runs.folder import as_parquet
 from operant.runs.scored_rollouts import Scorer
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.types import Engine, OperantError, RewardFn, Rollout, Task, shown
+from operant.types import Engine, OperantError, RewardFn, Rollout, Task, Tokenizer, require, shown
 
 AT_ONCE = 256
 """Replies that are made together, and judged by one call of each reward."""
@@ -63,8 +63,7 @@ def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
         obstacle = "the run has none" if world is None else f"its world {world} paid the run"
     elif str(name).startswith("<"):
         obstacle = f"that of the run is {name} of a Python program"
-    if obstacle:
-        raise OperantError(f"the reward of the run is asked for, and {obstacle}: name one, as in --reward letters:e")
+    require(not obstacle, f"the reward of the run is asked for, and {obstacle}: name one, as in --reward letters:e")
     given = {group: part(run, group) for group in ("isolation", "score")}
     options = compose({"isolation": IsolationOptions, "score": ScoreOptions}, given)
     resolved = rewards.resolve(name, named_parts.stored_options("reward", run))
@@ -119,7 +118,9 @@ def drawn(
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 
 
-def scored(rollouts: list[Rollout], scorers: Sequence[Scorer], sampling: Sampling, tokenizer: Any) -> list[JudgedReply]:
+def scored(
+    rollouts: list[Rollout], scorers: Sequence[Scorer], sampling: Sampling, tokenizer: Tokenizer | None
+) -> list[JudgedReply]:
     """The reply of each rollout with its scores. Raises: OperantError of a reward."""
     scores = {one.name: one(rollouts, sampling, tokenizer) for one in scorers}
     return [

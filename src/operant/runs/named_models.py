@@ -16,15 +16,13 @@ from typing import Any
 
 from operant.algorithms import find
 from operant.import_by_name import nearest
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.base import POLICIES
 from operant.models.loading import MODELS, START, copies, copy_models, load_policy
-from operant.models.lora import LoraOptions
 from operant.models.options import ModelOptions
-from operant.models.output_mlp import OutputMlpOptions
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.safe_loading import load_tokenizer
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.options import compose
 from operant.runs import named_parts

@@ -7,10 +7,10 @@ from typing import Any
 
 from operant import distributed
 from operant.data import DataOptions, Order, load_tasks
+from operant.data.demonstrations import Demonstrations
 from operant.data.recorded import RecordedReplies
 from operant.models.base import ReadingPolicy
 from operant.rewards import Judged
-from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.play import Attempts
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions

@@ -9,17 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 from operant import distributed, rewards
+from operant.data.demonstrations import Demonstrations
 from operant.rewards import Judged, compared_with_greedy, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
-from operant.rollouts.demonstrations import Demonstrations
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.select import unequal
-from operant.types import RewardFn, Rollout, Task
+from operant.types import RewardFn, Rollout, Task, Tokenizer
 
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
@@ -36,12 +35,12 @@ class Scorer:
     score: ScoreOptions = field(default_factory=ScoreOptions)
     """How much of a reply the reward sees."""
 
-    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[float | None]:
         """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
         rewards.read_with(self.reward, tokenizer)
         return rewards.totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
 
-    def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[Rollout]:
+    def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[Rollout]:
         """The rollouts as the reward and the metrics see them."""
         return as_seen(rollouts, self.score, tokenizer, sampling)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from operant.sandbox import seccomp
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 SCRATCH = 16 << 20
 """Bytes of the scratch folder, where it is limited."""
@@ -58,8 +58,7 @@ def filtered() -> dict[str, object]:
 
 def namespaces(options: "JailOptions") -> Cell:
     found = shutil.which("bwrap")
-    if not found:
-        raise OperantError("bubblewrap is not installed: install the system's package bubblewrap")
+    require(found, "bubblewrap is not installed: install the system's package bubblewrap")
     walls = "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --cap-drop ALL --clearenv"
     argv = [found, *walls.split(), "--uid", str(NOBODY), "--gid", str(NOBODY)]
     for folder in system_folders():
@@ -188,8 +187,7 @@ class JailOptions(Limits):
         if self.compare not in COMPARISONS:
             raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
         for name, value in (("seconds", self.seconds), ("patience", self.patience)):
-            if not 0 < value < float("inf"):
-                raise OperantError(f"{name} is {value}: no program ends in that; use 4.0, for instance")
+            require(0 < value < float("inf"), f"{name} is {value}: no program ends in that; use 4.0, for instance")
         if self.memory < LEAST_MEMORY:
             raise OperantError(
                 f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"

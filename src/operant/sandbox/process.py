@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from operant.sandbox.levels import LEVELS, Limits
-from operant.types import OperantError
+from operant.types import require
 
 BOOT = "import sys; sys.path += sys.argv[2:]; from operant.sandbox.supervisor import main; main(sys.argv[1])"
 
@@ -43,8 +43,7 @@ class SupervisedProcess:
         output: int = subprocess.DEVNULL,
     ):
         """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`."""
-        if os.name != "posix":
-            raise OperantError("isolated rewards need Linux or macOS: use the reward without isolation here")
+        require(os.name == "posix", "isolated rewards need Linux or macOS: use the reward without isolation here")
         if limits.level == "auto":
             limits = replace(limits, level=os.environ.get(FORCED, "auto"))
         self.limits = limits

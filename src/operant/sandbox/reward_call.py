@@ -11,12 +11,12 @@ import functools
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from operant.import_by_name import find_function
 from operant.sandbox.serialise import answer_to_plain, rollout_from_plain
-from operant.types import Judgement, OperantError, Rollout
+from operant.types import Judgement, OperantError, Rollout, as_list
 
 GIVEN = ("prompts", "completions", "completion_ids")
 """What a function of TRL's form gets of every reply."""
@@ -86,12 +86,6 @@ class _Log:
         lines = ["\n".join(row) for row in rows] or [""] * len(answers or ())
         pairs = zip(answers or (), lines)
         return None if answers is None else [Judgement(x, dict(self.metrics), message=line) for x, line in pairs]
-
-
-def as_list(returned: object) -> list[Any] | None:
-    """A reward's return value as a list with one entry per rollout; None if it is not a collection."""
-    single = isinstance(returned, (str, bytes, Mapping)) or getattr(returned, "ndim", 1) == 0
-    return list(returned) if isinstance(returned, Iterable) and not single else None
 
 
 def waits(reward: object) -> bool:

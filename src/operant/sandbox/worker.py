@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from operant.types import OperantError, describe_error
+from operant.types import OperantError, describe_error, require
 
 INSIDE = False
 
@@ -68,11 +68,9 @@ def spec_of(thing: str | Callable[..., object]) -> str:
     if not isinstance(thing, str):
         return _spec_of_object(thing)
     place, _, name = thing.strip().rpartition(":")
-    if not place or not name:
-        raise OperantError(f"isolated({thing!r}): give module:function or file.py:function")
+    require(place and name, f"isolated({thing!r}): give module:function or file.py:function")
     if place.endswith(".py"):
-        if not os.path.exists(place):
-            raise OperantError(f"isolated({thing!r}): there is no file {place!r}")
+        require(os.path.exists(place), f"isolated({thing!r}): there is no file {place!r}")
         place = os.path.abspath(place)
     return f"{place}:{name}"
 

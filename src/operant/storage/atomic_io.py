@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,9 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
 
 
-def _nothing(when: str, operation: str, path: Path) -> None:
-    pass
-
-
-seam: Callable[[str, str, Path], None] = _nothing
-"""Called as `seam("before" | "after", operation, path)` around every change of the disk. A test replaces it by a
-function that raises `OSError` (a full disk) or ends the process. The path of a rename is the new name."""
+def seam(when: str, operation: str, path: Path) -> None:
+    """Called as `seam("before" | "after", operation, path)` around every change of the disk. A test replaces it by a
+    function that raises `OSError` (a full disk) or ends the process. The path of a rename is the new name."""
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from operant.storage.checkpoint_store import (
     verify,
 )
 from operant.storage.state_codec import PART_FILES, NamedTensors, decode, encode, read_folder, write_folder
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 __all__ = ["LIGHT", "OPTIMIZER", "RunState", "Saved", "about", "newest_whole", "read_extra", "read_part", "to_resume"]
 
@@ -88,8 +88,7 @@ class RunState:
 
     def register(self, name: str, part: P) -> P:
         """Register `part` and return it. Its state may hold tensors, numbers, text, None, lists, tuples and dicts."""
-        if name in self.parts:
-            raise OperantError(f"part {name!r} is registered already; give the second one another name")
+        require(name not in self.parts, f"part {name!r} is registered already; give the second one another name")
         missing = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(part, m, None))]
         if missing:
             raise OperantError(f"part {name!r} ({type(part).__name__}) has no {missing[0]}(); give it one")
@@ -216,8 +215,7 @@ def read_part(path: Path, name: str) -> Any:
     if problem := verify(path):
         raise damaged(path, problem)
     states = _read(path)[1]
-    if name not in states:
-        raise OperantError(f"{path} lacks {name}: it was not written by a training run")
+    require(name in states, f"{path} lacks {name}: it was not written by a training run")
     return states[name]
 
 

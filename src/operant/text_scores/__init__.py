@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from operant.import_by_name import Lazy
-from operant.types import OperantError, RewardFn, Rollout, Task, shown, with_defaults
+from operant.types import OperantError, RewardFn, Rollout, Task, require, shown, with_defaults
 
 SCORES = Lazy(
     {
@@ -219,8 +219,7 @@ def target_words(task: Task, field: str | None, what: str) -> list[str]:
 
 def of_several(name: str, chosen: str) -> Callable[[Sequence[float]], float]:
     """The function that joins the values for several references."""
-    if chosen not in SEVERAL:
-        raise OperantError(f"{name}: several={shown(chosen)}: of several references, take max or mean")
+    require(chosen in SEVERAL, f"{name}: several={shown(chosen)}: of several references, take max or mean")
     return SEVERAL[chosen]
 
 

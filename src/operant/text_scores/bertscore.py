@@ -10,7 +10,7 @@ from torch import Tensor
 
 from operant.models.model_passes import TextModel, encode, load, passes
 from operant.text_scores import MEASURES, OfMeasures, f_measure, of_several, references
-from operant.types import OperantError, Rollout, Task
+from operant.types import OperantError, Rollout, Task, require
 
 
 class Tokens(NamedTuple):
@@ -67,8 +67,7 @@ class BertScore(OfMeasures):
                 "as in {bertscore: {model: roberta-large, layer: 17}}"
             )
         self.choose_measure(measure)
-        if batch < 1:
-            raise OperantError(f"bertscore: batch={batch} must be at least 1")
+        require(batch >= 1, f"bertscore: batch={batch} must be at least 1")
         self.model, self.layer, self.idf, self.batch = model, layer, idf, batch
         self.several = of_several(self.__name__, several)
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant.models.model_passes import BIAS, GAIN, TextModel, encode, load, passes
-from operant.types import OperantError, Rollout, Tokenizer
+from operant.types import OperantError, Rollout, Tokenizer, require
 
 OF_TASK = "task.target"
 """The value of `label` with which each task's target names the label."""
@@ -35,8 +35,7 @@ class Classifier:
         for option, value, allowed in (("output", output, ("probability", "logit")), ("text", text, ("text", "reply"))):
             if value not in allowed:
                 raise OperantError(f"classifier {name!r}: {option}={value!r} must be {allowed[0]} or {allowed[1]}")
-        if batch < 1:
-            raise OperantError(f"classifier {name!r}: batch={batch} must be at least 1")
+        require(batch >= 1, f"classifier {name!r}: batch={batch} must be at least 1")
         self.name, self.label, self.output, self.text, self.batch = name, label, output, text, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.__name__ = "sentiment" if name == "builtin:sentiment" else "classifier"

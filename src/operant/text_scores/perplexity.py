@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from operant.data.demonstrations import Demonstrations
 from operant.models.loading import load_policy
 from operant.models.model_passes import batches
-from operant.rollouts.demonstrations import Demonstrations
-from operant.types import Batch, Message, OperantError, Rollout, Task
+from operant.types import Batch, Message, OperantError, Rollout, Task, require
 
 
 class Perplexity:
@@ -31,8 +31,7 @@ class Perplexity:
                 "builtin:NAME or a Hub name, as in {perplexity: {model: ./start}}; that which training begins from "
                 "is a good one"
             )
-        if batch < 1:
-            raise OperantError(f"perplexity: batch={batch} must be at least 1")
+        require(batch >= 1, f"perplexity: batch={batch} must be at least 1")
         self.model, self.batch = model, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.policy: Any = None

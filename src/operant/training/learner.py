@@ -32,7 +32,7 @@ from operant.rollouts.generation_kwargs import from_generation_kwargs, warned
 from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
-from operant.training import refused_step, step_arguments
+from operant.training import step_arguments
 from operant.training.objective import measure_terms
 from operant.training.parts import SOMETIMES, LearnerParts, default_engine
 from operant.training.select import select_all
@@ -288,7 +288,7 @@ class Learner(LearnerParts):
     def bundle(self, path: str | Path) -> Path:
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
         about = {"step": self.progress.step, "options": self.option_values(), **self.named}
-        return refused_step.write(path, self.refused, about, PolicyState(self.policy).state_dict())
+        return SOMETIMES["bundle"](path, self.refused, about, PolicyState(self.policy).state_dict())
 
     # --- on disk ------------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling, token_pieces
 from operant.training.objective import Objective, forward
 from operant.training.scoring import Bootstraps
-from operant.types import Batch
+from operant.types import Batch, Tokenizer
 
 KNOWN = {
     "logprobs": "log-prob",
@@ -81,7 +81,7 @@ def find_at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> NonFini
     return None
 
 
-def located(fault: NonFinite, batch: Batch, tokenizer: Any, rank: int = 0) -> NonFinite:
+def located(fault: NonFinite, batch: Batch, tokenizer: Tokenizer | None, rank: int = 0) -> NonFinite:
     """The fault with its token and reply added; without a tokenizer, the reply is written as ids."""
     if fault.row is None:
         return fault
@@ -128,7 +128,13 @@ class RefusedStep:
 
 
 def refuse(
-    stage: str, fault: NonFinite | None, batch: Batch, bootstraps: Bootstraps, *, tokenizer: Any, **remaining: Any
+    stage: str,
+    fault: NonFinite | None,
+    batch: Batch,
+    bootstraps: Bootstraps,
+    *,
+    tokenizer: Tokenizer | None,
+    **remaining: Any,
 ) -> RefusedStep | None:
     """The refused step that all ranks agree on; None if no rank found NaN or infinity. Every rank must call.
 

@@ -244,8 +244,8 @@ class MicroBatchOptions:
     """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
     per: str | None = bounded(None, choices=(None, *PER), rule="token, reply, group, constant or none")
     """What the loss is a mean over: token: all tokens of a minibatch. reply: replies, of each the mean of its tokens.
-    group: groups, of each the mean of all its tokens. constant: replies, of each the sum of its tokens divided by
-    sampling.max_tokens. none: the method's own."""
+    group: groups, of each the mean of all its tokens; with update.minibatch, of those in the minibatch. constant:
+    replies, of each the sum of its tokens divided by sampling.max_tokens. none: the method's own."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "update")

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 
 from operant.algorithms import ALGORITHMS, Algorithm, applicable_options, find, preset
-from operant.bounds import bounded, check_bounds
+from operant.bounds import at_least_one, bounded, check_bounds
 from operant.import_by_name import Lazy
-from operant.models.lora import LoraOptions
+from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
-from operant.models.output_mlp import OutputMlpOptions
-from operant.models.soft_prompt import SoftPromptOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
 from operant.options import compose, defaults, names, resolve, values
@@ -27,10 +25,6 @@ from operant.training.optimizer import OWN, RateOptions, without_unused
 from operant.training.select import SELECTED, SELECTIONS, WEIGHTS, parse
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
-
-
-def _are_threads(count: int | str) -> bool:
-    return count >= 1 if isinstance(count, int) else count == "auto"
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class LearnerOptions:
     above X; none: all."""
     select_unit: str = bounded("episode", choices=SELECTED)
     """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
-    threads: int | str = bounded("auto", fits=_are_threads, rule="auto, or a number of at least 1")
+    threads: int | str = bounded("auto", fits=at_least_one, rule="auto, or a number of at least 1")
     """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
     for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
     keep_memory: bool = True

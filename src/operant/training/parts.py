@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
@@ -25,7 +26,6 @@ from operant.options import values
 from operant.rewards.shaping import RunningMoments
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
-from operant.training import refused_step
 from operant.training.nonfinite import RefusedStep
 from operant.training.objective import Objective, make_objective
 from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
@@ -45,11 +45,18 @@ SOMETIMES = Lazy(
         "divide": "operant.training.sharding:divide",
         "updating": "operant.training.sharding:updating",
         "optimizer": "operant.training.sharding:DividedOptimizer",
+        "bundle": "operant.training.refused_step:write",
         "save": "operant.training.saved_learner:save",
+        "external": "operant.rollouts.external:to_rollouts",
         "load": "operant.training.saved_learner:load",
     }
 )
-"""What only some learners need, by their method, on several ranks, or on disk; imported for these."""
+"""What only some learners need, by their method, on several ranks, from elsewhere, or on disk; imported for these."""
+
+
+def name_of_model(model: object) -> str | None:
+    """The name of a model, which another process can load; for a Python object, its class in angle brackets."""
+    return model if model is None else str(model) if isinstance(model, (str, Path)) else f"<{type(model).__name__}>"
 
 
 class Progress:
@@ -109,13 +116,12 @@ class LearnerParts:
                 f"{', '.join(beside)} beside composed=, which has every option already: give these to "
                 "runs.config.configure, or leave composed out"
             )
-        left_out: list[str] = []
         if composed is None:
             optimizer, by_name = with_kind(optimizer, cast(Mapping[str, Any], options))
             without_kl = dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0) if reference is None else {}
             composed, left_out = learner_options(name, preset, by_name, above=without_kl)
-        if left_out:
-            warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
+            if left_out:
+                warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
         self.options = dict(composed)
         """All options by group."""
         self.own: LearnerOptions = self.options["learner"]
@@ -125,11 +131,11 @@ class LearnerParts:
         check_given(self.options, optimizer, lr_scheduler)
         if self.own.parallel == "fsdp":
             SOMETIMES["check"](self.algorithm.update, self.options)
-        self.named = {"policy": refused_step.name(policy), "reference": refused_step.name(reference)}
+        self.named = {"policy": name_of_model(policy), "reference": name_of_model(reference)}
         self.named["algorithm"] = name if isinstance(name, str) else "an algorithm of your own"
         others = {"tokenizer": tokenizer, "engine": engine, "env": env}
         others |= {"algorithm": name, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        self.given = self.named | {argument: refused_step.name(thing) for argument, thing in others.items()}
+        self.given = self.named | {argument: name_of_model(thing) for argument, thing in others.items()}
         """What the constructor was given: names, and the classes of objects in angle brackets."""
         self.copied: dict[str, str] = {}
         """Of a loaded learner: the names of the models that its folder has copies of, by the path of the copy."""

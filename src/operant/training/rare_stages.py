@@ -58,7 +58,8 @@ def state_returns(learner: LearnerParts, step: TrainingStep) -> None:
 
 def check_stated(learner: LearnerParts, step: TrainingStep) -> None:
     """Refuse rows that the returns in their prompts have made too long."""
-    scoring.check_rows(step.collated, learner.policy, " with its return")
+    if step.learnt.rollouts:  # else another rank has some
+        scoring.check_rows(step.collated, learner.policy, " with its return")
 
 
 def add_hints(learner: LearnerParts, step: TrainingStep) -> None:

@@ -28,11 +28,6 @@ IN_A_ROW = 3
 SCHEMA = 1
 
 
-def name(model: object) -> str | None:
-    """The name of a model, which another process can load; for a Python object, its class in angle brackets."""
-    return model if model is None else str(model) if isinstance(model, (str, Path)) else f"<{type(model).__name__}>"
-
-
 def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, object], weights: object) -> Path:
     """Write the bundle atomically, in place of an older one of that name.
 

@@ -26,8 +26,7 @@ from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import Retention, newest_whole
 from operant.training.options import checked_options, schema
-from operant.training.parts import LearnerParts
-from operant.training.refused_step import name as name_of
+from operant.training.parts import LearnerParts, name_of_model
 from operant.types import OperantError, shown
 
 MARK = "learner.json"
@@ -155,7 +154,7 @@ def _plain(value: object) -> object:
         return [_plain(x) for x in value]
     if isinstance(value, Mapping):
         return {str(name): _plain(x) for name, x in value.items()}
-    return value if isinstance(value, (bool, int, float)) else name_of(value)
+    return value if isinstance(value, (bool, int, float)) else name_of_model(value)
 
 
 def _is_object(value: object) -> bool:

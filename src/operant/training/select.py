@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from operant import distributed
-from operant.metrics import collect, games
+from operant.import_by_name import Lazy
+from operant.metrics import collect
 from operant.objectives.advantages import group_relative
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.tally import Tally
-from operant.types import Batch, OperantError, Rollout, Total, Turn, shown, totals
+from operant.types import Batch, OperantError, Rollout, Tokenizer, Total, Turn, require, shown, totals
 
+OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
+"""Imported for steps of games."""
 SELECTED = ("episode", "turn")
 """What a selection of the best (`training.best`) keeps or leaves out."""
 SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
@@ -64,7 +67,7 @@ def select(
     scores: Sequence[object],
     options: ScoreOptions,
     moments: RunningMoments,
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     *,
     drop_lengths: bool = False,
     drop_equal: bool = False,
@@ -109,7 +112,7 @@ def select(
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
     tally.merge(collect.of_failures(rollouts))
     if any("game" in rollout.info for rollout in rollouts):
-        tally.merge(games.of_games(rollouts))
+        tally.merge(OF_GAMES["metrics"](rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
 
 
@@ -145,8 +148,7 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     """Select all demonstrations, which have no scores. Raises: OperantError on every rank if there are none."""
-    if not distributed.total_float(float(len(rollouts))):
-        raise OperantError("no replies to train on: the lists are empty")
+    require(distributed.total_float(float(len(rollouts))), "no replies to train on: the lists are empty")
     count = len(rollouts)
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 

@@ -7,18 +7,20 @@ import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
-from operant.models import output_mlp
+from operant.envs import asked
 from operant.models.base import POLICIES, PolicyBase
-from operant.models.loading import load_policy, load_reference
+from operant.models.loading import BESIDE, load_policy, load_reference
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, find_device
-from operant.types import EngineParts, Env, EnvBase, OperantError, with_defaults
+from operant.types import EngineParts, Env, EnvBase, OperantError, Tokenizer, with_defaults
 
 
-def load_trained_policy(policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Any) -> Policy:
+def load_trained_policy(
+    policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Tokenizer | None
+) -> Policy:
     """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)
@@ -64,12 +66,12 @@ def make_copies(
         rules |= {} if mask.by == "policy" else {"mask": mask.rule if mask.by == "copy" else "frozen"}
     copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
     if mask is not None and mask.by == "model":
-        if output_mlp.find(policy.model) is None:
+        if BESIDE["OUTPUT_MLP"].find(policy.model) is None:
             raise OperantError(
                 "mask.by=model: the policy has no MLP behind a frozen model, which could say what is likely; set "
                 "output_mlp.width, or use mask.by=copy"
             )
-        output_mlp.detach(copies["mask"].policy.model)
+        BESIDE["OUTPUT_MLP"].detach(copies["mask"].policy.model)
     rate = options["teacher"].rate if "teacher" in options else 0.0
     follows = ("polyak", rate) if rate else "frozen"
     return load_reference(reference, policy, follows) if has_reference else None, copies
@@ -99,7 +101,7 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
     if measure is None or policy.tokenizer is None:
         return
     context = None if policy.encoder_decoder else policy.context
-    measure(TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
+    asked(env, "measure", measure, TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
 
 
 def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:

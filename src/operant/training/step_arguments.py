@@ -10,10 +10,9 @@ import torch
 from operant import distributed
 from operant.algorithms import Algorithm
 from operant.rewards import Judged, judge
-from operant.rollouts.external import to_rollouts
 from operant.rollouts.generation_kwargs import declared, drawn_with, warn_of_unscored
 from operant.sampling import Sampling
-from operant.training.parts import LearnerParts
+from operant.training.parts import SOMETIMES, LearnerParts
 from operant.types import Judgement, OperantError, Rollout, shown
 
 
@@ -82,7 +81,7 @@ def _from_demonstrations(
             "use step(queries, responses), or another algorithm"
         )
     made = distributed.together(
-        lambda: to_rollouts(
+        lambda: SOMETIMES["external"](
             queries,
             responses,
             ends=True,
@@ -121,7 +120,7 @@ def _from_triplets(
         warn_of_unscored(unscored)
     plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in scores]
     rollouts = distributed.together(
-        lambda: to_rollouts(
+        lambda: SOMETIMES["external"](
             queries,
             responses,
             tokenizer=learner.policy.tokenizer,

@@ -33,7 +33,7 @@ from operant.apps.code.outcome_critic import PASSED
 from operant.rewards import resolve
 from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
 from operant.rewards.wrapper import Wrapper, held_out
-from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout, Total
+from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout, Total, require
 
 __all__ = ["CriticReward"]
 
@@ -73,8 +73,7 @@ class CriticReward(Wrapper):
             raise OperantError(f"critic:{path} with returns={returns!r}: it must be one of {', '.join(RETURNS)}")
         if len(worth) != len(OUTCOMES):
             raise OperantError(f"critic:{path} with worth={worth!r}: give a number for each of {', '.join(OUTCOMES)}")
-        if refresh < 0:
-            raise OperantError(f"critic:{path} with refresh={refresh!r}: a learning rate must be at least 0")
+        require(refresh >= 0, f"critic:{path} with refresh={refresh!r}: a learning rate must be at least 0")
         self.scorer, self.reward, self.returns = CriticScore(path, batch=batch, device=device), reward, returns
         self.worth = torch.tensor(list(worth), dtype=torch.float64)
         self.refresh = refresh

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
-from operant.rollouts.demonstrations import Demonstrations
+from operant.data.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, Tokenizer, require, shown
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Reading:
     program: str
     """Its text."""
 
-    def after(self, ids: Sequence[int], tokenizer: Any) -> list[int]:
+    def after(self, ids: Sequence[int], tokenizer: Tokenizer | None) -> list[int]:
         """For each token of another tokenizer, of which the program is made, the last position that has read no more
         than the text until its end."""
         return [bisect_right(self.ends, end) - 1 for end in ends_of(tokenizer, ids, self.program)]
@@ -48,8 +48,7 @@ class CriticScore:
     """
 
     def __init__(self, path: str, *, batch: int = 32, device: str | None = None):
-        if batch < 1:
-            raise OperantError(f"critic {path!r}: batch={batch} must be at least 1")
+        require(batch >= 1, f"critic {path!r}: batch={batch} must be at least 1")
         self.path, self.batch = path, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._critic: OutcomeCritic | None = None
@@ -97,7 +96,7 @@ class CriticScore:
             found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends, program))
         return found
 
-    def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Any = None) -> list[float]:
+    def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Tokenizer | None = None) -> list[float]:
         """P(passed) of a reply's beginning until each of its tokens; the last number is that of the whole reply.
 
         reply: a text, which the critic's tokenizer divides, or ids of `tokenizer`, the policy's.

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from operant.apps.code.problems import program_in
 from operant.data.forms import Row, found_in, text_of, texts_in
-from operant.types import OUTCOMES, OperantError, shown
+from operant.types import OUTCOMES, OperantError, require, shown
 
 LANGUAGES = ("language", "lang", "programming_language")
 EXAMPLE = re.compile(r"==>|=>|==|\u279e|->|# returns|should return|\breturns?\b|(?<![=<>!])=(?!=)")
@@ -103,8 +103,7 @@ def humaneval(row: Row) -> Mapping[str, object]:
     _check_language(row)
     prompt = text_of(found_in(row, ("prompt",)), "prompt")
     name, test = (text_of(found_in(row, (field,)), field) for field in ("entry_point", "test"))
-    if not test.strip() or "def check" not in test:
-        raise OperantError(f"test is {shown(test)}; it must define check(candidate)")
+    require(test.strip() and "def check" in test, f"test is {shown(test)}; it must define check(candidate)")
     setup, tests = split_check(test, name)
     return {
         "prompt": prompt,
@@ -332,13 +331,11 @@ def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[d
 
     files = sorted((Path(run).expanduser() / "rollouts").glob("step-*.parquet"))
     chosen = [file for file in files if first <= int(file.stem.partition("-")[2]) <= (last or 1 << 60)]
-    if not chosen:
-        raise OperantError(f"tasks.run={run!r}: {run}/rollouts has no replies of steps {first} to {last or 'the end'}")
+    require(chosen, f"tasks.run={run!r}: {run}/rollouts has no replies of steps {first} to {last or 'the end'}")
     found = False
     for file in chosen:
         for _, row in read(file)[1]:
             if row.get("outcome"):
                 found = True
                 yield {"prompt": row["query"], "completion": row["reply"], "outcome": row["outcome"]}
-    if not found:
-        raise OperantError(f"tasks.run={run!r}: its replies have no outcomes; their reward names them, as `tests` does")
+    require(found, f"tasks.run={run!r}: its replies have no outcomes; their reward names them, as `tests` does")

@@ -25,7 +25,7 @@ from operant.models.safe_loading import load_tensors
 from operant.sampling import Sampling, token_pieces
 from operant.storage import atomic_io
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout
+from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout, Tokenizer
 
 HEAD, ABOUT = "outcome_head.safetensors", "outcome_critic.json"
 PASSED = OUTCOMES.index("passed")
@@ -207,7 +207,7 @@ def is_critic(folder: Path) -> bool:
     return (folder / ABOUT).is_file()
 
 
-def ends_of(tokenizer: Any, ids: Sequence[int], text: str) -> list[int]:
+def ends_of(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[int]:
     """[len(ids)] the characters of `text`, a reply, until the end of each of its tokens; special tokens have none."""
     special = set(tokenizer.all_special_ids)
     pieces = ["" if token in special else piece for token, piece in zip(ids, token_pieces(tokenizer, ids))]

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from operant.sandbox.jail import Code, Program, Stdin, Test
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 PATCHES = re.compile(
@@ -61,8 +61,7 @@ def problem_of(task: Task) -> Problem:
         except OperantError as error:
             raise OperantError(f"task {task.id!r}: {error}") from error
         setup, judge = target.get("setup") or "", target.get("judge") or ""
-        if judge not in ("", "apps"):
-            raise OperantError(f"task {task.id!r}: its judge is {shown(judge)}; give apps, or leave it out")
+        require(judge in ("", "apps"), f"task {task.id!r}: its judge is {shown(judge)}; give apps, or leave it out")
         if fault := unkept(setup, *(one.code for one in tests + examples if isinstance(one, Code))):
             raise OperantError(f"task {task.id!r}: {fault}")
         return Problem(tests, examples, setup, target.get("before") or "", judge)

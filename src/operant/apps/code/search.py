@@ -20,7 +20,7 @@ from operant.apps.code.problems import problem_of, program_in
 from operant.bounds import bounded, check_bounds
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
-from operant.types import OUTCOMES, Engine, OperantError, Task, shown
+from operant.types import OUTCOMES, Engine, OperantError, Task, Tokenizer, shown
 
 CUTS = ("critic", "line", "random")
 
@@ -28,7 +28,7 @@ CUTS = ("critic", "line", "random")
 class PrefixCritic(Protocol):
     """What scores the beginnings of programs."""
 
-    def prefixes(self, problem: Any, reply: Sequence[int], tokenizer: Any) -> Sequence[float]:
+    def prefixes(self, problem: Any, reply: Sequence[int], tokenizer: Tokenizer | None) -> Sequence[float]:
         """How good a reply is until each of its tokens; the last number is that of the whole reply."""
         ...
 
@@ -188,7 +188,7 @@ class Search:
         ids = [token for token in task.prompt if isinstance(token, int)]
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 
-    def _scores(self, task: Task, reply: Sequence[int], tokenizer: Any) -> tuple[float, ...]:
+    def _scores(self, task: Task, reply: Sequence[int], tokenizer: Tokenizer | None) -> tuple[float, ...]:
         """The critic's score after each token."""
         if self.critic is None:
             return ()

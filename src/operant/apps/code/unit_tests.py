@@ -21,7 +21,7 @@ from operant.rewards.feedback import Feedback
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.sandbox.ray import PROGRAMS, RayJail, RaySession
 from operant.text_scores import references
-from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, shown
+from operant.types import OUTCOMES, Judgement, OperantError, Rollout, Task, require, shown
 
 __all__ = ["Programs", "UnitTests"]
 
@@ -164,8 +164,7 @@ class UnitTests:
         )
         if len(self.bad) == len(tasks) and self.references in ("refuse", "drop"):
             raise OperantError(f"{text}. Repair them: no task would be left to train on")
-        if self.references == "refuse":
-            raise OperantError(f"{text}. Repair these rows, or leave them out: --reward.references drop")
+        require(self.references != "refuse", f"{text}. Repair these rows, or leave them out: --reward.references drop")
         dropped = "; these tasks are left out" if self.references == "drop" else ""
         self.notes.append(text + dropped)
 

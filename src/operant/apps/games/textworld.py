@@ -29,7 +29,7 @@ from typing import Any, Literal
 from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Split, TextGames
 from operant.storage import atomic_io
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 CHALLENGES = ("tw-simple", "tw-coin_collector", "tw-treasure_hunter", "tw-cooking", "custom")
 FIRST_TEST_SEED = 500_000_000
@@ -668,8 +668,7 @@ class Jericho(TextGames):
     """The same for evaluation. Empty: there is no evaluation in games."""
 
     def games(self, split: Split) -> list[Task]:
-        if not self.files:
-            raise OperantError("env.files is missing: Jericho brings no games; name your own, as env.files=zork1.z5")
+        require(self.files, "env.files is missing: Jericho brings no games; name your own, as env.files=zork1.z5")
         paths = files_of(self, split, r"\.z[1-8]$")
         named = zip(short_names(paths), paths)
         return [Task(f"jericho/{n}", f"{n}, a classic", target={"file": str(path)}) for n, path in named]
@@ -695,8 +694,7 @@ def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
             if not path.is_dir()
             else [p for p in sorted(path.iterdir()) if re.search(pattern, p.name.removesuffix(".gz"))]
         )
-        if not inside:
-            raise OperantError(f"folder {path} contains no game: TextWorld's are .z8 files, each with its .json")
+        require(inside, f"folder {path} contains no game: TextWorld's are .z8 files, each with its .json")
         paths += [checked(str(p)) for p in inside]
     paths = [*dict.fromkeys(paths)]
     for path in paths:
@@ -737,13 +735,10 @@ def short_names(paths: list[Path]) -> list[str]:
 def checked(name: str) -> Path:
     """The path of a game file, unpacked if it is a .gz."""
     path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise OperantError(f"game file {name} does not exist")
+    require(path.is_file(), f"game file {name} does not exist")
     kind = Path(path.name.removesuffix(".gz")).suffix
-    if kind == ".ulx":
-        raise OperantError(f"{name} is a Glulx game, which TextWorld 1.7 no longer plays: make it again as .z8")
-    if not re.fullmatch(r"\.z[1-8]", kind):
-        raise OperantError(f"{name} is no game file: games are .z8, or .z3 to .z8 with env=jericho")
+    require(kind != ".ulx", f"{name} is a Glulx game, which TextWorld 1.7 no longer plays: make it again as .z8")
+    require(re.fullmatch("\\.z[1-8]", kind), f"{name} is no game file: games are .z8, or .z3 to .z8 with env=jericho")
     return unpacked(path) if path.suffix == ".gz" else path
 
 

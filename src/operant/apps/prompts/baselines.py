@@ -22,7 +22,7 @@ from operant.apps.prompts.task_models import TaskModel, TransformerTaskModel
 from operant.apps.prompts.templates import PromptTemplate
 from operant.import_by_name import nearest
 from operant.sampling import counter, text_tokens, uniforms
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 MANUAL = ("It was", "It is", "All in all, it was", "The movie is", "In summary, the movie was", "I think it was")
 """Prompts for reviews, written by hand."""
@@ -44,8 +44,7 @@ class Vocabulary:
         """tokenizer: of the task model or of a policy. words: instead of it, joined by spaces."""
         self.tokenizer, self.words = tokenizer, list(words)
         self.ids = list(range(len(self.words))) if tokenizer is None else text_tokens(tokenizer)
-        if len(self.ids) < 2:
-            raise OperantError("a search for prompts needs a vocabulary: give a tokenizer, or at least two words")
+        require(len(self.ids) >= 2, "a search for prompts needs a vocabulary: give a tokenizer, or at least two words")
 
     def write(self, ids: Sequence[int]) -> str:
         """The prompt of some tokens."""
@@ -180,8 +179,7 @@ def manual(setting: Classification, prompts: Sequence[str] = MANUAL) -> Baseline
 
     Raises: OperantError without a prompt.
     """
-    if not prompts:
-        raise OperantError("manual: there is no prompt; give at least one")
+    require(prompts, "manual: there is no prompt; give at least one")
     glued = " " if re.search(r"\S\{prompt\}", setting.template.text) else ""
     written, before = [glued + prompt.strip() for prompt in prompts], setting.model.calls
     scores = setting.scores(written)
@@ -406,8 +404,7 @@ def compare(
     names = list(names) if names is not None else [*USUAL, *(["head"] if white else [])]
     check_names(names, setting.model)
     for what, number in (("length", length), ("seeds", len(seeds))):
-        if number < 1:
-            raise OperantError(f"{what}={number}: it must be at least 1")
+        require(number >= 1, f"{what}={number}: it must be at least 1")
     if vocabulary is None and any(name.partition("+")[0] in SEARCHES for name in names):
         vocabulary = Vocabulary(setting.model.tokenizer if isinstance(setting.model, TransformerTaskModel) else None)
     rows = list[Baseline]()

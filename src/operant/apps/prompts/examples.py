@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from operant.data.forms import Row, found_in, place_of, text_of
 from operant.sampling import counter
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 TEXTS, LABELS = ("text", "sentence", "review", "content"), ("label", "labels", "class")
 
@@ -126,8 +126,7 @@ def _pair(row: object, number: int) -> tuple[str, int]:
         text, label = text_of(found_in(row, TEXTS), "the text"), found_in(row, LABELS)
         if isinstance(label, bool) or not str(label).strip().isdecimal():
             raise OperantError(f"the label is {label!r}; it must be the number of a class: 0, 1, ...")
-        if not text.strip():
-            raise OperantError("the text is empty; leave the row out")
+        require(text.strip(), "the text is empty; leave the row out")
         return text, int(label)
     except OperantError as error:
         raise OperantError(f"{place_of(number)}: {error}") from error

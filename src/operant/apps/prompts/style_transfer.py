@@ -18,7 +18,7 @@ from operant.text_scores import f_measure
 from operant.text_scores.bertscore import BertScore, Tokens, greedy_matching
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.perplexity import Perplexity
-from operant.types import Judgement, OperantError, Rollout, Task, shown
+from operant.types import Judgement, OperantError, Rollout, Task, require, shown
 
 __all__ = ["StyleTransfer", "TransferQuality"]
 
@@ -95,8 +95,7 @@ class StyleTransfer:
             ("groups", groups, groups >= 1, "must be at least 1"),
             ("samples", samples, samples >= 1, "must be at least 1"),
         ):
-            if not good:
-                raise OperantError(f"style_transfer.{name}={shown(value)}: it {rule}")
+            require(good, f"style_transfer.{name}={shown(value)}: it {rule}")
         self.content, self.baseline, self.groups, self.samples = content, baseline, groups, samples
         self.rewriter = Rewriter(
             model,
@@ -221,8 +220,7 @@ class TransferQuality:
         batch: int = 32,
         device: str | None = None,
     ):
-        if samples < 1:
-            raise OperantError(f"style_transfer.samples={samples}: it must be at least 1")
+        require(samples >= 1, f"style_transfer.samples={samples}: it must be at least 1")
         if not isinstance(reward, StyleTransfer):
             reward = StyleTransfer(**arguments(Factory(StyleTransfer), reward or {}, "style_transfer.reward"))
         self.reward, self.samples = reward, samples

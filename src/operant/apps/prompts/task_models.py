@@ -29,7 +29,7 @@ from operant.models.capabilities import FAILS
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
 from operant.models.safe_loading import architectures_of, is_encoder_decoder, load_config, load_tokenizer
 from operant.storage.hub import find_model
-from operant.types import OperantError, describe_error, name_of, shown
+from operant.types import OperantError, Tokenizer, describe_error, name_of, require, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -270,8 +270,7 @@ class TransformerTaskModel(TaskModel):
                 f"the tokenizer of {name} has neither a mask token nor {SENTINEL}: leave {{mask}} out, and the decoder "
                 "answers with its first token"
             )
-        if why:
-            raise OperantError(f"template {shown(template.text)}: {why}")
+        require(not why, f"template {shown(template.text)}: {why}")
         self.word_ids(words)
 
     def word_ids(self, words: Sequence[str]) -> list[int]:
@@ -578,7 +577,7 @@ class TransformerTaskModel(TaskModel):
         return (-(total @ table.weight.T)).topk(min(top, table.weight.shape[0])).indices.tolist()
 
 
-def encode_plain(tokenizer: Any, text: str, special: bool) -> list[int]:
+def encode_plain(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     """The ids of a text, with the tokens that the tokenizer puts around texts or without."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
@@ -666,7 +665,7 @@ def names_function(name: str) -> bool:
     return bool(colon) and place != "builtin" and not os.path.isdir(name)
 
 
-def kind_of(config: Any, tokenizer: Any) -> Kind:
+def kind_of(config: Any, tokenizer: Tokenizer | None) -> Kind:
     """The kind that a config tells by its architecture, else by whether the tokenizer has a mask token."""
     if is_encoder_decoder(config):
         return "encoder-decoder"

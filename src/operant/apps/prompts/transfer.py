@@ -20,7 +20,7 @@ from operant.import_by_name import find_function
 from operant.models.loading import load_policy
 from operant.models.policy import Policy
 from operant.sampling import Sampling, counter, encode_prompt, reply_text
-from operant.types import OperantError, Task, name_of, shown
+from operant.types import OperantError, Task, name_of, require, shown
 
 TEMPLATE = '{prompt} "{sentence}" "'
 
@@ -80,17 +80,14 @@ class Rewriter:
         batch: int = 256,
         device: str | None = None,
     ):
-        if not quote:
-            raise OperantError("style transfer: quote='': give the sign that ends a rewrite")
+        require(quote, "style transfer: quote='': give the sign that ends a rewrite")
         for name, value, least in (("batch", batch, 1), ("prompt_tokens", prompt_tokens, 0)):
-            if value < least:
-                raise OperantError(f"style transfer: {name}={value} must be at least {least}")
+            require(value >= least, f"style transfer: {name}={value} must be at least {least}")
         if isinstance(model, str) and names_function(model):
             model = find_function("task model", *model.rpartition(":")[::2])
         self.model, self.template = model, PromptTemplate(template)
         self.function = model if callable(model) and not isinstance(model, (Policy, torch.nn.Module)) else None
-        if self.template.has_mask:
-            raise OperantError(f"template {shown(template)}: a rewrite has no {{mask}}; leave it out")
+        require(not self.template.has_mask, f"template {shown(template)}: a rewrite has no {{mask}}; leave it out")
         self.sampling = Sampling(
             temperature, 1 if max_tokens is None else max_tokens, top_k=top_k, stop_strings=(quote,)
         )

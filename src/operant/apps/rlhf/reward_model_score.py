@@ -5,8 +5,8 @@ from statistics import fmean
 
 import torch
 
+from operant.data.demonstrations import whole_text
 from operant.options import read_mapping
-from operant.rollouts.demonstrations import whole_text
 from operant.sampling import template_of
 from operant.text_scores.classifier import Classifier
 from operant.types import Message, OperantError, Rollout, Task

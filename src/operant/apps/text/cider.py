@@ -9,7 +9,7 @@ from operant.data.sources import read
 from operant.text_scores import Score, references
 from operant.text_scores.words import ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 
 class Cider(Score):
@@ -33,8 +33,7 @@ class Cider(Score):
         sigma: float = 6.0,
         tokenizer: str = "words",
     ):
-        if n < 1 or sigma <= 0:
-            raise OperantError(f"cider: n={n}, sigma={sigma}: n must be at least 1, and sigma above 0")
+        require(n >= 1 and sigma > 0, f"cider: n={n}, sigma={sigma}: n must be at least 1, and sigma above 0")
         self.documents, self.field, self.n, self.sigma = documents, field, n, sigma
         self.tokens = tokenizer_of(tokenizer)
         self._frequencies: Counter[tuple[str, ...]] | None = None

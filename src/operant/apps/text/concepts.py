@@ -14,7 +14,7 @@ from statistics import fmean
 from operant.text_scores import Score, target_words
 from operant.text_scores.words import ngrams, words
 from operant.text_scores.words import tokenizer as tokenizer_of
-from operant.types import OperantError, Rollout, Task
+from operant.types import OperantError, Rollout, Task, require
 
 _VOWELS = "aeiou"
 
@@ -92,8 +92,7 @@ class IncreasingNumbers(Score):
     needs_references = False
 
     def __init__(self, min_tokens: int = 20):
-        if min_tokens < 1:
-            raise OperantError(f"increasing_numbers: min_tokens={min_tokens} must be at least 1")
+        require(min_tokens >= 1, f"increasing_numbers: min_tokens={min_tokens} must be at least 1")
         self.min_tokens = min_tokens
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
@@ -157,8 +156,7 @@ class Diversity:
     """
 
     def __init__(self, *, n: int = 3, segment: int = 100, tokenizer: str = "words"):
-        if n < 1 or segment < 1:
-            raise OperantError(f"diversity: n={n}, segment={segment}: both must be at least 1")
+        require(n >= 1 and segment >= 1, f"diversity: n={n}, segment={segment}: both must be at least 1")
         self.n, self.segment, self.tokens = n, segment, tokenizer_of(tokenizer)
 
     def __call__(self, rollouts: list[Rollout]) -> dict[str, float | None]:

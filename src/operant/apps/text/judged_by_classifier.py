@@ -9,7 +9,7 @@ from operant.rewards.combine import Weighted, weighted
 from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
-from operant.types import OperantError, RewardFn, Rollout, Task
+from operant.types import OperantError, RewardFn, Rollout, Task, require
 
 
 class ByClassifier(Score):
@@ -52,8 +52,7 @@ class Consistency(ByClassifier):
         batch: int = 32,
         device: str | None = None,
     ):
-        if source not in ("prompt", "target"):
-            raise OperantError(f"consistency: source={source!r}: it must be prompt or target")
+        require(source in ("prompt", "target"), f"consistency: source={source!r}: it must be prompt or target")
         if field is not None and source == "prompt":
             raise OperantError(f"consistency.field={field!r}: it is a key of the target; set consistency.source=target")
         self.source, self.field = source, field

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from operant.text_scores import target_words
-from operant.types import OperantError, RewardFn, Rollout
+from operant.types import OperantError, RewardFn, Rollout, require
 
 
 def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
@@ -23,8 +23,7 @@ def each(name: str, score: Callable[[Rollout], float]) -> RewardFn:
 
 def letters(wanted: str) -> RewardFn:
     """How often the letters of `wanted` occur in the reply, in any case. Raises: OperantError without a letter."""
-    if not wanted:
-        raise OperantError("reward 'letters' needs a letter, as in letters:e")
+    require(wanted, "reward 'letters' needs a letter, as in letters:e")
     found = set(wanted.lower())
     return each("letters", lambda rollout: float(sum(c in found for c in rollout.reply.lower())))
 
@@ -36,8 +35,7 @@ def length(setting: str | int) -> RewardFn:
     Raises: OperantError for another setting.
     """
     match = re.fullmatch(r"\s*(<=|max)?\s*([1-9]\d*)\s*", str(setting))
-    if not match:
-        raise OperantError(f"reward 'length:{setting}': give a number of tokens (length:20) or a limit (length:<=20)")
+    require(match, f"reward 'length:{setting}': give a number of tokens (length:20) or a limit (length:<=20)")
     limit, wanted = bool(match[1]), int(match[2])
 
     def score(rollout: Rollout) -> float:
@@ -103,8 +101,7 @@ class Vader:
     __name__ = "vader"
 
     def __init__(self, text: str = "text"):
-        if text not in ("text", "reply"):
-            raise OperantError(f"reward 'vader:{text}': give vader:text (query and reply) or vader:reply")
+        require(text in ("text", "reply"), f"reward 'vader:{text}': give vader:text (query and reply) or vader:reply")
         self.text = text
         self._analyser: Any = None
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from operant.apps.text.nltk import stemmer as porter
 from operant.text_scores import Score, of_extra, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
-from operant.types import OperantError, Rollout, shown
+from operant.types import OperantError, Rollout, require, shown
 
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 COMBINED = ("rouge1", "rouge2", "rougeL")
@@ -43,8 +43,7 @@ class Rouge(Score):
             raise OperantError(
                 f"rouge: which={shown(which)} is unknown: give rouge1 to rouge9, rougeL, rougeLsum or combined"
             )
-        if measure not in MEASURES:
-            raise OperantError(f"rouge: measure={shown(measure)}: it must be f, precision or recall")
+        require(measure in MEASURES, f"rouge: measure={shown(measure)}: it must be f, precision or recall")
         split = tokenizer_of(tokenizer)
         if stemmer:
             bare, stem = split, porter().stem

@@ -22,7 +22,7 @@ from operant.machine import beat
 from operant.models.policy import Policy
 from operant.rollouts.collate import cut, distinct, units
 from operant.sampling import Sampling, check_prompts, uniforms
-from operant.types import Batch, Completion, OperantError
+from operant.types import Batch, Completion, OperantError, require
 
 __all__ = ["NativeEngine"]
 
@@ -46,8 +46,7 @@ class NativeEngine:
     """
 
     def __init__(self, policy: Policy, *, batch: int = 256, kept_gb: float = 2.0):
-        if not kept_gb >= 0:
-            raise OperantError(f"engine.kept_gb={kept_gb!r}: it is a number of GB, and 0 keeps nothing")
+        require(kept_gb >= 0, f"engine.kept_gb={kept_gb!r}: it is a number of GB, and 0 keeps nothing")
         self.policy, self.batch, self.kept_gb, self.version = policy, batch, kept_gb, policy.version
         self.mask_model: Policy | None = None
         self.kept: Prefixes | None = None

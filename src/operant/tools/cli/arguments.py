@@ -45,7 +45,7 @@ def parse_text(
     return words, options
 
 
-def new_file(option: str, name: Any, endings: Sequence[str] = ()) -> Path | None:
+def new_file(option: str, name: object, endings: Sequence[str] = ()) -> Path | None:
     """The file that an option names, which a command will write; None without a name."""
     if name is None:
         return None
@@ -59,7 +59,7 @@ def new_file(option: str, name: Any, endings: Sequence[str] = ()) -> Path | None
     return path
 
 
-def as_spec(value: Any) -> Any:
+def as_spec(value: object) -> Any:
     """The value of an option that is true, false, or a reward as `train --reward` takes it."""
     try:
         return convert(value, bool, "reward")

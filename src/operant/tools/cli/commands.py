@@ -17,7 +17,7 @@ from typing import Any
 from operant.options import compose, convert, defaults, read
 from operant.tools.cli import help
 from operant.tools.cli.parser import Parser
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
 
     Several runs, or the folder of a sweep, are compared.
     """
-    if not words:
-        raise OperantError("expected a run folder: operant report runs/sentiment")
+    require(words, "expected a run folder: operant report runs/sentiment")
     from operant.tools.report.runs import is_sweep
 
     if len(words) > 1 or is_sweep(words[0]):
@@ -233,7 +232,7 @@ def report(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def replay(words: Sequence[str], options: dict[str, Any]) -> int:
+def replay(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant replay runs/x/refused/step-00012` repeats a refused step and locates its first NaN or infinity."""
     if len(words) != 1 or options:
         raise OperantError("expected the folder of one refused step: operant replay runs/sentiment/refused/step-00012")

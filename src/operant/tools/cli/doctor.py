@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich", "filelock", "psutil")
 EXTRAS = {
@@ -63,7 +62,7 @@ def examine() -> int:
     return _self_test()
 
 
-def print_plan(recipe: str | None, options: Mapping[str, Any], many: Mapping[str, Any]) -> int:
+def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[str, object]) -> int:
     """Print how much memory a run would take; returns 0 if it fits this machine, or the GPUs that `many` names, else 1.
 
     recipe: a recipe's name, a YAML file, or a run folder, whose config.yaml is then used. many: `gpus`, the number,

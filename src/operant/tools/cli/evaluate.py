@@ -44,7 +44,7 @@ from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
-from operant.types import Engine, OperantError, shown
+from operant.types import Engine, OperantError, require, shown
 
 FILES = {"out": (".json",), "report": (".html",), "label": (".jsonl",)}
 """Options that name a file to write, and how its name ends."""
@@ -76,7 +76,7 @@ class Plan:
     files: Mapping[str, Path | None]
 
 
-def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
+def evaluate(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
     if any(word.endswith(ENDINGS) for word in words):
         return score_samples(words, options)
@@ -97,8 +97,7 @@ def evaluate(words: Sequence[str], options: dict[str, Any]) -> int:
 
 def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     """Read the options, of which those of sampling are left; what is missing is that of the first run."""
-    if not words:
-        raise OperantError("expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
+    require(words, "expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
     if len(set(words)) < len(words):
         raise OperantError("a model is named twice: its replies to the same task would be the same ones")
     run = run_options(words[0])
@@ -177,7 +176,7 @@ def asks_for_search(options: dict[str, Any]) -> bool:
     return True
 
 
-def own_tasks(name: str, run: Mapping[str, Any]) -> tuple[Any, RunShare | None]:
+def own_tasks(name: str, run: Mapping[str, object]) -> tuple[Any, RunShare | None]:
     """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
     source, of_run = run.get("evaluate") or None, None
     if (held_out := share(source)) is not None:

@@ -22,7 +22,7 @@ from operant.tools.cli.program_files import OF_TESTS, write_programs
 from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
-from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Turn
+from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Tokenizer, Turn, require
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,9 @@ class Speaker:
 
 def generate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
-    if not words:
-        raise OperantError("expected a run folder or model: operant generate runs/sentiment")
+    require(words, "expected a run folder or model: operant generate runs/sentiment")
     if options.pop("tests", False):
-        if "tasks" not in options:
-            raise OperantError("--tests is about the programs for the tasks of a file: give --tasks FILE too")
+        require("tasks" in options, "--tests is about the programs for the tasks of a file: give --tasks FILE too")
         return write_programs(words, options)
     if odd := next((name for name in OF_TESTS if name in options), None):
         raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
@@ -108,8 +106,7 @@ def _speaker(name: str, policy: Any, engine: Engine, options: Mapping[str, objec
 
 def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
-    if not config:
-        raise OperantError(f"--versus reference needs a run folder, and {model} is none: name the other model")
+    require(config, f"--versus reference needs a run folder, and {model} is none: name the other model")
     folder, _ = divided(model)
     adapter = (config.get("lora") or {}).get("adapter")
     named = {"reference": config.get("reference"), "lora.adapter": adapter, "policy": config["policy"]}
@@ -142,7 +139,7 @@ class Judge:
     Raises: OperantError for a `spec` that names no reward.
     """
 
-    def __init__(self, config: Mapping[str, Any], target: Any, first: Task | None, spec: Any = True):
+    def __init__(self, config: Mapping[str, Any], target: object, first: Task | None, spec: object = True):
         self.config, self.target = config, target
         self.scorer = None if spec is True else scorer(spec, {})
         self.name, self.why = "", "" if self.scorer else self._obstacle(first)
@@ -161,7 +158,7 @@ class Judge:
             return "the tasks of the run have targets for it; give one with --target"
         return ""
 
-    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Any) -> list[float | None]:
+    def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[float | None]:
         """The scores of replies; None where there is none, and then `why` says the reason."""
         if self.why == "":
             try:

@@ -105,7 +105,7 @@ def settings(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict
 
 
 def _described(
-    schema: Mapping[str, Any], values: Mapping[str, object], checks: Mapping[str, Callable[..., Any]] = {}
+    schema: Mapping[str, object], values: Mapping[str, object], checks: Mapping[str, Callable[..., Any]] = {}
 ) -> list[About]:
     """What the help says of the options with these values. checks: by group, the function whose arguments they are."""
     types, places = kinds(schema), names(schema)
@@ -121,7 +121,7 @@ def _described(
     return described
 
 
-def _refusal(name: str, kind: Any, check: Callable[..., Any] | None) -> str:
+def _refusal(name: str, kind: object, check: Callable[..., Any] | None) -> str:
     """Bounds or choices of an option, as its type and the function whose argument it is answer to wrong values."""
     said: list[str] = []
     for wrong in WRONG:

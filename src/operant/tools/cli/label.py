@@ -15,7 +15,7 @@ from operant.tools.labels.items import KINDS, read_items
 from operant.tools.labels.server import LabelServer, LabelServing
 from operant.tools.labels.store import Store
 from operant.trackers.console import emit
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 MAGIC = b"SQLite format 3\0"
 """How every SQLite file begins."""
@@ -23,8 +23,7 @@ MAGIC = b"SQLite format 3\0"
 
 def label(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant label replies.jsonl` serves the page; with --export or --agreement it works on the labels."""
-    if len(words) != 1:
-        raise OperantError("expected a file of replies or a database of labels: operant label replies.jsonl")
+    require(len(words) == 1, "expected a file of replies or a database of labels: operant label replies.jsonl")
     path = Path(words[0])
     exporting, comparing = options.pop("export", None), bool(options.pop("agreement", False))
     counting = bool(options.pop("wins", False))

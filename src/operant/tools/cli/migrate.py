@@ -9,13 +9,12 @@ from typing import Any
 from operant.storage import atomic_io
 from operant.tools.migrate import migrated
 from operant.trackers.console import emit
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 def migrate(words: Sequence[str], options: dict[str, Any]) -> int:
     """`operant migrate FILE [--write]` prints a unified diff, or the recipe of a YAML file."""
-    if len(words) != 1:
-        raise OperantError("give one file, as in operant migrate train.py: a Python script, or an RL4LMs .yml")
+    require(len(words) == 1, "give one file, as in operant migrate train.py: a Python script, or an RL4LMs .yml")
     path = Path(words[0])
     try:
         old = path.read_bytes().decode("utf-8")

@@ -26,7 +26,7 @@ from operant.storage import atomic_io
 from operant.tools.cli.arguments import new_file
 from operant.tools.report.summary import game_row
 from operant.trackers.console import emit, plain
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 HUMAN = "human"
 GAMES = 20
@@ -83,8 +83,7 @@ def _asked(options: dict[str, Any]) -> _Asked:
     players = list(dict.fromkeys(options.pop("player", None) or [HUMAN]))
     count = convert(options.pop("games", 1 if HUMAN in players else GAMES), int, "games")
     split, transcripts = options.pop("split", "test"), convert(options.pop("transcript", 0), int, "transcript")
-    if split not in ("train", "test"):
-        raise OperantError(f"--split {shown(split)}: it must be train or test")
+    require(split in ("train", "test"), f"--split {shown(split)}: it must be train or test")
     if count < 1 or transcripts < 0:
         raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
     record, only_won = options.pop("record", None), bool(options.pop("only_won", False))
@@ -97,10 +96,9 @@ def _asked(options: dict[str, Any]) -> _Asked:
     return _Asked(players, count, split, transcripts, seed, file, only_won, sampling)
 
 
-def play(words: Sequence[str], options: dict[str, Any]) -> int:
+def play(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant play WORLD --player random --player runs/x`; without a player, a person plays in the terminal."""
-    if len(words) != 1:
-        raise OperantError("expected one world: operant play rooms")
+    require(len(words) == 1, "expected one world: operant play rooms")
     asked = _asked(options)
     makers = {name: Human if name == HUMAN else simple_player(name) for name in asked.players}
     runs = {name: run_options(name) if makers[name] is None else {} for name in asked.players}
@@ -166,7 +164,7 @@ def aligned(table: Sequence[Mapping[str, str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
 
 
-def result(game: Mapping[str, Any]) -> str:
+def result(game: Mapping[str, object]) -> str:
     """How a game ended: `won in 7 turns`."""
     turns = f"{len(game['turns'])} turn{'s' * (len(game['turns']) != 1)}"
     return f"won in {turns}" if game["won"] else f"{'lost after' if game['lost'] else 'not won in'} {turns}"

@@ -97,7 +97,7 @@ class ProgramsAsked:
         return known | {"weights": stamps, "tasks": [[t.id, t.prompt, t.target] for t in tasks.tasks]}
 
 
-def write_programs(words: Sequence[str], options: dict[str, Any]) -> int:
+def write_programs(words: Sequence[str], options: Mapping[str, object]) -> int:
     """Search for programs that solve the tasks, and write the chosen ones to `--out`, or print them."""
     tasks_for, asked = tasks_asked(options, tests=True), what_is_asked(words, options)
     tasks = tasks_for(asked.seed, asked.model)
@@ -137,7 +137,7 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
     )
 
 
-def search_asked(options: dict[str, Any], limits: Mapping[str, Any] | None = None) -> SearchAsked:
+def search_asked(options: dict[str, Any], limits: Mapping[str, object] | None = None) -> SearchAsked:
     """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others."""
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
@@ -277,7 +277,7 @@ def search_on(
 
 
 def rows_of(
-    prompt: Any, task: Task, candidates: Sequence[Candidate], judged: Sequence[Verdict | None]
+    prompt: object, task: Task, candidates: Sequence[Candidate], judged: Sequence[Verdict | None]
 ) -> list[dict[str, Any]]:
     """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
     best = [id(c) for c in chosen(candidates, len(candidates))]
@@ -326,7 +326,10 @@ def finish(
 
 
 def summary(
-    asked: ProgramsAsked, rows: Sequence[list[dict[str, Any]]], ranked: Sequence[list[dict[str, Any]]], hidden: set[str]
+    asked: ProgramsAsked,
+    rows: Sequence[list[dict[str, object]]],
+    ranked: Sequence[list[dict[str, object]]],
+    hidden: set[str],
 ) -> list[str]:
     """Sentences on what became of the programs."""
     outcomes = Counter(row["examples"] for some in rows for row in some)

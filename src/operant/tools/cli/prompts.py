@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from operant.runs.named_parts import form
 from operant.storage import atomic_io
 from operant.tools.report import prompts as kept
 from operant.trackers.console import emit
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"
 
 
-def prompt(words: Sequence[str], options: dict[str, Any]) -> int:
+def prompt(words: Sequence[str], options: Mapping[str, object]) -> int:
     """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
     commands = {"show": show, "search": search, "transfer": transfer}
     if not words or words[0] not in commands:
@@ -110,10 +110,9 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     return 0
 
 
-def _found(words: Sequence[str], options: dict[str, Any], command: str) -> dict[str, Any]:
+def _found(words: Sequence[str], options: Mapping[str, object], command: str) -> dict[str, Any]:
     """What the one run among the words has found."""
-    if len(words) != 1:
-        raise OperantError(f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
+    require(len(words) == 1, f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
     if options:
         raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
     found = kept.read(Path(words[0]))
@@ -144,8 +143,7 @@ def _setting(options: dict[str, Any]) -> Classification:
     train = _examples(source)
     published = set_named(train.name)
     chosen_words = tuple(words.split(",")) if words else published.words if published else ()
-    if not chosen_words:
-        raise OperantError(f"{source!r} is no published set: name the words of its classes, --words terrible,great")
+    require(chosen_words, f"{source!r} is no published set: name the words of its classes, --words terrible,great")
     test = train if held_out is None else _examples(held_out)
     shape = model.template_for(train.name) if template is None else PromptTemplate(template)
     return Classification(model, shape, chosen_words, train, test, **known)

@@ -31,7 +31,7 @@ from operant.sampling import Sampling
 from operant.tools.cli.arguments import as_spec, new_file
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -70,12 +70,12 @@ class TaskSet:
 
     def __init__(
         self,
-        source: Any,
+        source: object,
         options: DataOptions,
         seed: int,
         *,
         chat: bool = False,
-        policy: Any = None,
+        policy: object = None,
         form: Form | None = None,
         of_run: "RunShare | None" = None,
     ):
@@ -118,7 +118,7 @@ def cuts(options: DataOptions) -> bool:
     return options.query_range() is not None or options.prompt_tokens is not None
 
 
-def as_chat(prompt: Any) -> Any:
+def as_chat(prompt: object) -> Any:
     """A text as a conversation that a user begins; messages stay what they are."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
@@ -126,8 +126,7 @@ def as_chat(prompt: Any) -> Any:
 def counted(options: dict[str, Any], name: str, default: int) -> int:
     """Take a number of at least 1 out of the options."""
     number = convert(options.pop(name, default), int, name)
-    if number < 1:
-        raise OperantError(f"--{name.replace('_', '-')} {number}: it must be at least 1")
+    require(number >= 1, f"--{name.replace('_', '-')} {number}: it must be at least 1")
     return number
 
 
@@ -138,7 +137,7 @@ def bound_of(n: int) -> str:
 
 
 def reading(
-    source: Any, given: Mapping[str, Any], form: Form | None, *, tests: bool
+    source: object, given: Mapping[str, object], form: Form | None, *, tests: bool
 ) -> tuple[DataOptions, Form | None]:
     """How rows become tasks, as the first of them says. Without the option `text_field`, rows that have no `text` have
     their prompts in `prompt`, or in `messages`.
@@ -161,13 +160,13 @@ def reading(
     return (replace(options, text_field=fields[0]) if fields else options), None
 
 
-def answered(row: Mapping[str, Any]) -> bool:
+def answered(row: Mapping[str, object]) -> bool:
     """Whether a row is a conversation with answers, as for supervised training."""
     messages = row.get("messages")
     return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages)
 
 
-def first_row(source: Any) -> Any:
+def first_row(source: object) -> Any:
     """The first row of a source, whose form stands for all; None if there is none."""
     return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
 
@@ -235,7 +234,7 @@ class Asked:
         return self.samples * self.best_of
 
 
-def write_replies(words: Sequence[str], options: dict[str, Any]) -> int:
+def write_replies(words: Sequence[str], options: Mapping[str, object]) -> int:
     """Let each model answer each prompt of `--tasks`, and write the replies to `--out`, or print them."""
     if odd := next((name for name in OF_PROMPTS if name in options), None):
         raise OperantError(f"--{odd} is about single prompts, and --tasks gives many: leave one of the two out")
@@ -274,7 +273,7 @@ def going_on(kept: Kept) -> Iterator[None]:
         raise
 
 
-def hand_over(rows: Sequence[Mapping[str, Any]], kept: Kept) -> None:
+def hand_over(rows: Sequence[Mapping[str, object]], kept: Kept) -> None:
     """Write the rows, or print them without a file."""
     if kept.out is not None:
         kept.write(rows)

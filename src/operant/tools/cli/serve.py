@@ -9,13 +9,12 @@ from operant.net.listening import is_local
 from operant.options import compose
 from operant.runs.named_models import check, load
 from operant.training.options import find_device
-from operant.types import OperantError
+from operant.types import require
 
 
 def serve(words: Sequence[str], options: dict[str, Any]) -> int:
     """Serve a run or a model until Ctrl-C."""
-    if len(words) != 1:
-        raise OperantError("expected a run folder or model: operant serve runs/sentiment")
+    require(len(words) == 1, "expected a run folder or model: operant serve runs/sentiment")
     device, name = find_device(options.pop("device", "auto")), options.pop("name", words[0])
     serving = compose({"": ServerOptions}, options)[""]
     check(words[0])

@@ -59,7 +59,7 @@ class _AnyClass(type):
 
 
 class _Any(metaclass=_AnyClass):
-    def __class_getitem__(cls, _: Any) -> Any:
+    def __class_getitem__(cls, _: object) -> Any:
         return cls
 
     def __init_subclass__(cls, **_: Any) -> None:

@@ -148,9 +148,9 @@ def higher_kl_option(history: History) -> str:
 
 
 def _unknown_price(history: History) -> bool:
-    """Whether KL is logged and its coefficient is not, as in logs of other libraries."""
-    prices = history.values("kl/coef") or history.values("kl/loss_coef")
-    return not prices and bool(history.values("kl/per_reply"))
+    """Whether KL is logged, and not what is paid for it, as in logs of other libraries."""
+    paid = any(map(history.values, ("kl/coef", "kl/loss_coef", "reward/kl_penalty")))
+    return not paid and bool(history.values("kl/per_reply"))
 
 
 def unpaid(history: History) -> bool:

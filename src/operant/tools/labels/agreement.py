@@ -22,7 +22,7 @@ LEVELS = {"pick": "nominal", "rank": "ordinal", "rate": "interval", "good": "nom
 """The level of measurement of each kind."""
 
 
-def alpha(units: Iterable[Sequence[Any]], level: str = "nominal") -> float | None:
+def alpha(units: Iterable[Sequence[object]], level: str = "nominal") -> float | None:
     """Krippendorff's alpha of the values that each unit got, of any number of labellers.
 
     level: nominal, ordinal or interval. Units with fewer than two values say nothing. None: undefined, because there is
@@ -44,7 +44,7 @@ def alpha(units: Iterable[Sequence[Any]], level: str = "nominal") -> float | Non
     return 1 - (number - 1) * observed / expected if expected else None
 
 
-def distances(totals: Mapping[Any, float], level: str) -> dict[tuple[Any, Any], float]:
+def distances(totals: Mapping[object, float], level: str) -> dict[tuple[Any, Any], float]:
     """The squared difference of any two values. totals: how often each occurs, which ordinal distances are made of."""
     if level == "nominal":
         return {(a, b): float(a != b) for a in totals for b in totals}
@@ -79,13 +79,13 @@ def entries(answer: Mapping[str, Any], kind: str, count: int) -> Sequence[float 
     return ranks(answer, count) if kind == "rank" else answer.get(KINDS[kind], ())
 
 
-def choice(answer: Mapping[str, Any], count: int) -> int | str:
+def choice(answer: Mapping[str, object], count: int) -> int | str:
     """What was picked: an index, "all bad", or "equal"."""
     best = [i for i, rank in enumerate(ranks(answer, count)) if rank == 1]
     return best[0] if len(best) == 1 else "all bad" if answer.get("all_bad") else "equal"
 
 
-def agreeing(answer: Mapping[str, Any], other: Mapping[str, Any], kind: str, count: int) -> tuple[int, int]:
+def agreeing(answer: Mapping[str, object], other: Mapping[str, object], kind: str, count: int) -> tuple[int, int]:
     """In how many comparisons two answers to one item say the same, and how many there are.
 
     A comparison is the choice (pick), the mark of a reply (good), or any two replies of which both answers put one
@@ -155,7 +155,7 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def about(
-    name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, Any]]
+    name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, object]]
 ) -> dict[str, str]:
     others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for label in labels:

@@ -11,7 +11,7 @@ from pathlib import Path
 from operant.storage import atomic_io
 from operant.tools.labels.items import Content, Item, ordered_pairs, ranks
 from operant.tools.labels.store import Label, Store
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 FORMS = {"pick": "pairs", "rank": "pairs", "rate": "ratings", "good": "good"}
 """The form of each kind, unless another one is asked for."""
@@ -23,8 +23,7 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
     form: pairs, ranked, ratings or good; None: the one that suits the kind. skips: rows with `"skip": true`, too.
     """
     form = form or FORMS[store.kind]
-    if form not in {*FORMS.values(), "ranked"}:
-        raise OperantError(f"--form {shown(form)}: it must be pairs, ranked, ratings or good")
+    require(form in {*FORMS.values(), "ranked"}, f"--form {shown(form)}: it must be pairs, ranked, ratings or good")
     if form in ("ratings", "good") and form != FORMS[store.kind]:
         raise OperantError(f"--form {form}: these labels are of kind {store.kind}; export them as pairs or ranked")
     if skips and form == "pairs":

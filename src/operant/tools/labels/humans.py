@@ -100,7 +100,7 @@ class Humans:
         return given
 
 
-def _between(answer: Mapping[str, Any], count: int) -> list[float | None]:
+def _between(answer: Mapping[str, object], count: int) -> list[float | None]:
     """The answer as numbers from 0 to 1; all bad: 0 each."""
     if answer.get("all_bad"):
         return [0.0] * count

@@ -24,7 +24,7 @@ from typing import Any
 from operant.data.forms import place_of
 from operant.data.replies import pair_of, scores_of
 from operant.data.sources import read
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 KINDS = {"pick": "best", "rank": "ranks", "rate": "ratings", "good": "good"}
 """What labellers are asked for, and the field of an answer that holds it."""
@@ -85,12 +85,11 @@ def read_items(path: str | Path) -> list[Item]:
     except OperantError as error:
         raise OperantError(str(error).replace("tasks: ", "", 1)) from error
     found = items_of((row, f"{path}, {place_of(number)}") for number, row in rows)
-    if not found:
-        raise OperantError(f"{path} has no rows; each has a prompt and its replies: docs/rlhf.md shows the forms")
+    require(found, f"{path} has no rows; each has a prompt and its replies: docs/rlhf.md shows the forms")
     return found
 
 
-def items_of(rows: Iterable[tuple[Any, str]]) -> list[Item]:
+def items_of(rows: Iterable[tuple[object, str]]) -> list[Item]:
     """The items of rows, each with the place that errors name. Raises: OperantError as `read_items`."""
     whole: dict[str, tuple[Item, str]] = {}
     single: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
@@ -118,7 +117,7 @@ def merge(known: dict[str, tuple[Item, str]], item: Item, where: str) -> None:
     known[item.id] = replace(other, given=other.given + item.given), there
 
 
-def item_of_row(row: Mapping[str, Any], where: str) -> Item:
+def item_of_row(row: Mapping[str, object], where: str) -> Item:
     answer = {field: row[field] for field in KINDS.values() if field in row}
     if "chosen" in row and "rejected" in row:
         prompt, replies = pair_of(row, where)
@@ -147,7 +146,7 @@ def item_of_row(row: Mapping[str, Any], where: str) -> Item:
     return Item(_id(row, prompt, replies), prompt, replies, sources, tuple(given))
 
 
-def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
+def item_of_group(group: Sequence[tuple[Mapping[str, object], str]]) -> Item:
     (first, where), prompts = group[0], {json.dumps(row.get("prompt"), sort_keys=True) for row, _ in group}
     if len(prompts) > 1:
         raise OperantError(f"{where}: rows of the id {shown(first.get('id'))} have different prompts; correct the ids")
@@ -158,7 +157,7 @@ def item_of_group(group: Sequence[tuple[Mapping[str, Any], str]]) -> Item:
     return Item(_id(first, prompt, replies), prompt, replies, sources if any(sources) else ())
 
 
-def _id(row: Mapping[str, Any], prompt: Content, replies: Sequence[Content]) -> str:
+def _id(row: Mapping[str, object], prompt: Content, replies: Sequence[Content]) -> str:
     if "id" in row:
         return str(row["id"])
     content = json.dumps([prompt, list(replies)], ensure_ascii=False, sort_keys=True)
@@ -235,14 +234,14 @@ def checked_entries(field: str, values: object, count: int, all_bad: bool) -> li
     return [places.index(x) + 1 if places and x is not None else x for x in values]
 
 
-def ordered_pairs(answer: Mapping[str, Any], count: int) -> list[tuple[int, int]]:
+def ordered_pairs(answer: Mapping[str, object], count: int) -> list[tuple[int, int]]:
     """(better, worse) for every two replies of which the answer puts one above the other."""
     of = scores_of(answer, count)
     both = [(i, j) for i in range(count) for j in range(count) if of[i] is not None and of[j] is not None]
     return [(i, j) for i, j in both if (of[i] or 0.0) > (of[j] or 0.0)]
 
 
-def ranks(answer: Mapping[str, Any], count: int) -> list[int | None]:
+def ranks(answer: Mapping[str, object], count: int) -> list[int | None]:
     """The rank of each reply by an answer of any kind: 1 is best, equal numbers are ties, None is not ranked."""
     of = scores_of(answer, count)
     places = sorted({value for value in of if value is not None}, reverse=True)

@@ -152,10 +152,10 @@ class LabelServer:
         except (ValueError, RecursionError) as error:  # an OperantError, or no JSON
             raise RefusedError(400, str(error)) from error
 
-    def next(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def next(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
         return self.state(name, self.store.next_item(name))
 
-    def label(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def label(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
         item = self.store.item_of(asked.get("item"))
         count, answer, key, seconds = len(item.replies), asked.get("answer"), asked.get("key"), asked.get("seconds")
         if not isinstance(key, str) or not 8 <= len(key) <= 100:
@@ -182,7 +182,7 @@ class LabelServer:
             raise OperantError(f"ratings are from 1 to {SCALE}")
         return checked
 
-    def undo(self, name: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def undo(self, name: str, asked: Mapping[str, object]) -> dict[str, Any]:
         number, last = asked.get("label"), self.store.last(name)
         withdrawn = self.store.undo(name, number) if type(number) is int else None
         if withdrawn is None or last is None:

@@ -231,7 +231,7 @@ class Store:
         self,
         item_id: str,
         labeller: str,
-        answer: Mapping[str, Any] | None,
+        answer: Mapping[str, object] | None,
         *,
         seconds: float | None = None,
         key: str | None = None,

@@ -20,9 +20,9 @@ import torch
 from operant import machine
 from operant.algorithms import find
 from operant.data import load_tasks
+from operant.data.demonstrations import Demonstrations
 from operant.rewards import NAMES as BUILT_IN
 from operant.rewards import parts_of, resolve
-from operant.rollouts.demonstrations import Demonstrations
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.sampling import encode_prompt
@@ -30,7 +30,7 @@ from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import fake_tensors
 from operant.tools.memory_plan.model import MemoryModel, bytes_of, classifier_memory, config_of, tokenizer_of
 from operant.training.options import find_device
-from operant.types import OperantError, require, shown
+from operant.types import OperantError, Tokenizer, require, shown
 
 SAMPLED = 512
 """Number of tasks whose prompts are measured."""
@@ -145,7 +145,7 @@ class MeasuredRun:
     """Whether the run would use a GPU of this machine."""
 
 
-def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
+def plan(config: Config, *, tokenizer: Tokenizer | None = None) -> MemoryPlan:
     """Estimate the memory that a run of this configuration will take in one process on this machine.
 
     On a CPU the memory of this process now is part of it: see `cli/doctor.py`, which imports first what a run imports.
@@ -169,7 +169,7 @@ def plan(config: Config, *, tokenizer: Any = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
-def measure(config: Config, *, tokenizer: Any = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
+def measure(config: Config, *, tokenizer: Tokenizer | None = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
     """Measure one of so many ranks on tensors without memory.
 
     gpu: every classifier is on the device of the policy, and activations are measured beside all gradients, so that
@@ -230,7 +230,7 @@ def explained(policy: object) -> Iterator[None]:
         ) from error
 
 
-def lengths_of(config: Config, model_config: Any, tokenizer: Any) -> tuple[int, int, int]:
+def lengths_of(config: Config, model_config: Any, tokenizer: Tokenizer | None) -> tuple[int, int, int]:
     """Tokens of the longest prompt, tokens of the longest reply, and replies of an evaluation."""
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))

@@ -41,7 +41,7 @@ def _is_file(name: str) -> bool:
     return name.endswith(".json") and Path(name).is_file()
 
 
-def tokenizer_of(name: Any) -> Any:
+def tokenizer_of(name: object) -> Any:
     """The tokenizer of a model, by name or from Python; None if it has none."""
     if not isinstance(name, str):
         return getattr(name, "tokenizer", None)
@@ -193,7 +193,7 @@ class MemoryModel:
         """Return the hidden states [rows * reply, D] that the output head gets before each action."""
         caught: list[Tensor] = []
 
-        def catch(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def catch(module: object, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             caught.append(args[0][:, -reply:].reshape(-1, args[0].shape[-1]))
             return (args[0][:1, :0],)
 

@@ -190,13 +190,12 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             return
         case _ if system == "trl" and name in SAME_HERE and value == SAME_HERE[name]:
             return
-        case "reward_weights" if system == "trl":  # they stand with the rewards
+        case _ if (system, name) in (("trl", "reward_weights"), ("trlx", "name")):  # the first stand with the rewards
             return
         case "use_bias_correction_kl" if isinstance(value, bool):
             found.put("kl.loss_kind", '"k3"' if value else '"plain_k3"')
-        case "use_cpu" if isinstance(value, bool):
-            if value:
-                found.put("learner.device", '"cpu"')
+        case "use_cpu" if value is True:
+            found.put("learner.device", '"cpu"')
         case "shuffle_dataset" if value is False:
             found.say(name, code, "the order of the tasks is random here")
         case "beta":
@@ -215,9 +214,8 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.put("advantage.scale", "False")
             else:
                 found.say(name, code)
-        case "bf16" | "fp16" if isinstance(value, bool):
-            if value:
-                found.put("model.precision", '"bfloat16"')
+        case "bf16" | "fp16" if value is True:
+            found.put("model.precision", '"bfloat16"')
         case "report_to":
             listed = [value] if isinstance(value, str) else value
             if not isinstance(listed, list | tuple) or not {*listed} <= {"none", "wandb", "tensorboard", "trackio"}:
@@ -259,8 +257,6 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.put("update.minibatch", code)
         case "epochs" if system == "trlx":
             found.say(name, code, "passes over the tasks there; steps says how long a run is")
-        case "name" if system == "trlx":
-            return
         case _ if value is False and not any(ours(name)) and name not in TRUE_THERE:
             return
         case _:

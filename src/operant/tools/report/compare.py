@@ -22,7 +22,7 @@ from operant.tools.report import html, parquet
 from operant.tools.report.downsample import POINTS, short
 from operant.tools.report.runs import Group, RunRecord, as_text, grouped, is_sweep, read_runs, swept
 from operant.tools.report.summary import group_row, interval, results, run_row, sentences, table
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 SCRIPTS = ("charts.js", "export.js", "compare.js")
 STYLES = ("style.css", "compare.css")
@@ -63,8 +63,7 @@ def write_comparison(
     say: is called with a table of the results as text.
     """
     path = Path(out) if out is not None else report_path(places)
-    if path.suffix not in (".html", ".htm"):
-        raise OperantError(f"--out {out}: the comparison is a page; let its name end in .html")
+    require(path.suffix in (".html", ".htm"), f"--out {out}: the comparison is a page; let its name end in .html")
     with parquet.reading_run(", ".join(map(str, places))):
         data = comparison(places, path.parent)
         text = html.page(data["name"], data, scripts=SCRIPTS, styles=STYLES)
@@ -89,8 +88,7 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     """
     groups = grouped(read_runs(places), swept(places))
     runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups
-    if not runs:
-        raise OperantError("there is nothing to compare: operant report runs/a runs/b ...")
+    require(runs, "there is nothing to compare: operant report runs/a runs/b ...")
     rewards = _divided(range(len(groups)), groups, "reward/mean")
     rows = [group_row(group) for group in groups]
     for place, members in enumerate(rewards.values()):

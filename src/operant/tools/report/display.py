@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 
 from operant.metrics.games import game_of
-from operant.models.base import ReadingPolicy
 from operant.runs.config import describe
 from operant.runs.games import playable
 from operant.runs.run import Run
@@ -50,8 +49,7 @@ class ConsoleDisplay(Console):
         for line in best_prompts(run):
             print(plain(line))
         print_diagnosis(run.path)
-        before = run.policy.as_reward if isinstance(run.policy, ReadingPolicy) else None
-        world = playable(run.config.train.env)
+        before, world = run.policy.as_reward, playable(run.config.train.env)
         use = f"play {world} --player" if world else "generate"
         use = f"try the model: operant {use} {run.path}"
         use = use if before is None else f"train against it: --reward {before}{run.path}"

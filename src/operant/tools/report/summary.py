@@ -72,7 +72,7 @@ def row(runs: Sequence[RunRecord]) -> dict[str, object]:
     }
 
 
-def game_row(name: str, games: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def game_row(name: str, games: Sequence[Mapping[str, object]]) -> dict[str, str]:
     """Return the results of a player of text games as a row of a table, by column.
 
     games: records as in `metrics.games`. The interval of the share that was won is Wilson's.

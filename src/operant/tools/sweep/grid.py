@@ -16,13 +16,12 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
 
 from operant import options as named
 from operant.runs.config import config_schema, load_recipe, named_in
 from operant.runs.named_parts import flattened
 from operant.sampling import counter
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 LONGEST = 120
 """Maximum length of a folder's name in characters; a longer one is cut and ends in a hash."""
@@ -120,24 +119,22 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
             fixed[name] = canonical(name, text, kind)
         else:
             axes.append(Axis(name, tuple(dict.fromkeys(canonical(name, item, kind) for item in items))))
-    if not axes:
-        raise OperantError("nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
+    require(axes, "nothing to sweep: give an option several values, as in --kl.coef 0,0.1,0.5")
     return axes, fixed
 
 
-def _range(name: str, text: str, kind: Any) -> Range | None:
+def _range(name: str, text: str, kind: object) -> Range | None:
     """Read `low..high` for an option that takes numbers; None for any other text."""
     low, dots, high = text.partition("..")
     if not dots or not {int, float} & {kind, *typing.get_args(kind)}:
         return None
     whole = float not in (kind, *typing.get_args(kind))
     ends = [named.convert(end, int if whole else float, name) for end in (low, high)]
-    if ends[0] >= ends[1]:
-        raise OperantError(f"{name}={text}: a range goes from a lower to a higher number")
+    require(ends[0] < ends[1], f"{name}={text}: a range goes from a lower to a higher number")
     return Range(ends[0], ends[1], whole)
 
 
-def _is_tuple(kind: Any) -> bool:
+def _is_tuple(kind: object) -> bool:
     """Whether an option of this type takes several numbers at once."""
     inside = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     return any(typing.get_origin(one) is tuple for one in inside)
@@ -155,7 +152,7 @@ def split(text: str) -> list[str]:
     return [item.strip() for item in items]
 
 
-def canonical(name: str, text: str, kind: Any) -> str:
+def canonical(name: str, text: str, kind: object) -> str:
     """Return a value in its canonical form, without brackets around it."""
     if text.startswith("[") and text.endswith("]"):
         text = text[1:-1].strip()
