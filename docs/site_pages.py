@@ -14,7 +14,7 @@ from operant.options import defaults
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
 from operant.tools.diagnosis.history import FINDINGS
-from operant.training.optimizer import RateOptions
+from operant.training.optimizer import OptimizerOptions
 
 DOCS = Path(__file__).parent
 GOLDEN = DOCS.parent / "tests/golden"
@@ -307,7 +307,7 @@ def memory() -> str:
     """One row per size: gigabytes of weights, gradients, Adam's states and a reference copy, by what is trained."""
 
     def of_weight(size: int, trained: float) -> float:
-        kept = size + RateOptions().state_bytes(1, int(size < 4)) + size  # gradient, states, the reference's copy
+        kept = size + OptimizerOptions().state_bytes(1, int(size < 4)) + size  # gradient, states, the reference's copy
         return size + trained * kept
 
     ways = {"float32, all trained": (4, 1.0), "bfloat16, all trained": (2, 1.0)}
@@ -384,7 +384,7 @@ def _program(found: dict[str, Any]) -> str:
     before, after = told["before"], told["after"]
     text = f"With {told['samples']} programs a problem and as many in a second round, {told['solved']} of "
     text += f"{told['problems']} problems were solved. The first that a {after['how']} program solves:\n\n"
-    text += f"```text\n{after['task'].strip()}\n```\n\nA program of the first round, and what the tests said:\n\n"
+    text += f"```text\n{after['prompt'].strip()}\n```\n\nA program of the first round, and what the tests said:\n\n"
     said = before["examples_message"] or before["message"]
     text += f"```text\n{before['completion'].strip()}\n\n{before['outcome']}: {said}\n"
     text += f"```\n\nThe {after['how']} one, which passes the hidden tests:\n\n"
