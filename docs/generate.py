@@ -57,17 +57,23 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options(), "faults.md": site_pages.faults()}
-    whole |= {"papers.md": site_pages.papers(), **site_pages.method_pages()}
+    whole |= {"papers.md": site_pages.papers(), "experiments.md": site_pages.experiments(), **site_pages.method_pages()}
     marked = {
-        "ppo.md": {"presets": presets(), "kl": kl_table.table()},
+        "ppo.md": {"presets": presets(), "kl": kl_table.table(), "watch": site_pages.to_watch("ppo")},
         "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
         "algorithms.md": {"families": site_pages.families(), "methods": methods(), "runs": measured.methods()},
+        "memory.md": {"memory": site_pages.memory(), "planned": site_pages.planned()},
+        "gallery.md": site_pages.gallery(),
         "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "models.md": {"tried": measured.tried()},
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
-        "how-to-train.md": {"losses": measured.losses(), "frontier": measured.frontier()},
+        "how-to-train.md": {
+            "losses": measured.losses(),
+            "frontier": measured.frontier(),
+            "adaptive": measured.adaptive_kl(),
+        },
         "reading-a-report.md": {"foreign": foreign.markdown()},
         "recipes.md": recipes_and_numbers(),
         "rl4lms.md": {

@@ -532,6 +532,20 @@ def frontier() -> str:
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
 
 
+def adaptive_kl() -> str:
+    """The demo with a controller, beside its fixed price, and the figure."""
+    results: Any = _object("adaptive-kl.json")
+    if not results:
+        return NOTHING
+    table = "| price of KL | at the end | reward, held out | KL a reply, held out |\n|---|---|---|---|\n"
+    for row in results["runs"]:
+        start = results["start"] if row["run"] == "adaptive" else row["coef"][0]
+        cells = [f"{row['coef'][-1]:.3f}", f"{row['before']:.3f} to {row['after']:.3f}", f"{row['kl_after']:.1f}"]
+        table += f"| {row['run']}, from {start} | {' | '.join(cells)} |\n"
+    figure = "![KL and its price over the steps, adaptive and fixed](figures/adaptive-kl.svg)"
+    return f"{figure}\n\n{table}\nSeed {results['seed']}. Made by `{results['command']}`.\n"
+
+
 def losses() -> str:
     """Reward and loss at the beginning and at the end: the demo and its control by PPO, `keyword` by GRPO."""
     demo, recipes = _object("loss-and-reward.json"), _object("recipes.json")

@@ -1,10 +1,11 @@
-"""The pages that are made whole of what the code says: the methods, the faults by symptom, the papers, memory."""
+"""Pages and blocks that are made of what the code says: methods, faults by symptom, papers, memory, the gallery."""
 
 import inspect
 import json
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from operant import algorithms
 from operant.algorithms import ALGORITHMS, METHODS
@@ -13,6 +14,7 @@ from operant.options import defaults
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
 from operant.tools.diagnosis.history import FINDINGS
+from operant.training.optimizer import OptimizerOptions
 
 DOCS = Path(__file__).parent
 GOLDEN = DOCS.parent / "tests/golden"
@@ -74,7 +76,7 @@ def _method_page(name: str) -> str:
     page += _relatives(name)
     page += f"\n## Its own defaults\n\n{_defaults(name)}" if row.defaults else ""
     page += f"\n## Its options\n\n{options}" if (options := _options(name)) else ""
-    page += f"\n## What to watch\n\n{_metrics(name)}"
+    page += f"\n## What to watch\n\n{to_watch(name)}"
     for figure, (shown, where) in CURVES.items():
         if name in shown.split():
             script = figure.replace("-", "_")
@@ -140,9 +142,9 @@ def _options(name: str) -> str:
     return f"| option | default | meaning |\n|---|---|---|\n{table}" if table else ""
 
 
-def _metrics(name: str) -> str:
+def to_watch(name: str) -> str:
     """Those that a run of the method logs, and that have a healthy range."""
-    return watched([METRICS[metric] for metric in _logged(name)])
+    return watched([METRICS[metric] for metric in _logged(name)], "" if name == "ppo" else "../")
 
 
 def _logged(name: str) -> list[str]:
@@ -155,12 +157,13 @@ def _logged(name: str) -> list[str]:
     return [m.name for m in METRICS.values() if m.healthy and (m.name in logged or m.group in groups.get(name, ()))]
 
 
-def watched(metrics: list[Metric]) -> str:
-    """One row per metric."""
+def watched(metrics: list[Metric], up: str = "../") -> str:
+    """One row per metric, and where the rest stands."""
     table = "| metric | healthy | meaning |\n|---|---|---|\n"
     for metric in metrics:
-        table += f"| `{metric.name}` | {metric.healthy} | {metric.meaning} |\n"
-    return table
+        meaning = re.split(r"[:;] | \(", metric.meaning)[0]
+        table += f"| `{metric.name}` | {re.split(r'[:;] ', metric.healthy)[0]} | {meaning} |\n"
+    return f"{table}\nOtherwise: [faults by symptom]({up}faults.md). All metrics: [metrics]({up}metrics.md).\n"
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -292,3 +295,145 @@ def _presets_of_papers() -> dict[str, list[str]]:
             for _, number in ARXIV.findall(comment):
                 found.setdefault(number, []).append(name)
     return found
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+SIZES = {"124M": 0.124, "355M": 0.355, "1.6B": 1.6, "7B": 7.0, "20B": 20.0, "70B": 70.0}
+"""Billions of weights."""
+
+
+def memory() -> str:
+    """One row per size: gigabytes of weights, gradients, Adam's states and a reference copy, by what is trained."""
+
+    def of_weight(size: int, trained: float) -> float:
+        kept = size + OptimizerOptions().state_bytes(1, int(size < 4)) + size  # gradient, states, the reference's copy
+        return size + trained * kept
+
+    ways = {"float32, all trained": (4, 1.0), "bfloat16, all trained": (2, 1.0)}
+    ways |= {"bfloat16, the top sixth": (2, 1 / 6), "bfloat16, an adapter": (2, 0.0)}
+    table = f"| weights | {' | '.join(ways)} |\n|---|{'---|' * len(ways)}\n"
+    for name, billions in SIZES.items():
+        cells = [f"{billions * of_weight(*way):,.{1 if billions < 10 else 0}f} GB" for way in ways.values()]
+        table += f"| {name} | {' | '.join(cells)} |\n"
+    each = ", ".join(f"{of_weight(*way):.0f} bytes a weight with {name}" for name, way in ways.items())
+    return f"{table}\nThat is {each}.\n"
+
+
+def planned() -> str:
+    """One row per command: the plan and what was measured."""
+    results = _result("memory-plan")
+    table = "| command | planned | measured |\n|---|---|---|\n"
+    for row in results["rows"].values():
+        command = re.sub(r"\{folder\}/|/tmp/\S*/", "", row["command"]).removesuffix(" --steps 2")
+        table += f"| `{command}` | {row['planned_gb']:.2f} GB | {row['measured_gb']:.2f} GB |\n"
+    return f"{table}\nOf one process, imports and reward model included. Made by `{results['command']}`.\n"
+
+
+def _result(name: str) -> Any:
+    return json.loads((DOCS.parent / f"benchmarks/results/{name}.json").read_text(encoding="utf-8"))
+
+
+# --- the gallery --------------------------------------------------------------------------------------------------
+
+
+def gallery() -> dict[str, str]:
+    """The blocks of docs/gallery.md, from the results of benchmarks."""
+    found = _result("gallery")
+    return {
+        "reviews": _reviews(),
+        "keyword": _told("keyword"),
+        "chat": _told("chat"),
+        "rooms": _rooms(found),
+        "program": _program(found),
+        "prompts": _prompts(),
+    }
+
+
+def _quoted(text: str) -> str:
+    return f"`{' '.join(text.split()).replace('|', '/')}`"
+
+
+def _reviews() -> str:
+    results = _result("kl-samples")
+    paid, free = (next(run for run in results["runs"] if run["run"] == kind) for kind in ("with", "without"))
+    table = "| prompt | with a price on KL | without |\n|---|---|---|\n"
+    for one, other in zip(paid["replies"][:4], free["replies"][:4]):
+        table += f"| {_quoted(one['query'])} | {_quoted(one['reply'])} | {_quoted(other['reply'])} |\n"
+    return f"{table}\nThe first prompts of the run. Made by `{results['command']}`.\n"
+
+
+def _told(recipe: str) -> str:
+    results = _result("recipes")
+    run = next(run for run in results["runs"] if run["recipe"] == recipe and not run["control"])
+    table = "| prompt | before | after |\n|---|---|---|\n"
+    for reply in run["replies"][:4]:
+        table += f"| {' | '.join(_quoted(reply[key]) for key in ('query', 'before', 'after'))} |\n"
+    return f"{table}\nThe first held-out prompts of seed {run['seed']}. Made by `{results['command']}`.\n"
+
+
+def _rooms(found: dict[str, Any]) -> str:
+    games = found["rooms"]
+    text = f"It won {games['won']} of {games['games']} games. The first that it won:\n\n"
+    text += f"```text\n{games['first won'].strip()}\n```\n\nThe end of the first that it did not win:\n\n"
+    return f"{text}```text\n{games['first lost'].strip()}\n```\n\nMade by `{found['command']}`.\n"
+
+
+def _program(found: dict[str, Any]) -> str:
+    told = found["programs"]
+    before, after = told["before"], told["after"]
+    text = f"With {told['samples']} programs a problem and as many in a second round, {told['solved']} of "
+    text += f"{told['problems']} problems were solved. The first that a {after['how']} program solves:\n\n"
+    text += f"```text\n{after['prompt'].strip()}\n```\n\nA program of the first round, and what the tests said:\n\n"
+    said = before["examples_message"] or before["message"]
+    text += f"```text\n{before['completion'].strip()}\n\n{before['outcome']}: {said}\n"
+    text += f"```\n\nThe {after['how']} one, which passes the hidden tests:\n\n"
+    text += f"```text\n{after['completion'].strip()}\n```\n\n"
+    return f"{text}Made by `{found['command']}`.\n"
+
+
+def _prompts() -> str:
+    results = _result("prompts")
+    shown = {"none+mean": "no prompt", "manual+mean": "written by a person", "soft_q": "found by soft Q-learning"}
+    shown |= {"random+mean": "the best of random ones", "soft_q, shuffled": "found with shuffled labels"}
+    table = "| prompt | text | accuracy on held-out reviews |\n|---|---|---|\n"
+    for name, title in shown.items():
+        for row in [row for row in results["rows"] if row["name"] == name][:2]:
+            table += f"| {title}, seed {row['seed']} | {_quoted(row['prompt'])} | {row['test']:.3f} |\n"
+    return f"{table}\nThe first two seeds of each. Made by `{results['command']}`.\n"
+
+
+# --- experiments --------------------------------------------------------------------------------------------------
+
+EXPERIMENTS = """# Experiments
+
+Every measurement of these pages: the command that makes it, the page that tells what came of it, and its figure. Most
+have several seeds and a control that must not learn. This page is generated: `make docs`.
+
+| what | command | told in |
+|---|---|---|
+"""
+NOT_TOLD = ("log.md", "index.md", "experiments.md", "design.md")
+
+
+def experiments() -> str:
+    """One row per script of benchmarks/ whose command a page names."""
+    told = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")) if path.name not in NOT_TOLD}
+    page, figures = EXPERIMENTS, ""
+    for path in sorted((DOCS.parent / "benchmarks").glob("*.py")):
+        first = path.read_text(encoding="utf-8").partition('"""')[2].partition("\n")[0]
+        command = f"python -m benchmarks.{path.stem}"
+        what = re.sub(r"[:;,.] *`python -m [^`]*`.*|\.?\"*$", "", first).strip()
+        pages = [page for page, text in told.items() if re.search(rf"{re.escape(command)}\b(?!_)", text)]
+        if not pages:
+            continue
+        links = ", ".join(f"[{text_of(page)}]({page.name})" for page in pages)
+        page += f"| {what} | `{command}` | {links} |\n"
+        shown = re.findall(r"figures/([\w-]+\.svg)", path.read_text(encoding="utf-8"))
+        figures += "".join(f"\n![{what}](figures/{name})\n\nMade by `{command}`.\n" for name in dict.fromkeys(shown))
+    return f"{page}\n## Figures\n{figures}"
+
+
+def text_of(page: Path) -> str:
+    """The title of a page."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

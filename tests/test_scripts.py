@@ -64,6 +64,8 @@ RUN = {
     "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
     "benchmarks/loss_and_reward.py": ["--quick"],
+    "benchmarks/adaptive_kl.py": ["--quick"],
+    "benchmarks/gallery.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
