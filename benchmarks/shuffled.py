@@ -3,6 +3,7 @@
     operant train sentiment --reward benchmarks/shuffled.py:shuffled
     operant train keyword --reward benchmarks/shuffled.py:keyword
     operant train chat --reward benchmarks/shuffled.py:chat
+    operant train arithmetic --reward benchmarks/shuffled.py:arithmetic
 
 The scores of a batch are shuffled, so their mean is unchanged and the evaluation on held-out tasks remains valid.
 """
@@ -49,6 +50,10 @@ class Coin(TextArena):
     def for_evaluation(self):
         """The game as it is."""
         return TextArena(**{f.name: getattr(self, f.name) for f in fields(self) if f.init})
+
+    def check(self):
+        """That of the game."""
+        self.for_evaluation().check()
 
     def reset(self, tasks):
         """Begin, and remember which task each slot has."""

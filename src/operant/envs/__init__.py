@@ -1,6 +1,7 @@
 """Worlds by name. Each is a file of this package; other packages add theirs as entry points of `operant.envs`."""
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Literal, TypeVar
 
 from operant.import_by_name import Table
@@ -45,7 +46,7 @@ def check_parts(env: Env) -> None:
     if parts.check is not None:
         asked(env, "check", parts.check)
     for name, number in (("most", parts.most), ("waves", parts.waves)):
-        if number is not None and not (isinstance(number, int) and number >= 1):
+        if number is not None and not (isinstance(number, Integral) and number >= 1):
             raise OperantError(f"world {name_of(env)!r}: {name}={shown(number)}; it must be a number of at least 1")
 
 
