@@ -52,6 +52,7 @@ time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/
 time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
 game_log gradients/*""".split()
 MADE_FROM_CODE = (
+    "memory",
     "foreign",
     "presets",
     "metrics",

@@ -202,8 +202,9 @@ def test_an_encoder_reads_a_group_once():
 
 
 def test_only_plain_keys_and_values_share_one_buffer():
-    assert plain_layers(model_of("gpt2"), 20) == 2 and plain_layers(model_of("t5"), 20) is None
-    assert plain_layers(model_of("mistral"), 20) is None and plain_layers(model_of("mistral"), 5) == 2
+    gpt2, t5, mistral = (Policy(model_of(kind)) for kind in ("gpt2", "t5", "mistral"))
+    assert plain_layers(gpt2, 20) == 2 and plain_layers(t5, 20) is None
+    assert plain_layers(mistral, 20) is None and plain_layers(mistral, 5) == 2
 
 
 def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():

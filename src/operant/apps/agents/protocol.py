@@ -411,7 +411,7 @@ def whole_delta(request: ModelRequest, reply: Reply, tokenizer: Any) -> tuple[di
     return new, choice["finish_reason"]
 
 
-def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None) -> tuple[list[dict[str, Any]], str]:
+def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = None) -> tuple[list[dict[str, Any]], str]:
     """The calls in a reply, and its other text: by the tokenizer's own template of responses, else those that stand
     between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text

@@ -39,6 +39,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "ppo": {},
 }
 """Values that TRL 1.16 takes where a script names none, which are written out, as operant's differ."""
+IDLE = (("trl", "reward_weights"), ("trlx", "name"))
+"""The first stand with the rewards."""
 TRUE_THERE = {
     "average_tokens_across_devices",
     "disable_dropout",
@@ -190,7 +192,7 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             return
         case _ if system == "trl" and name in SAME_HERE and value == SAME_HERE[name]:
             return
-        case _ if (system, name) in (("trl", "reward_weights"), ("trlx", "name")):  # the first stand with the rewards
+        case _ if (system, name) in IDLE or (name in ("bf16", "fp16") and value is False):
             return
         case "use_bias_correction_kl" if isinstance(value, bool):
             found.put("kl.loss_kind", '"k3"' if value else '"plain_k3"')
