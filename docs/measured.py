@@ -1020,11 +1020,12 @@ def tried() -> str:
         return NOTHING
     rows = [dict(zip(("kind", "name"), row["model"].split(":")), **row) for row in found["rows"]]
     by_outcome = {outcome: [r for r in rows if r["outcome"] == outcome] for outcome in OUTCOMES_OF_MODELS}
-    gap = max(row["gap"] for row in by_outcome["trained"])
+    wide = ", ".join(f"`{row['name']}` {row['gap']:.2g}" for row in by_outcome["trained"] if row["gap"] > 1e-4)
     text = f"Of {len(rows)} classes of transformers {found['transformers']}:\n\n"
     for outcome, about in OUTCOMES_OF_MODELS.items():
         text += f"- **{len(by_outcome[outcome])}** {about}\n"
-    text += f"\nThe largest gap between the log-probs of generation and of training is {gap:.1e} nats.\n\nThey train: "
+    text += "\nThe log-probs of generation and of training agree to 1e-4 nats"
+    text += f", but for {wide}.\n\nThey train: " if wide else ".\n\nThey train: "
     names = {
         kind: [r["name"] for r in by_outcome["trained"] if r["kind"] == kind] for kind in ("causal", "encoder-decoder")
     }

@@ -82,7 +82,7 @@ class Policy(HiddenStates):
     def stop_tokens(self) -> tuple[int, ...]:
         """The model's own end-of-sequence ids."""
         ids = getattr(self.generation, "eos_token_id", None)
-        ids = self.config.eos_token_id if ids is None else ids
+        ids = getattr(self.config, "eos_token_id", None) if ids is None else ids  # RoCBert has no such name
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
         ids = () if ids is None else tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
