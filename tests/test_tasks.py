@@ -69,7 +69,7 @@ def test_a_recipe_trains_with_its_own_reward_and_metrics(name, place, monkeypatc
     monkeypatch.chdir(place)
     run, rows = Path(f"runs/{name}-own"), ROWS.get(name, [])
     held_out = f"--tasks {name}.jsonl --evaluate {name}.jsonl" if rows else ""
-    short = SHORT.partition(" --reward ")[0].replace("--steps 5", "--steps 1").replace("tokens 6", "tokens 20")
+    short = SHORT.partition(" --reward ")[0].replace("--steps 2", "--steps 1").replace("tokens 6", "tokens 20")
     words = ["train", name, "--policy", "./t5", *held_out.split(), *short.split(), "--out", str(run)]
     assert main(words) == 0, capsys.readouterr().err
     [line] = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -223,6 +223,8 @@ def test_every_preset_loads(name):
     flat = as_mapping(config)
     for option, value in presets()[name].items():
         group, _, field = option.rpartition(".")
+        if {group, field} & {"tasks", "reward"}:  # given above
+            continue
         assert (flat[group] if group else flat)[field] == value, option
     assert idle(config) == []
 

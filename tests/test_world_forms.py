@@ -513,8 +513,8 @@ def test_the_check_refuses_what_a_run_refuses(tmp_path):
             True,
         ),
         (without(games=lambda self, split: [Task("a", "x")] * 2 * (split == "train")), "the id 'a' occurs twice", True),
-        (without(most=0), "most=0; it must be at least 1", True),
-        (without(waves=0), "waves=0; it must be at least 1", True),
+        (without(most=0), "most=0; it must be a number of at least 1", True),
+        (without(waves=0), "waves=0; it must be a number of at least 1", True),
         (without(check=lambda self: 1 / 0), "check raised ZeroDivisionError: division by zero", True),
         (
             without(state_dict=lambda self: {"x": object()}, load_state_dict=lambda self, state: None),
