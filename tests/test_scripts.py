@@ -40,6 +40,7 @@ ELSEWHERE = {
     "benchmarks/timed.py": "benchmarks/translation.py",
     "benchmarks/hostile.py": "tests/test_hostile_programs.py",  # the same programs, one at a time
     "benchmarks/sandbox.py": "docs/sandbox.md",  # a thousand programs
+    "benchmarks/trl_script.py": "docs/from-trl.md",  # it needs an environment with TRL 0.11.4
     "benchmarks/wheel.py": "Makefile",  # it needs the network
     "benchmarks/screenshot.py": "tests/test_replies_page.py",
     "benchmarks/chaos.py": "benchmarks/tests/test_chaos.py",
@@ -69,7 +70,6 @@ RUN = {
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),
     "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
-    "benchmarks/trl_script.py": [*"--seeds 1 --steps 1 --ours".split()],
     "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
     "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels"],
     "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
