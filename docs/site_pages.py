@@ -384,7 +384,7 @@ def _program(found: dict[str, Any]) -> str:
     before, after = told["before"], told["after"]
     text = f"With {told['samples']} programs a problem and as many in a second round, {told['solved']} of "
     text += f"{told['problems']} problems were solved. The first that a {after['how']} program solves:\n\n"
-    text += f"```text\n{after['prompt'].strip()}\n```\n\nA program of the first round, and what the tests said:\n\n"
+    text += f"```text\n{after['prompt'].strip()}\n```\n\nA program of the first round, and the answer of its tests:\n\n"
     said = before["examples_message"] or before["message"]
     text += f"```text\n{before['completion'].strip()}\n\n{before['outcome']}: {said}\n"
     text += f"```\n\nThe {after['how']} one, which passes the hidden tests:\n\n"
@@ -410,7 +410,7 @@ EXPERIMENTS = """# Experiments
 Every measurement of these pages: the command that makes it, the page that tells what came of it, and its figure. Most
 have several seeds and a control that must not learn. This page is generated: `make docs`.
 
-| what | command | told in |
+| what | command | page |
 |---|---|---|
 """
 NOT_TOLD = ("log.md", "index.md", "experiments.md", "design.md")

@@ -368,3 +368,10 @@ def test_states_at_the_cut_are_kept_of_all_tokens_but_the_last(mode):
 
 def test_without_a_trunk_there_are_no_states():
     assert all(c.states is None for c in replies(policy_of("gpt2"), RAGGED, GROUPS[:3], KEYS[:3]))
+
+
+def test_a_configuration_that_knows_no_end_token_has_no_stop_tokens():
+    sizes = dict.fromkeys(("vocab_size", "pronunciation_vocab_size", "shape_vocab_size"), 40)
+    sizes |= dict.fromkeys(("hidden_size", "intermediate_size", "pronunciation_embed_dim", "shape_embed_dim"), 8)
+    config = RoCBertConfig(num_hidden_layers=1, num_attention_heads=2, is_decoder=True, **sizes)
+    assert not hasattr(config, "eos_token_id") and Policy(RoCBertForCausalLM(config)).stop_tokens == ()

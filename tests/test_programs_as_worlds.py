@@ -1,10 +1,12 @@
 """A world that is a program: equal to the same world as an `Env`, over HTTP too, and each failure costs its episode."""
 
 import contextlib
+import os
 import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -151,6 +153,8 @@ def test_a_conversation_that_goes_on_joins_its_row_by_ids(name):
         assert rollout.info["fresh_rows"] == (3 if name == "rewriting" else 1)
     share = of_rollouts(rollouts).result()["rollout/fresh_prompts"]
     assert share == (name == "rewriting")
+    rollouts[0].turns[0] = replace(rollouts[0].turns[0], action=[3] * len(rollouts[0].turns[0].action))
+    assert of_rollouts(rollouts).result()["rollout/fresh_prompts"] == max(share, 1 / 32)
 
 
 def test_a_conversation_that_was_changed_opens_a_row():
@@ -161,8 +165,26 @@ def test_a_conversation_that_was_changed_opens_a_row():
         messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "not sampled"}]
         reply = client.chat([*messages, {"role": "user", "content": "c"}])
         client.chat([*messages, {"role": "user", "content": "d"}, {"role": "assistant", "content": reply}])
+        reply = client.chat([{"role": "user", "content": "e"}])
+        edited = {"role": "assistant", "content": f"{reply} b"}
+        client.chat([{"role": "user", "content": "e"}, edited, {"role": "user", "content": "f"}])
 
-    assert [rollout.info["fresh_rows"] for rollout in played(program, tokenizer=tokenizer)] == [2] * 4
+    rollouts = played(program, tokenizer=tokenizer)
+    assert [rollout.info["fresh_rows"] for rollout in rollouts] == [4] * 4
+
+
+def test_a_forked_process_cannot_use_the_client():
+    def program(task, client):
+        if (child := os.fork()) == 0:
+            with contextlib.suppress(OperantError):
+                client.complete("a")
+                os._exit(1)
+            os._exit(7)
+        client.complete("a")
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    [rollout] = played(program, tasks=TASKS[:1])
+    assert rollout.turns[0].reward == 7
 
 
 AGENT = """

@@ -8,6 +8,7 @@ from toys import letters, lm
 
 import operant
 from operant import OperantError, Sampling, Task
+from operant.apps.agents.program import AgentWorld
 from operant.apps.agents.tools import ToolWorld
 from operant.rollouts.play import play
 from operant.types import Completion
@@ -22,13 +23,14 @@ TEMPLATE = (
 class Scripted:
     """An engine that gives written replies, one for each turn of the only episode."""
 
-    def __init__(self, tokenizer, replies, stop=True):
-        self.tokenizer, self.replies, self.stop, self.prompts = tokenizer, list(replies), stop, []
+    def __init__(self, tokenizer, replies, stop=True, token=True):
+        self.tokenizer, self.replies, self.prompts = tokenizer, list(replies), []
+        self.stop, self.token = stop, stop and token
 
     def generate(self, prompts, sampling, keys):
         self.prompts += prompts
         ids = self.tokenizer(self.replies.pop(0), add_special_tokens=False)["input_ids"]
-        ids = [*ids, self.tokenizer.eos_token_id] if self.stop else ids
+        ids = [*ids, self.tokenizer.eos_token_id] if self.token else ids
         return [Completion(ids, [0.0] * len(ids), None, "stop" if self.stop else "length", 0)]
 
 
@@ -114,9 +116,36 @@ def test_a_call_that_fails_is_answered_by_a_sentence(call, tools, result, tokeni
     assert result in prompts[1].removeprefix(f"2^10?{call}")
 
 
+def test_a_stop_string_that_a_program_writes_again_is_not_doubled(tokenizer):
+    tokenizer.chat_template = None
+
+    def program(task, client):
+        reply = client.complete(task.prompt)
+        assert reply == "<python>1"
+        client.complete(task.prompt + reply + "</python> so")
+
+    env, engine = AgentWorld(program), Scripted(tokenizer, ["<python>1</python>", "x"], stop=True, token=False)
+    env.tokenizer = tokenizer
+    sampling = Sampling(max_tokens=64, stop_strings=("</python>",))
+    [rollout] = play([Task("t", "2^10?")], env=env, engine=engine, tokenizer=tokenizer, sampling=sampling)
+    assert tokenizer.decode(rollout.turns[1].prompt) == "2^10?<python>1</python> so"
+
+
 def test_calls_are_bounded(tokenizer):
     rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
     assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
+    ran = []
+
+    def note(text: str) -> None:
+        """Note.
+
+        Args:
+            text: Anything.
+        """
+        ran.append(text)
+
+    rollout, prompts = episode(tokenizer, ["<note>a</note><note>b</note>"], [note], calls=1)
+    assert ran == ["a"] and len(prompts) == 1 and rollout.info["numbers"]["calls"] == 2
 
 
 def test_search_finds_the_paragraph_that_fits_best(tokenizer, tmp_path):

@@ -146,11 +146,11 @@ class ModelClient:
         self._one, self._asked, self._pending, self._fault = threading.Lock(), 0, False, ""
         self._fresh, self._late, self._process = 0, 0, os.getpid()
         self._numbers: dict[str, float] = {}
-        self._row = ""
-        """The text of the last prompt and its reply."""
+        self._row, self._reply = "", ""
+        """The text of the last prompt and its reply, and that of the reply."""
         self._chat: Conversation | None = None
         self.turn: Turn | None = None
-        """The tokens of the last reply, where the engine has told them."""
+        """The tokens of the last reply; None before the first, and where a world is checked without an engine."""
         self.api_key = secrets.token_hex(16)
         threading.Thread(target=self._run, args=(play, task), name="program", daemon=True).start()
 
@@ -217,15 +217,15 @@ class ModelClient:
                 more = text[len(self._row) :] if joins else text
             self._pending, self._asked, self._fresh = True, self._asked + 1, self._fresh + (not joins)
             if joins:
-                more = more.removeprefix(self._stop_token())  # the row has it already
+                more = more.removeprefix(self._unsaid())
             self._row, self._chat = text, chat
             info = {"requests": self._asked, "fresh_rows": self._fresh}
             self._requests.put(Step(more, fresh=not joins, reward=self._take_paid(), info=info))
-        said = self._replies.get()
-        if said is None:
+        text = self._replies.get()
+        if text is None:
             raise EpisodeOverError("the episode has ended")
         turn = self.turn or Turn([], [])
-        reply = Reply(turn.prompt, turn.action, "stop" if turn.end == "stop" else "length", text=said)
+        reply = Reply(turn.prompt, turn.action, "stop" if turn.end == "stop" else "length", text=text)
         answered = answer(replace(request, prompts=[turn.prompt]), [reply], self._tokenizer)
         if chat is not None:
             chat.replies.append(len(chat.messages))
@@ -236,8 +236,8 @@ class ModelClient:
     def _read(self, body: Any, path: str) -> tuple[ModelRequest, str]:
         """A request and the text of its prompt."""
         if isinstance(body, dict):
-            body = {name: value for name, value in body.items() if name not in self._ignore and value is not False}
-            if named := next((name for name in RUNS_OWN if body.get(name) is not None), None):
+            body = {name: value for name, value in body.items() if name not in self._ignore}
+            if named := next((name for name in RUNS_OWN if body.get(name) not in (None, False)), None):
                 why = f"{named}={shown(body[named])}: the run's own sampling is used in training; leave it out"
                 raise RefusedRequestError(400, f"{why}, or let the run ignore it (--env.ignore {named})", named)
             if body.get("n") not in (None, 1):
@@ -269,15 +269,18 @@ class ModelClient:
         before, mark, more = chat.marked.partition(_mark(chat.replies[-1]))
         return more if mark and before == self._chat.marked else None
 
-    def _stop_token(self) -> str:
-        """The text of the token that ended the last reply; empty if none did."""
+    def _unsaid(self) -> str:
+        """What the row has behind the text of the last reply: a stop token or string, which a program may repeat."""
         if self.turn is None or self.turn.end != "stop" or not self.turn.action:
             return ""
+        whole = str(self._tokenizer.decode(self.turn.action, skip_special_tokens=False))
+        if whole.startswith(self._reply):
+            return whole[len(self._reply) :]
         return str(self._tokenizer.decode(self.turn.action[-1:], skip_special_tokens=False))
 
     def give(self, reply: str) -> None:
         """Let the program go on with a reply."""
-        self._row += reply
+        self._row, self._reply = self._row + reply, reply
         self._replies.put(reply)
 
     def next(self, due: float, deadline: float) -> Step:
@@ -343,13 +346,13 @@ def run_command(command: str, task: Task, client: ModelClient) -> float | None:
             raise EpisodeOverError("the episode has ended")
         output.seek(0)
         lines = output.read().decode("utf-8", errors="replace").strip().splitlines()
-    said = lines[-1] if lines else ""
+    last = lines[-1] if lines else ""
     if process.ended != "ended with exit status 0":
-        raise OperantError(f"{command} {process.ended}: {said[-300:]}")
+        raise OperantError(f"{command} {process.ended}: {last[-300:]}")
     try:
-        return float(said)
+        return float(last)
     except ValueError as error:
-        raise OperantError(f"{command} ended with the line {shown(said)}; the last line must be its reward") from error
+        raise OperantError(f"{command} ended with the line {shown(last)}; the last line must be its reward") from error
 
 
 async def _awaited(returned: Any) -> Any:

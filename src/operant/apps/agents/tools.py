@@ -37,8 +37,8 @@ class ToolWorld(AgentWorld):
     """Episodes of calls and results, of several turns; the last reply is the answer.
 
     tools: `python`, which runs a program behind a wall (docs/sandbox.md), `search`, which finds words in the texts of
-    `folder`, and functions of your own, module:function or from Python, whose arguments have annotations and lines
-        under "Args:" in the docstring.
+        `folder`, and functions of your own, module:function or from Python, whose arguments have annotations and
+        lines under "Args:" in the docstring.
     calls: most calls of an episode; one more ends it.
     characters: of a result; the rest is cut.
     seconds: of processor time of a program; other calls have twice as long.
@@ -92,18 +92,17 @@ class ToolWorld(AgentWorld):
 
     def _play(self, task: Task, client: ModelClient) -> None:
         by_template = "tools" in str(getattr(self.tokenizer, "chat_template", None) or "")
-        left, failed = self.calls, 0
+        made, failed = 0, 0
         turns = self._by_template(task, client) if by_template else self._by_tags(task, client)
-        made = 0
         calls = next(turns)
         while calls:
             results = []
-            for name, arguments in calls:
-                good, result = self._result(name, arguments) if left > 0 else (False, "no call is left: answer now")
+            for name, arguments in calls[: self.calls - made]:
+                good, result = self._result(name, arguments)
                 results.append(result)
-                left, made, failed = left - 1, made + 1, failed + (not good)
-            if left < 0:
-                turns.close()
+                failed += not good
+            made += len(calls)
+            if made > self.calls:  # the reply that asked for too much is the answer
                 break
             calls = turns.send(results)
         client.report(calls=made, failed_calls=failed)
@@ -116,11 +115,11 @@ class ToolWorld(AgentWorld):
             asked = message.get("tool_calls") or []
             results = yield [(call["function"]["name"], call["function"]["arguments"]) for call in asked]
             names = [(call["id"], call["function"]["name"]) for call in asked]
-            said = [
+            answers = [
                 {"role": "tool", "tool_call_id": key, "name": name, "content": result}
                 for (key, name), result in zip(names, results, strict=True)
             ]
-            messages += [message, *said]
+            messages += [message, *answers]
 
     def _by_tags(self, task: Task, client: ModelClient) -> Any:
         text: Any = task.prompt
