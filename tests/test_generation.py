@@ -7,6 +7,7 @@ import pytest
 import torch
 from sampled import model_of, replies
 from toys import bare_logprobs
+from transformers import RoCBertConfig, RoCBertForCausalLM
 
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
