@@ -20,6 +20,7 @@ from operant.apps.agents.program import AgentWorld, EpisodeOverError
 from operant.engines.native.engine import NativeEngine
 from operant.metrics.collect import of_rollouts
 from operant.rollouts.play import play as play_tasks
+from operant.tools.report import games
 
 TASKS = [Task(f"letter/{letter}", "a b", target=letter) for letter in "cdef"]
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
@@ -89,6 +90,12 @@ def test_a_program_trains_as_the_same_world_written_as_an_env_does(tmp_path):
     assert all(
         [[m[k] for k in kept] for m in run.metrics] == [[m[k] for k in kept] for m in runs[0].metrics] for run in runs
     )
+    shown = games.embedded(tmp_path / "1")["groups"]
+    episodes = [group["games"] for group in shown]
+    assert [len(found) for found in episodes] == [8, 8] and {game["good"] for game in episodes[0]} == {True, False}
+    first = [turn["state"] for turn in episodes[0][0]["turns"]]
+    assert [text.split() for text in first] == [["a", "b"], ["b", "a"], ["c", "d"]]
+    assert sum(turn["reward"] for turn in episodes[0][0]["turns"]) == pytest.approx(episodes[0][0]["reward"], abs=1e-3)
 
 
 def played(program, deadline=20.0, tasks=TASKS, tokenizer=None):

@@ -31,6 +31,12 @@ games, so that scores under different ones are comparable."""
 
 def game_of(rollout: Rollout) -> Mapping[str, Any] | None:
     """Return the record of the game that was played; None if it was none, or if the world failed."""
+    game = recorded(rollout)
+    return game if game is not None and "won" in game else None
+
+
+def recorded(rollout: Rollout) -> Mapping[str, Any] | None:
+    """Return the record of a game or of another episode of several turns; None without one, or if the world failed."""
     game = rollout.info.get("game")
     return None if rollout.failed or not isinstance(game, Mapping) or "turns" not in game else game
 
@@ -78,11 +84,12 @@ def of_replies(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
 
 def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = None) -> dict[str, Any] | None:
     """Return the record of a game with the reply of each turn, the value before it if generation computed one, and
-    [text, probability] of each option where it was a choice; None if the rollout is no game.
+    [text, probability] of each option where it was a choice. Any other episode of several turns has what was read and
+    replied. None for an episode of one turn.
     """
     game = game_of(rollout)
     if game is None:
-        return None
+        return None if decode is None or rollout.failed or len(rollout.turns) < 2 else _conversation(rollout, decode)
     turns = []
     for recorded, turn, text in zip(game["turns"], rollout.turns, rollout.texts):
         known: dict[str, Any] = {"reply": text, "value": turn.values[0] if turn.values else None}
@@ -91,3 +98,13 @@ def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = Non
             known |= {"options": options, "chosen": turn.chosen}
         turns.append({**recorded, **known})
     return {**game, "turns": turns}
+
+
+def _conversation(rollout: Rollout, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+    turns, row = [], list[int]()
+    for turn, text in zip(rollout.turns, rollout.texts):
+        read = turn.prompt[len(row) :] if turn.prompt[: len(row)] == row else turn.prompt
+        row = turn.prompt + turn.action
+        by = "policy" if turn.trained else "world"
+        turns.append({"state": decode(read), "command": text, "by": by, "valid": True, "reward": turn.reward})
+    return {"name": str(rollout.task.id), "turns": turns}

@@ -29,9 +29,9 @@ def rows(
     added here. parts: the named parts of the reward, one value per rollout.
     batch: the collated rollouts, for the columns with one value per token. learned: the indices of the rollouts that
     the batch was made of, in order; None: all that have a score. pieces: returns the text of each token id.
-    remarks: the outcome classes and the message of each rollout; empty if the reward named none. The row of the last
-    turn of a game has its transcript as JSON. passing: of each rollout what a critic says after each action; empty
-    without a critic.
+    remarks: the outcome classes and the message of each rollout; empty if the reward named none. An episode of several
+    turns has its transcript as JSON in its last row. passing: of each rollout what a critic says after each action;
+    empty without a critic.
     """
     if learned is None:
         learned = [i for i, score in enumerate(scores) if score is not None]
@@ -67,7 +67,7 @@ def rows(
                 row["outcome"] = ", ".join(classes) or None
                 row["message"] = _without_surrogates(message) or None
                 decode = None if pieces is None else lambda ids: "".join(pieces(ids))
-                if "game" in rollout.info and (game := transcript(rollout, decode)) is not None:
+                if (game := transcript(rollout, decode)) is not None:
                     row["game"] = _without_surrogates(json.dumps(game, ensure_ascii=False))
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]

@@ -32,7 +32,7 @@ from operant.training.scoring import forward_batch
 from operant.types import OperantError, RewardFn, Rollout, Task, totals
 
 GAMES = 32
-"""Most games of an evaluation whose transcripts are kept."""
+"""Most episodes of an evaluation whose transcripts are kept."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Evaluation:
             for reply, value in zip(replies, values, strict=True):
                 reply.setdefault("metrics", {})[name] = value
         for reply, rollout in list(zip(replies, self.rollouts))[:GAMES]:
-            if (game := games.game_of(rollout)) is not None:
+            if (game := games.recorded(rollout)) is not None:
                 reply["game"] = game
         mean = self.mean if any(s is not None for s in self.scores) else None
         plain = {"mean": mean, "kl": self.kl, "samples": self.samples, "replies": replies}

@@ -1,11 +1,13 @@
-"""Selects the games whose transcripts a report shows: held-out ones before and after training, and those of each step.
+"""Selects the episodes whose transcripts a report shows: held-out ones before and after training, and of each step.
 
-A game is its record from the rollouts or from evaluation.json (`metrics.games`), with long texts cut, and of a long
-game the first turns only. A page embeds `EACH` games of up to `GROUPS` steps, won and lost ones in turn, in at most
-`BUDGET` bytes; the live server has `MOST` of every step.
+An episode is its record from the rollouts or from evaluation.json (`metrics.games`), with long texts cut, and of a
+long one the first turns only. A page embeds `EACH` of up to `GROUPS` steps, good and bad ones in turn, in at most
+`BUDGET` bytes; the live server has `MOST` of every step. A game is good if it was won, another episode if it earned
+more than the mean of its group.
 """
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -34,7 +36,7 @@ _TURN = (
     "options",
     "chosen",
 )
-HELD_OUT = {"before": "held-out games before training", "after": "held-out games after training"}
+HELD_OUT = {"before": "held-out tasks before training", "after": "held-out tasks after training"}
 
 
 class GameGroup(TypedDict):
@@ -57,7 +59,7 @@ def groups(folder: Path) -> list[GameGroup]:
 
 
 def games(folder: Path, step: int | None = None, when: str | None = None, most: int = MOST) -> list[dict[str, object]]:
-    """Return at most `most` games of a step, or of the held-out games `when` ("before", "after"), won and lost in turn.
+    """Return at most `most` games of a step, or of the held-out games `when` ("before", "after"), good and bad in turn.
 
     Raises: OperantError and FileNotFoundError where the file of the step cannot be read.
     """
@@ -65,8 +67,9 @@ def games(folder: Path, step: int | None = None, when: str | None = None, most: 
         found = _held_out(folder, when or "after")
     else:
         found = parquet.games(parquet.steps(folder / "rollouts").get(step, folder / "rollouts" / "missing"))
-    won = [game for game in found if game.get("won")]
-    lost = [game for game in found if not game.get("won")]
+    mean = statistics.fmean(paid) if (paid := [x for g in found if (x := g.get("reward")) is not None]) else 0.0
+    found = [{"good": g["won"] if "won" in g else (g.get("reward") or 0.0) > mean} | g for g in found]
+    won, lost = [g for g in found if g["good"]], [g for g in found if not g["good"]]
     few = min(len(won), len(lost), -(-most // 2))
     kept = won[: max(few, most - len(lost))], lost[: max(few, most - len(won))]
     mixed = [game for pair in zip(*kept) for game in pair]
@@ -92,7 +95,7 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
 
     found = fitting(chosen, GROUPS * EACH, budget)
     count = sum(len(group["games"]) for group in found)
-    text = f"{count:,} games are embedded, from {len(found):,} of {len(every):,} steps and evaluations with games"
+    text = f"{count:,} episodes are embedded, from {len(found):,} of {len(every):,} steps and evaluations"
     return {"groups": found, "summary": f"{text}; `operant report {folder} --serve` shows more of each."}
 
 
@@ -102,7 +105,7 @@ def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
         return []
     with atomic_io.explained(path, "read"):
         judged = json.loads(path.read_text(encoding="utf-8")).get(when) or {}
-    return [reply["game"] for reply in judged.get("replies", ()) if reply.get("game")]
+    return [reply["game"] | {"reward": reply.get("score")} for reply in judged.get("replies", ()) if reply.get("game")]
 
 
 def shortened(game: Mapping[str, Any]) -> dict[str, object]:
@@ -110,7 +113,7 @@ def shortened(game: Mapping[str, Any]) -> dict[str, object]:
     turns = game.get("turns") or []
     return {
         **{name: _cut(game.get(name)) for name in ("name", "won", "lost", "score", "most", "optimum", "objective")},
-        **{name: game.get(name) for name in ("map", "final")},
+        **{name: game.get(name) for name in ("map", "final", "reward", "good")},
         "further": max(0, len(turns) - TURNS),
         "turns": [
             {name: _cut(turn[name]) for name in _TURN if turn.get(name) is not None and turn[name] != ""}

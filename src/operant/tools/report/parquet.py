@@ -95,11 +95,12 @@ def names(path: Path) -> list[str]:
 
 
 def games(path: Path) -> list[dict[str, Any]]:
-    """Read the transcripts of the games in a file, with the critic's value before each turn where the file has it.
+    """Read the transcripts of the episodes in a file, with the reward, and the critic's value before each turn where
+    the file has it.
 
     Raises as `lines`.
     """
-    table, values, found = _read(path, ["game", "rollout", "turn", "values"]), {}, []
+    table, values, found = _read(path, ["game", "rollout", "turn", "values", "reward"]), {}, []
     for row in table.to_pylist():
         values[row["rollout"], row["turn"]] = (row.get("values") or [None])[0]
         if row.get("game"):
@@ -107,7 +108,7 @@ def games(path: Path) -> list[dict[str, Any]]:
             for number, turn in enumerate(game["turns"]):
                 if (value := values.get((row["rollout"], number))) is not None:
                     turn["value"] = value
-            found.append(game)
+            found.append(game | {"reward": row.get("reward")})
     return found
 
 

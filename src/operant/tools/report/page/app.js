@@ -334,7 +334,7 @@
         links.map(({ id, short }) => make("a", { href: `#${id}`, onclick: () => unfold($(`#${id}`)) }, short)),
       ),
       make("div", { id: "overview" }),
-      folding({ id: "plays", title: "Episodes", about: "games as they were played, early and late, turn by turn" }),
+      folding({ id: "plays", title: "Episodes", about: "games and conversations as they went, early and late, turn by turn" }),
       folding({ id: "labels", title: "Held-out labels", about: "whose choices the reward model finds, how sure it is, and where it errs most" }),
       ...Figures.SECTIONS.map(folding),
       folding({ id: "replies", title: "Replies", about: "what the policy wrote, token by token" }),

@@ -26,7 +26,11 @@ const Games = (() => {
   const signed = (value) => (value > 0 ? "+" : "") + number(value);
   const turns = (n) => `${n} ${n === 1 ? "turn" : "turns"}`;
   const length = (game) => game.turns.length + game.further;
-  const result = (game) => (game.won ? `won in ${turns(length(game))}` : game.lost ? `lost after ${turns(length(game))}` : `not won in ${turns(length(game))}`);
+  function result(game) {
+    const all = turns(length(game));
+    if (!known(game.won)) return known(game.reward) ? `reward ${number(game.reward)} in ${all}` : all;
+    return game.won ? `won in ${all}` : game.lost ? `lost after ${all}` : `not won in ${all}`;
+  }
 
   // --- sources ------------------------------------------------------------------------------------------------------
 
@@ -40,7 +44,7 @@ const Games = (() => {
       return data;
     }
     const games = async (group) => (await request(known(group.step) ? `?step=${group.step}` : `?when=${group.when}`)).games;
-    return { live: true, games, groups: async () => (await request("")).groups, summary: "Up to 64 games of each step, won and lost ones in turn." };
+    return { live: true, games, groups: async () => (await request("")).groups, summary: "Up to 64 episodes of each step, good and bad ones in turn." };
   }
 
   // --- one game -----------------------------------------------------------------------------------------------------
@@ -125,7 +129,7 @@ const Games = (() => {
       buttons[2].disabled = buttons[3].disabled = end;
       now.replaceChildren(...[make("p", { class: "soft" }, turn ? `Turn ${at}` : "Start", placesUntil(game, at).slice(-1).map((name) => ` · ${name}`)),
         ...(turn ? command(turn) : []), answer ? make("p", { class: "text answer" }, answer) : null,
-        end && !game.further ? make("p", { class: `result ${game.won ? "fine" : "problem"}` }, result(game)) : null].filter(Boolean));
+        end && !game.further ? make("p", { class: `result ${game.good ? "fine" : "problem"}` }, result(game)) : null].filter(Boolean));
       drawMap();
       items.forEach((item, i) => (i === at ? item.setAttribute("aria-current", "step") : item.removeAttribute("aria-current")));
       const item = items[at];
@@ -135,7 +139,7 @@ const Games = (() => {
     function show(chosen) {
       game = chosen;
       const { name, objective, score, most, optimum, further } = game;
-      head.replaceChildren(make("p", { class: "result" }, make("b", { class: game.won ? "fine" : "problem" }, result(game)),
+      head.replaceChildren(make("p", { class: "result" }, make("b", { class: game.good ? "fine" : "problem" }, result(game)),
           make("span", { class: "soft" }, [known(optimum) ? ` · shortest ${optimum}` : "", known(score) ? ` · score ${number(score)}${known(most) ? ` of ${number(most)}` : ""}` : "", name ? ` · ${name}` : ""].join(""))),
         ...(objective ? [make("p", { class: "objective text" }, objective)] : []));
       items = [null, ...game.turns].map((turn, i) => {
@@ -172,7 +176,7 @@ const Games = (() => {
         if (request !== number) return;
         games = found;
         failed.hidden = games.length > 0;
-        failed.textContent = "There are no games here any more.";
+        failed.textContent = "There are no episodes here any more.";
       } catch (error) {
         failed.hidden = false;
         failed.textContent = error.message;
@@ -199,8 +203,9 @@ const Games = (() => {
   async function mount(element, data, live, found) {
     const source = live ? served(live) : embedded(data);
     // Early: a game that was not won, of the first group. Late: one that was, of the last; with one group, both of it.
-    const early = pane("Early", source, () => ({ place: 0, wanted: (game) => !game.won }));
-    const late = pane("Late", source, (groups) => ({ place: groups.length - 1, wanted: (game) => game.won }));
+    // An episode that is no game counts as won if it earned more than the mean.
+    const early = pane("Early", source, () => ({ place: 0, wanted: (game) => !game.good }));
+    const late = pane("Late", source, (groups) => ({ place: groups.length - 1, wanted: (game) => game.good }));
     element.classList.add("plays");
     element.replaceChildren(make("p", { class: "soft" }, source.summary.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part))),
       make("div", { class: "panes" }, early.host, late.host));
