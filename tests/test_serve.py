@@ -104,6 +104,9 @@ def test_logprobs_are_those_of_a_plain_forward(served):
     for row, told in zip(table, made.logprobs.top_logprobs, strict=True):
         best = {tokenizer.decode([t]): float(row[t]) for t in reversed(row.topk(3).indices.tolist())}
         assert told == pytest.approx(best, abs=1e-5)
+    pieces = client_of(served).completions.create(**asked, stream=True, extra_body={"return_token_ids": True})
+    streamed = next(iter(pieces)).choices[0]
+    assert (streamed.token_ids, streamed.logprobs, streamed.text) == (made.token_ids, made.logprobs, made.text)
 
 
 def test_an_echoed_prompt_is_scored(one):
@@ -131,6 +134,10 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
     assert [len(c.top_logprobs) for c in choice.logprobs.content] == [2] * 5
     pieces = client_of(one).chat.completions.create(model="toy", messages=talk, max_tokens=5, seed=3, stream=True)
     assert "".join(p.choices[0].delta.content or "" for p in pieces) == choice.message.content
+    asked = {"model": "toy", "messages": talk, "max_tokens": 5, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    pieces = list(client_of(one).chat.completions.create(**asked, stream=True))
+    [told] = [p.choices[0].logprobs for p in pieces if p.choices[0].logprobs]
+    assert told.content == choice.logprobs.content and pieces[-1].choices[0].finish_reason == choice.finish_reason
 
 
 @pytest.mark.parametrize(
@@ -197,7 +204,6 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
         ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
         ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
-        ("completions", {"prompt": "a", "logprobs": 1, "stream": True}, 400, "not streamed"),
         ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has 'toy'"),
         ("completions", {"prompt": "a" * 20000}, 413, "0.01 MB"),
         ("chat/completions", {"messages": []}, 400, "at least one"),

@@ -41,6 +41,7 @@ from operant.apps.agents.protocol import (
     chunk,
     completion_request,
     read_messages,
+    whole,
 )
 from operant.import_by_name import Table
 from operant.sampling import TokenCount, encode_prompt, render
@@ -453,11 +454,7 @@ class _AgentRequests(BaseHTTPRequestHandler):
 
 def _events(request: ModelRequest, answered: dict[str, Any]) -> Iterator[str]:
     """A streamed answer, whose only piece is the whole reply."""
-    (choice,) = answered["choices"]
-    new = choice["message"] if request.chat else {"content": choice["text"]}
-    if calls := new.get("tool_calls"):
-        new = new | {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
-    pieces = [chunk(request, 0, new), chunk(request, 0, {}, choice["finish_reason"])]
+    pieces = whole(request, 0, answered["choices"][0])
     if request.usage:
         pieces.append(chunk(request) | {"choices": [], "usage": answered["usage"]})
     for piece in pieces:

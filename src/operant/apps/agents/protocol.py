@@ -231,8 +231,6 @@ def _request(
     stream, options = fields.flag("stream"), fields.fields.get("stream_options", {})
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
         raise RefusedRequestError(400, f"stream_options={shown(options)}: it may have include_usage", "stream_options")
-    if stream and (alternatives is not None or echo):
-        raise RefusedRequestError(400, "log-probs and the prompt itself are not streamed: leave stream out", "stream")
     context = policy.context
     if tokens is None:
         tokens = most if context is None else max(1, min(most, context - max(map(len, prompts))))
@@ -402,13 +400,15 @@ def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, Any] = {}, en
     return about | {"object": "text_completion", "choices": [choice | {"text": new.get("content", "")}]}
 
 
-def whole_delta(request: ModelRequest, reply: Reply, tokenizer: Any) -> tuple[dict[str, Any], str]:
-    """A reply that may hold calls as one piece of a stream, and its end."""
-    (choice,) = answer(request, [reply], tokenizer)["choices"]
-    message = choice["message"]
-    calls = [{"index": k, **call} for k, call in enumerate(message.get("tool_calls", ()))]
-    new = {"content": message["content"]} | ({"tool_calls": calls} if calls else {})
-    return new, choice["finish_reason"]
+def whole(request: ModelRequest, index: int, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A choice of an answer as one piece of a stream, and its end."""
+    new = choice["message"] if request.chat else {"content": choice["text"]}
+    if calls := new.get("tool_calls"):
+        new = new | {"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]}
+    piece = chunk(request, index, new)
+    names = ("logprobs", "prompt_token_ids", "token_ids")
+    piece["choices"][0] |= {name: choice[name] for name in names if name in choice}
+    return [piece, chunk(request, index, {}, choice["finish_reason"])]
 
 
 def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = None) -> tuple[list[dict[str, Any]], str]:

@@ -31,7 +31,7 @@ from operant.apps.agents.protocol import (
     chunk,
     completion_request,
     usage,
-    whole_delta,
+    whole,
 )
 from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
@@ -192,8 +192,10 @@ async def _answer(server: ModelServer, request: ModelRequest) -> dict[str, Any]:
 
 
 async def _stream(server: ModelServer, request: ModelRequest) -> AsyncIterator[str]:
-    """The events of a streamed answer. A reply that may hold calls of functions is sent as a whole at its end."""
+    """The events of a streamed answer. A reply that may hold calls of functions, and one whose log-probs, token ids or
+    prompt are wanted, is sent as a whole at its end."""
     tokenizer, texts, replies = server.policy.tokenizer, dict[int, ReplyText](), list[Reply]()
+    at_end = bool(request.tools) or request.alternatives is not None or request.echo or request.ids
     try:
         async for going, action, end in _pieces(server.batches, request):
             i = going.index
@@ -201,17 +203,17 @@ async def _stream(server: ModelServer, request: ModelRequest) -> AsyncIterator[s
                 texts[i] = ReplyText(tokenizer, going.prompt, request.sampling)
                 if request.chat:
                     yield _event(chunk(request, i, {"role": "assistant", "content": ""}))
-            if request.tools:
-                new = whole_delta(request, going.reply(), tokenizer) if end is not None else ({}, None)
+            if end is not None:
+                replies.append(going.reply())
+            if at_end:
+                for piece in whole(request, i, answer(request, replies[-1:], tokenizer)["choices"][0]) if end else ():
+                    yield _event(piece)
             else:
                 text = "".join(texts[i].add(token) for token in action[len(texts[i].action) :])
                 if end is not None and texts[i].whole.startswith(texts[i].shown):
                     text += texts[i].rest()
-                new = {"content": text} if text else {}, end
-            if new[0] or new[1]:
-                yield _event(chunk(request, i, *new))
-            if end is not None:
-                replies.append(going.reply())
+                if text or end:
+                    yield _event(chunk(request, i, {"content": text} if text else {}, end))
         if request.usage:
             yield _event(chunk(request) | {"choices": [], "usage": usage(request, replies)})
         yield "data: [DONE]\n\n"
