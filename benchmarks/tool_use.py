@@ -1,7 +1,7 @@
 """A policy that learns to call `python`: `python -m benchmarks.tool_use`.
 
 The task is `317*46+528=`, with the answer as the target. The start is a Llama of 0.3M weights, trained here from
-nothing on generated problems whose answers come in two ways: four in five at once, as a guess would, and one in five by
+nothing on generated problems. Four in five are answered at once, where no model of this size is right; one in five by
 two calls of `python` (`<python>317*46</python>`, then the sum of its result) and the answer: an episode of three turns.
 GRPO then trains it in the world `tools`, at most three calls, right or wrong as the reward. The controls: verdicts that
 are shuffled within a step, and supervised training on the same data for as many seconds.
@@ -48,15 +48,16 @@ def problems(count: int, seed: int) -> list[tuple[str, str, str]]:
 
 
 def demonstrations(count: int, seed: int) -> list[dict[str, str]]:
-    """Rows of supervised training: a turn each."""
+    """Rows of supervised training, a turn each: an answer at once or a call, and what comes behind two calls."""
     chance, rows = random.Random(seed), []
     for product, whole, answer in problems(count, seed):
         prompt, value = f"{whole}=", str(eval(product))
-        if chance.random() > CALLED:
-            rows.append({"prompt": prompt, "completion": answer})
-            continue
-        for call, result in ((product, value), (f"{value}+{whole.split('+')[1]}", answer)):
-            rows.append({"prompt": prompt, "completion": CALL.format(call)})
+        calls = [(product, value), (f"{value}+{whole.split('+')[1]}", answer)]
+        first = CALL.format(product) if chance.random() < CALLED else answer
+        rows.append({"prompt": prompt, "completion": first})
+        for call, result in calls:
+            if call != product:
+                rows.append({"prompt": prompt, "completion": CALL.format(call)})
             prompt += CALL.format(call) + RESULT.format(result)
         rows.append({"prompt": prompt, "completion": answer})
     return rows
@@ -81,7 +82,7 @@ def start(quick: bool) -> str:
         LlamaForCausalLM(LlamaConfig(**size, **ends)).save_pretrained(random_weights)
         tokenizer.save_pretrained(random_weights)
         rows = write(RUNS / "demonstrations.jsonl", demonstrations(200 if quick else 24_000, 1))
-        options: Any = {"steps": 2 if quick else 900, "batch": 128, "lr": 3e-3, "schedule": "cosine", "warmup": 0.03}
+        options: Any = {"steps": 2 if quick else 1000, "batch": 128, "lr": 3e-3, "schedule": "cosine", "warmup": 0.03}
         options |= {"keep": 1, "probes": 0, "threads": "1"}
         operant.train(str(random_weights), rows, algorithm="sft", out=out, resume=out.is_dir(), **options)
     return str(out / "export")
@@ -117,7 +118,7 @@ def one(method: str, seed: int, quick: bool) -> None:
         Task(f"held-out/{i}", f"{whole}=", target=answer)
         for i, (_, whole, answer) in enumerate(problems(16 if quick else 512, 3))
     ]
-    players = operant.envs.ENVS.find("tools")("python", calls=3)
+    players = operant.envs.ENVS.find("tools")("python", calls=3, characters=60)
     sampling = operant.Sampling(max_tokens=32, stop_strings=("</python>",))
     begin, apart, curve, most = 0.0, 0.0, list[list[float]](), seconds_of("grpo", 1) if method == "sft" else 1e9
     for run in runs(place / "run", **options):

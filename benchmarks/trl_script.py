@@ -4,7 +4,7 @@
 .venv-trl/.ready`); here its line `from trl import` becomes `from operant.compat.trl import`, and nothing else. Three
 seeds, models and reward that come with the package, one thread. TRL's control is the same script with rewards shuffled
 within a batch. Writes reward and KL by step to `benchmarks/results/trl-script.json` and
-`docs/figures/trl-script.svg`. A finished run is not repeated. Ten minutes of processor time.
+`docs/figures/trl-script.svg`. A finished run is not repeated. Twenty-five minutes of processor time.
 """
 
 import argparse
@@ -107,14 +107,14 @@ def figure(rows: list[dict[str, Any]]) -> str:
                 parts.append(f'<polyline points="{points}" fill="none" {style}/>')
     parts.append('<text x="45" y="264" fill="#c9772e">TRL 0.11.4, one line a seed</text>')
     parts.append('<text x="225" y="264" fill="#2563ab">operant.compat.trl, the same seeds</text>')
-    parts.append('<text x="445" y="264" fill="#666">control: TRL, shuffled rewards</text></svg>')
+    parts.append('<text x="480" y="264" fill="#666">control: TRL, shuffled rewards</text></svg>')
     return "\n".join(parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--python", default=str(ROOT / ".venv-trl/bin/python"), help="the Python that has TRL 0.11.4")
     parser.add_argument("--ours", action="store_true", help="only check that ours runs: nothing is compared or written")
