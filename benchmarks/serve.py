@@ -1,9 +1,10 @@
 """Tokens a second of `operant serve`, beside plain calls of its engine, and the time to the first token.
 
-    python -m benchmarks.serve [--rounds 3] [--tokens 32]
+    python -m benchmarks.serve [--rounds 3] [--tokens 32] [--transformers .venv-serving/bin/transformers]
 
 A random Llama of 30 million parameters answers 1, 8 and 32 clients at the same time, each with requests one after the
-other, by HTTP; the engine answers as many prompts in one call. The sides take turns. Writes
+other, by HTTP; the engine answers as many prompts in one call. `--transformers` names a program with the extra
+`transformers[serving]`, and the same clients ask `transformers serve`, too. The sides take turns. Writes
 `benchmarks/results/serve.json` and the table in docs/serving.md.
 """
 
@@ -11,9 +12,14 @@ import argparse
 import http.client
 import json
 import re
+import socket
 import statistics
+import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -29,28 +35,30 @@ RESULTS, PAGE = Path(__file__).parent / "results/serve.json", Path(__file__).par
 SIZE = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "num_attention_heads": 8}
 REQUESTS = 2
 """Of each client, one after the other."""
+PROMPT = "the film was one that"
 
 
-def asked(server: ModelServer, tokens: int, seed: int, first: list[float]) -> None:
+def asked(port: int, model: str, tokens: int, seed: int, first: list[float]) -> None:
     """One streamed request; appends the seconds to its first piece."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.socket.getsockname()[1])
-    body = {"prompt": [5, 6, 7, 8] * 4, "max_tokens": tokens, "seed": seed, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    body = {"model": model, "prompt": PROMPT, "max_tokens": tokens, "seed": seed, "stream": True}
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     answer.readline()
     first.append(time.perf_counter() - begun)
-    answer.read()
+    said = answer.read()
+    assert answer.status == 200 and b"error" not in said, said[:300]
     connection.close()
 
 
-def served(server: ModelServer, clients: int, tokens: int) -> tuple[float, list[float]]:
+def served(port: int, model: str, clients: int, tokens: int) -> tuple[float, list[float]]:
     """Seconds for all requests of all clients, and the seconds to each first piece."""
     first: list[float] = []
 
     def client(number: int) -> None:
         for k in range(REQUESTS):
-            asked(server, tokens, number * REQUESTS + k, first)
+            asked(port, model, tokens, number * REQUESTS + k, first)
 
     threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
     begun = time.perf_counter()
@@ -64,9 +72,36 @@ def served(server: ModelServer, clients: int, tokens: int) -> tuple[float, list[
 def plain(engine: NativeEngine, clients: int, sampling: Sampling) -> float:
     """Seconds of the engine alone for as many replies."""
     begun = time.perf_counter()
+    prompt = engine.policy.tokenizer(PROMPT)["input_ids"]  # pyright: ignore
     for k in range(REQUESTS):
-        engine.generate([[5, 6, 7, 8] * 4] * clients, sampling, [k * clients + i for i in range(clients)])
+        engine.generate([prompt] * clients, sampling, [k * clients + i for i in range(clients)])
     return time.perf_counter() - begun
+
+
+@contextmanager
+def of_transformers(program: str | None, policy: Policy) -> Iterator[tuple[int, str] | None]:
+    """The port of `transformers serve`, and the name of its model."""
+    if program is None:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)  # pyright: ignore
+        words = [program, "serve", folder, "--port", str(port), "--device", "cpu"]
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                assert process.poll() is None, f"{' '.join(words)} has ended"
+                time.sleep(0.2)
+            served(port, folder, 1, 4)
+            yield port, folder
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -74,6 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--transformers", help="a program `transformers` with its extra `serving`")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -81,26 +117,31 @@ def main(arguments: list[str] | None = None) -> None:
     policy = Policy(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **SIZE)).eval(), tokenizer)
     engine, sampling = NativeEngine(policy), Sampling(max_tokens=args.tokens, stop_tokens=policy.stop_tokens)
     rows = []
-    with ModelServer(policy, NativeEngine(policy), "llama", ServerOptions(port=0)) as server:
+    with (
+        ModelServer(policy, NativeEngine(policy), "llama", ServerOptions(port=0)) as server,
+        of_transformers(args.transformers, policy) as theirs,
+    ):
         server.start()
         plain(engine, 1, sampling)
+        servers = {"serve": (server.socket.getsockname()[1], "llama"), "transformers serve": theirs}
         for clients in args.clients:
-            seconds: dict[str, list[float]] = {"serve": [], "generate": []}
-            first: list[float] = []
+            seconds: dict[str, list[float]] = {"generate": []}
+            first: dict[str, list[float]] = {}
             for _ in range(args.rounds):
-                taken, begun = served(server, clients, args.tokens)
-                seconds["serve"].append(taken)
-                first += begun
+                for side, at in servers.items():
+                    if at is None:
+                        continue
+                    taken, begun = served(*at, clients, args.tokens)
+                    seconds.setdefault(side, []).append(taken)
+                    first.setdefault(side, []).extend(begun)
                 seconds["generate"].append(plain(engine, clients, sampling))
             count = clients * REQUESTS * args.tokens
-            rows.append(
-                {
-                    "clients": clients,
-                    **{f"{side} tokens/s": count / statistics.median(all_of) for side, all_of in seconds.items()},
-                    "requests/s": clients * REQUESTS / statistics.median(seconds["serve"]),
-                    "seconds to the first piece": statistics.median(first),
-                }
-            )
+            rows.append({"clients": clients})
+            for side, all_of in seconds.items():
+                rows[-1][f"{side}, tokens/s"] = count / statistics.median(all_of)
+            rows[-1]["serve, requests/s"] = clients * REQUESTS / statistics.median(seconds["serve"])
+            for side, found in first.items():
+                rows[-1][f"{side}, seconds to the first piece"] = statistics.median(found)
             print(rows[-1], flush=True)
     parameters = sum(p.numel() for p in policy.model.parameters())
     made = {"machine": about(), "parameters": parameters, "tokens": args.tokens, "rounds": args.rounds, "rows": rows}
