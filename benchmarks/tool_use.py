@@ -3,8 +3,8 @@
 The task is `47*36+85=`, with the answer as the target. The start is a Llama of 0.3M weights, trained here from
 nothing on generated problems. Seven in ten are answered at once, where a model of this size is hardly ever right; the
 others by two calls of `python` (`<python>47*36</python>`, then the sum of its result) and the answer: an episode of
-three turns. GRPO then trains it in the world `tools`, at most three calls, right or wrong as the reward. The controls: verdicts that
-are shuffled within a step, and supervised training on the same data for as many seconds.
+three turns. GRPO then trains it in the world `tools`, at most three calls, right or wrong as the reward. The controls:
+verdicts that are shuffled within a step, and supervised training on the same data for as many seconds.
 
 Writes `benchmarks/results/tool-use.json` and the figure `docs/figures/tool-use.svg`. A finished row is not repeated.
 Forty minutes of processor time.

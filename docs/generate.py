@@ -153,7 +153,7 @@ def recipes_and_numbers() -> dict[str, str]:
     for name, path in recipes().items():
         text = path.read_text(encoding="utf-8")
         comment = " ".join(line[2:] for line in text[: text.index("\nalgorithm:")].splitlines())
-        method = re.search(r"^algorithm: (\w+)", text, re.MULTILINE)[1]
+        method = re.search(r"^algorithm: ([\w-]+)", text, re.MULTILINE)[1]
         table += f"| `{name}` | {method} | {comment.split('. ')[0].removesuffix('.')} |\n"
     parts = {"recipes": table}
     for name in ("keyword", "chat"):

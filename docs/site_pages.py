@@ -179,7 +179,7 @@ PLACES = {
 }
 USUAL = {
     "kl_cause": "nothing, or too little, is paid for leaving the reference",
-    "kl_remedy": "a higher price: `--kl.coef 0.1`, or twice what it is",
+    "kl_remedy": "a higher price: twice `--kl.coef`, or `--kl.loss_coef` for GRPO and its relatives",
     "higher_price": "a higher `--kl.coef`",
     "warm_start": "an `sft` run on played games first",
     "liked": "the reward likes it",
@@ -246,6 +246,8 @@ def papers() -> str:
         here += [f"[{p}](../src/operant/{p})" for p in places[number] if p not in PAGES_OF_METHODS]
         tried = {where for p in places[number] for methods, where in CURVES.values() if _method(p) in methods.split()}
         tried |= {"ppo.md#measured-curves"} if "algorithms/ppo.py" in places[number] else set()
+        compared = {row["method"] for row in _result("methods")["rows"]}
+        tried |= {"maths.md#which-method-needs-how-much"} if compared & {_method(p) for p in places[number]} else set()
         measured = ", ".join(f"[{where.partition('.')[0]}]({where})" for where in sorted(tried))
         chosen = ", ".join(f"`{preset}`" for preset in presets.get(number, ()))
         name = f"{names[number]}, " if number in names else ""
@@ -256,7 +258,7 @@ def papers() -> str:
 
 PAPERS = """# Papers
 
-The papers whose numbers stand in the source, by date: the method or the file that follows each, its preset where the
+The papers that the source cites, by date: the method or the file that follows each, its preset where the
 published settings are one, and the page with the numbers measured here. This page is generated: `make docs`.
 
 | paper | here | preset | measured here |
@@ -299,7 +301,7 @@ def _presets_of_papers() -> dict[str, list[str]]:
 
 # --- memory -------------------------------------------------------------------------------------------------------
 
-SIZES = {"124M": 0.124, "355M": 0.355, "1.6B": 1.6, "7B": 7.0, "20B": 20.0, "70B": 70.0}
+SIZES = {"124M": 0.124, "355M": 0.355, "1B": 1.0, "1.6B": 1.6, "7B": 7.0, "20B": 20.0, "70B": 70.0}
 """Billions of weights."""
 
 
@@ -316,8 +318,7 @@ def memory() -> str:
     for name, billions in SIZES.items():
         cells = [f"{billions * of_weight(*way):,.{1 if billions < 10 else 0}f} GB" for way in ways.values()]
         table += f"| {name} | {' | '.join(cells)} |\n"
-    each = ", ".join(f"{of_weight(*way):.0f} bytes a weight with {name}" for name, way in ways.items())
-    return f"{table}\nThat is {each}.\n"
+    return table + f"| bytes a weight | {' | '.join(f'{of_weight(*way):.0f}' for way in ways.values())} |\n"
 
 
 def planned() -> str:

@@ -299,8 +299,8 @@ def test_controllers_by_hand():
     # 100 replies of 10,000: at most 0.2 % a step; 6.3 is 5 % above the target of 6.
     ziegler = [0.1 * 1.002, 0.1 * 1.002 * 1.0005, 0.1 * 1.002 * 1.0005 * 0.998]
     assert coefs(KLOptions(control="adaptive"), measured) == pytest.approx(ziegler)
-    # A run of 200 steps has 20 horizons, so a step is a tenth of one; in a run of 10, the price moves by 20 % at most.
-    for steps, share in ((200, 0.1), (10, 1.0)):
+    # A run of 100 steps has 10 horizons, so a step is a tenth of one; in a run of 5, the price moves by 20 % at most.
+    for steps, share in ((100, 0.1), (5, 1.0)):
         rule = controller(KLOptions(control="adaptive"))
         rule.begin(0.0, steps)
         rule.update(9.0, 1.0, 100)  # 1.5 times the target

@@ -6,7 +6,7 @@ r"""SAPO: a sigmoid of the ratio in the place of the clip.
 $$\text{loss} = -\frac{1}{n}\sum_i \frac{1}{|y_i|}\sum_t f(\rho_{i,t})\,A_i$$
 
 At $\rho = 1$ the gradient is the policy gradient; away from it, it fades instead of ending. The larger temperature
-lets tokens of bad replies fade sooner, as they push up tokens that nobody has drawn.
+lets tokens of bad replies fade sooner, as lowering one token raises all others, most of them never drawn.
 """
 
 from operant.algorithms.base import Comparison

@@ -42,7 +42,7 @@ OF_THE_LOSS = ("k1", "k2", "k3", "plain_k3", *EXACT)
 _LOSS_RULE = f"{', '.join(OF_THE_LOSS)} ('absolute' is for the reward only)"
 OF_THE_REWARD = ("coef", "kind", "reward_gradient", "control", "target", "horizon", "end_coef")
 """Options of the KL charge in the reward."""
-HORIZONS, UNKNOWN_RUN = 20, 10_000.0
+HORIZONS, UNKNOWN_RUN = 10, 10_000.0
 """Of the adaptive controller by default: horizons in a run, and the replies of one where its length is unknown."""
 
 
@@ -71,7 +71,7 @@ class KLOptions:
     """KL that the controller aims at: nats per reply for `adaptive`, nats per token for `per_token`."""
     horizon: float | None = bounded(None, at_least=1, rule="at least 1 reply")
     """Number of replies over which `adaptive` corrects an error of 100 %; it counts an error as 20 % at most. None: a
-    twentieth of the run's replies, but at least those of a step; 10,000 where the length of the run is unknown."""
+    tenth of the run's replies, but at least those of a step; 10,000 where the length of the run is unknown."""
     end_coef: float = bounded(0.0, at_least=0)
     """The coefficient at the end of the run with `linear`."""
 
