@@ -68,6 +68,7 @@ def pages() -> dict[str, str]:
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
         "models.md": {"tried": measured.tried()},
+        "agents.md": {"tools": measured.tool_use()},
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {
             "losses": measured.losses(),

@@ -532,6 +532,19 @@ def frontier() -> str:
     return f"{table}\nMeans of three seeds with 95 % intervals (Student's t), made by `{results['command']}`.\n"
 
 
+def tool_use() -> str:
+    """What each run solves and how often it calls, at the start and at the end."""
+    results: Any = _object("tool-use.json")
+    if not results:
+        return NOTHING
+    table = "| run | seed | steps | seconds | right, held out | episodes with a call |\n|---|---|---|---|---|---|\n"
+    for row in results["rows"]:
+        (_, _, right, called), (steps, seconds, right_then, called_then) = row["curve"][0], row["curve"][-1]
+        cells = [f"{seconds:.0f}", f"{right:.2f} to {right_then:.2f}", f"{called:.2f} to {called_then:.2f}"]
+        table += f"| {row['method']} | {row['seed']} | {steps} | {' | '.join(cells)} |\n"
+    return f"{table}\nProcessor seconds of training, sandboxes included. Made by `{results['command']}`.\n"
+
+
 def adaptive_kl() -> str:
     """The demo with a controller, beside its fixed price, and the figure."""
     results: Any = _object("adaptive-kl.json")

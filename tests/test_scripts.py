@@ -66,6 +66,7 @@ RUN = {
     "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
     "benchmarks/loss_and_reward.py": ["--quick"],
     "benchmarks/adaptive_kl.py": ["--quick"],
+    "benchmarks/tool_use.py": ["--quick"],
     "benchmarks/gallery.py": ["--quick"],
     "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
     "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),

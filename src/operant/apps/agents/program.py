@@ -403,10 +403,14 @@ _STARTED: list[ThreadingHTTPServer] = []
 _STARTING = threading.Lock()
 
 
+class _AgentServer(ThreadingHTTPServer):
+    request_queue_size = 1024  # all programs of a step ask at once; one that finds no place would try again a second later
+
+
 def _server() -> ThreadingHTTPServer:
     with _STARTING:
         if not _STARTED:
-            _STARTED.append(ThreadingHTTPServer(("127.0.0.1", 0), _AgentRequests))
+            _STARTED.append(_AgentServer(("127.0.0.1", 0), _AgentRequests))
             _STARTED[0].daemon_threads = True
             threading.Thread(target=_STARTED[0].serve_forever, name="programs", daemon=True).start()
     return _STARTED[0]
