@@ -100,7 +100,7 @@ def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = Non
     return {**game, "turns": turns}
 
 
-def _conversation(rollout: Rollout, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+def _conversation(rollout: Rollout, decode: Callable[[list[int]], str]) -> dict[str, object]:
     turns, row = [], list[int]()
     for turn, text in zip(rollout.turns, rollout.texts):
         read = turn.prompt[len(row) :] if turn.prompt[: len(row)] == row else turn.prompt

@@ -67,7 +67,8 @@ def rows(
                 row["outcome"] = ", ".join(classes) or None
                 row["message"] = _without_surrogates(message) or None
                 decode = None if pieces is None else lambda ids: "".join(pieces(ids))
-                if (game := transcript(rollout, decode)) is not None:
+                several = len(rollout.turns) > 1 or "game" in rollout.info
+                if several and (game := transcript(rollout, decode)) is not None:
                     row["game"] = _without_surrogates(json.dumps(game, ensure_ascii=False))
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]

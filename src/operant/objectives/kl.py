@@ -168,8 +168,7 @@ class Adaptive(Controller):
     """coef *= 1 + clip(KL / target - 1, +-0.2) * replies / horizon (arXiv:1909.08593, section 2.2).
 
     The horizon of that paper is a hundredth of its runs or less. A short run that used its 10,000 replies would end
-    before the price had moved, so by default the horizon is a share of the run. A fiftieth was too little: the policy
-    answers a price within some ten steps, and the price ran away in between (docs/log.md).
+    before the price had moved, so by default the horizon is a share of the run: with a fiftieth the price runs away.
     """
 
     steps: int | None = None

@@ -404,7 +404,7 @@ _STARTING = threading.Lock()
 
 
 class _AgentServer(ThreadingHTTPServer):
-    request_queue_size = 1024  # all programs of a step ask at once; one that finds no place would try again a second later
+    request_queue_size = 1024  # all programs of a step ask at once, and who finds no place tries again a second later
 
 
 def _server() -> ThreadingHTTPServer:
