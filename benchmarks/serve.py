@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
                 for side, at in servers.items():
                     if at is None:
                         continue
-                    taken, begun = served(*at, clients, args.tokens)
+                    taken, begun = served(at[0], at[1], clients, args.tokens)
                     seconds.setdefault(side, []).append(taken)
                     first.setdefault(side, []).extend(begun)
                 seconds["generate"].append(plain(engine, clients, sampling))

@@ -184,6 +184,11 @@ def ready(folder):
     return made
 
 
+def test_a_configuration_may_log_to_wandb():
+    pytest.importorskip("wandb")
+    assert trl.PPOConfig(log_with="wandb").log_with == "wandb"
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -599,3 +600,10 @@ def test_reference_solutions_of_all_of_mbpp_pass() -> None:
     rows = mbpp()
     assert len(rows) == 974
     assert reference_failures(Jail(), rows) == {}  # 123 needs 3 s
+
+
+def test_threads_may_remove_the_same_cgroups():
+    shared = [f"/nowhere/{i}" for i in range(2000)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: linux.remove_cgroups(shared), range(8)))
+    assert shared == []

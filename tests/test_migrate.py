@@ -218,6 +218,17 @@ def test_annotations_and_other_uses_of_the_classes():
     assert "        # operant: operant.train above has trained to the end\n        pass\n" in new
 
 
+def test_adapters_and_rewards_of_a_script_keep_what_they_mean():
+    text = (
+        "from peft import LoraConfig\nfrom trl import GRPOConfig, GRPOTrainer\nfuncs = [acc]\nfuncs.append(form)\n"
+        "config = GRPOConfig('r', max_steps=2, reward_weights=weights)\n"
+        "GRPOTrainer('m', funcs, config, train_dataset=rows, peft_config=LoraConfig(r=16))\n"
+    )
+    new = migrated(text, Path("train.py"))
+    assert '"lora.rank": 16' in new and '"lora.alpha": 8' in new  # peft's own default
+    assert "reward=dict(zip([acc], weights))" in new and "what is appended to funcs is missing" in new
+
+
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():
     from operant.algorithms import preset
 

@@ -105,6 +105,7 @@ def test_migrate_writes_every_default_that_is_not_ours():
         ("use_bias_correction_kl=False scale_rewards='none'", "loss_kind='plain_k3' scale=False"),
         ("adam_beta1=0.8 use_cpu=True", "betas=(0.8, 0.999) device='cpu'"),
         ("reward_weights=[1, 2] shuffle_dataset=True use_vllm=False", ""),
+        ("packing=True completion_only_loss=False", "packing='on' loss_on='all'"),
     ],
 )
 def test_what_an_option_of_a_script_becomes(written, expected):
@@ -182,6 +183,7 @@ def test_a_list_of_rewards_is_their_sum():
         judge(resolve_reward({"letters:e": 1.0, "length:4": 1.0}), rollouts).scores[0]
     ]
     assert judge(resolve_reward(["letters:e", "letters:e"]), rollouts).scores == [4.0]
+    assert judge(lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids], rollouts).scores == [1.0]
     with pytest.raises(OperantError, match="3 in a list of rewards: give functions or names"):
         resolve_reward(["letters:e", 3])
 

@@ -98,7 +98,8 @@ def remove_cgroups(cgroups: list[str], patience: float = 0.0) -> None:
             with suppress(OSError):
                 os.rmdir(path)
             if not os.path.isdir(path):
-                cgroups.remove(path)
+                with suppress(ValueError):  # another thread was sooner
+                    cgroups.remove(path)
         if not cgroups or time.monotonic() >= end:
             return
         time.sleep(0.01)

@@ -28,11 +28,11 @@ _ONE_LOOP = threading.Lock()
 
 
 def as_in_trl(reward: object) -> bool:
-    """Whether a function or object is called with `completions`, as TRL's reward functions are."""
+    """Whether a function or object is called with `completions` or their ids, as TRL's reward functions are."""
     if not callable(reward) or inspect.isclass(reward):
         return False
     try:
-        return "completions" in inspect.signature(reward).parameters
+        return not {"completions", "completion_ids"}.isdisjoint(inspect.signature(reward).parameters)
     except (ValueError, TypeError):  # some functions written in C do not say
         return False
 

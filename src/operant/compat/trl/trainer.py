@@ -119,7 +119,7 @@ class PPOConfig:
         kinds = (*KINDS, "full")
         require(self.kl_penalty in kinds, f"kl_penalty={self.kl_penalty!r}: it must be one of {', '.join(kinds)}")
         if self.log_with == "wandb":
-            from transformers.utils import is_wandb_available  # pyright: ignore[reportAttributeAccessIssue]
+            from transformers.integrations import is_wandb_available
 
             require(is_wandb_available(), "log_with='wandb' needs wandb: pip install wandb, or leave log_with out")
         self.total_ppo_epochs = math.ceil(self.steps / self.batch_size)

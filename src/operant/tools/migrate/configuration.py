@@ -20,7 +20,7 @@ from operant.tools.migrate.renaming import ALGORITHMS, literal, renamed
 from operant.types import OperantError, shown
 
 NO_EFFECT = re.compile(
-    "(logging|log_|hub|ddp|fsdp|dataloader|vllm|trackio|save|eval|torch_compile|ds3|skip_memory|include|liger|deepspeed|"
+    "(use_vllm|logging|log_|hub|ddp|fsdp|dataloader|vllm|trackio|save|eval|torch_compile|ds3|skip_memory|include|liger|deepspeed|"
     "use_liger|use_transformers|transformers_continuous|accelerator|parallelism|tf32|num_completions|prediction|batch_eval"
     "|bf16_full|fp16_full|activation|gradient_checkpointing|average_tokens|per_device_eval|push_to|project|run_name|report|"
     "disable_tqdm|remove_unused|length_column|use_cache|cache_impl|pad_to_multiple|torch_empty|optimize_cuda|debug|local_rank|"

@@ -222,10 +222,17 @@ class _Script(TrlxCalls):
         if not isinstance(made, self.cst.List):
             if isinstance(made, self.cst.Name) and made.value not in self.functions:
                 self.above(call, f"reward: if {made.value} is a list, a mapping: dict.fromkeys({made.value}, 1.0)")
-            return _named(self.code(given))
+            one = _named(self.code(given))
+            single = isinstance(weights, ast.List | ast.Tuple) and len(weights.elts) == 1
+            return f"{{{one}: {ast.unparse(weights.elts[0])}}}" if single else one  # pyright: ignore
         each = [_named(self.code(element.value)) for element in made.elements]
         if len(each) == 1 and weights is None:
             return each[0]
+        longer = {f"{self.code(given)}.append", f"{self.code(given)}.extend"}
+        if any(self.code(one.func) in longer for one in self.calls):
+            self.above(call, f"reward: what is appended to {self.code(given)} is missing here")
+        if weights is not None and not isinstance(weights, ast.List | ast.Tuple):
+            return f"dict(zip([{', '.join(each)}], {ast.unparse(weights)}))"
         codes = (
             [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else ["1.0"] * len(each)
         )
@@ -245,6 +252,11 @@ class _Script(TrlxCalls):
             self.above(call, "lora.*: None under some condition there; leave these options out then")
         arguments, _ = self.arguments(made, "r")
         options["lora.rank"] = self.code(arguments.pop("r")) if "r" in arguments else "8"
+        options["lora.alpha"] = "8"  # peft's default; ours is twice the rank
+        if "target_modules" not in arguments:
+            self.above(call, "lora.targets: all linear layers here; peft has a list for each architecture")
+        if "bias" in arguments and self.code(arguments["bias"]).strip("\"'") == "none":
+            arguments.pop("bias")
         for theirs, name in (
             ("lora_alpha", "lora.alpha"),
             ("target_modules", "lora.targets"),
@@ -252,7 +264,7 @@ class _Script(TrlxCalls):
         ):
             if theirs in arguments:
                 options[name] = self.code(arguments.pop(theirs))
-        if left := [name for name in arguments if name not in ("task_type", "bias")]:
+        if left := [name for name in arguments if name != "task_type"]:
             self.above(call, f"{', '.join(left)} of LoraConfig: docs/adapters.md")
 
     # --- uses of what was moved ---------------------------------------------------------------------------------------
