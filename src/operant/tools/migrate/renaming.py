@@ -241,12 +241,8 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.values |= {"model.packing": '"on"'} if value else {}  # ours is exact, and packs by itself
         case "completion_only_loss" if isinstance(value, bool):
             found.put("data.loss_on", '"replies"' if value else '"all"')
-        case "scale_reward" if system == "trlx" and value in ("ignored", False):
-            return
         case "scale_reward" if system == "trlx" and value is not UNKNOWN:
-            found.put("score.scale", "True")
-            if value == "ref":
-                found.say(name, code, "score.scale divides by the running spread, not by that of the first rollouts")
+            found.values |= {"score.scale": "True"} if value and value != "ignored" else {}
         case "use_vllm":
             if value is not False:
                 found.say(name, code)
