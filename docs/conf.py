@@ -46,6 +46,7 @@ METHODS = "docs/algorithms"
 def setup(app: Any) -> None:
     app.connect("source-read", with_navigation)
     app.add_html_math_renderer("mathml", (mathml("inline"), None), (mathml("block"), None))
+    app.connect("html-page-context", without_icon)
     app.connect("build-finished", front_page)
 
 
@@ -75,8 +76,16 @@ def mathml(display: str) -> Any:
     return visit
 
 
+NO_ICON = '<link rel="icon" href="data:,">'
+"""Without it a browser asks the server for a favicon.ico."""
+
+
+def without_icon(app: Any, page: str, template: str, context: dict[str, Any], document: object) -> None:
+    context["metatags"] = context.get("metatags", "") + NO_ICON
+
+
 def front_page(app: Any, error: Exception | None) -> None:
     """The address of the site itself leads to the first page."""
     if error is None:
         lead = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>{project}</title>'
-        (Path(app.outdir) / "index.html").write_text(lead + "\n", encoding="utf-8")
+        (Path(app.outdir) / "index.html").write_text(lead + NO_ICON + "\n", encoding="utf-8")

@@ -39,4 +39,4 @@ def visit(browser, url: str, size: tuple[int, int] = LAPTOP, scheme: str = "ligh
         page.on("request", lambda request: complaints.append(request.url) if not request.url.startswith(url) else None)
         page.goto(url)
         yield page
-    assert complaints == []
+    assert not complaints, complaints
