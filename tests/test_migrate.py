@@ -12,6 +12,7 @@ from operant.options import names, resolve
 from operant.runs.config import config_schema, named_in
 from operant.tools.cli import main
 from operant.tools.migrate import migrated
+from operant.tools.migrate.renaming import renamed
 from operant.types import OperantError
 
 ROWS = '[{"prompt": "The film"}, {"prompt": "A plot"}]'
@@ -227,6 +228,8 @@ def test_adapters_and_rewards_of_a_script_keep_what_they_mean():
     new = migrated(text, Path("train.py"))
     assert '"lora.rank": 16' in new and '"lora.alpha": 8' in new  # peft's own default
     assert "reward=dict(zip([acc], weights))" in new and "what is appended to funcs is missing" in new
+    of_trlx = [renamed({"scale_reward": code}, "ppo", "trlx").values for code in ("'ignored'", "'running'")]
+    assert [found.get("score.scale") for found in of_trlx] == [None, "True"]
 
 
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():
