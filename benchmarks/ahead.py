@@ -62,7 +62,7 @@ def rate(metrics: Mapping[str, float]) -> float:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of the table in docs/ahead.md."""
+    """The rows of the table in docs/engines.md."""
     base, lines = rows[0]["tokens a second"], list[str]()
     for row in rows:
         found = f"{row['tokens a second']:.0f} | {row['tokens a second'] / base:.2f}x"

@@ -9,7 +9,7 @@ after pieces of k tokens. Nothing is trained, so that every step has the same po
 - rows of a call: how full these calls are;
 - tokens of the replies per second of processor time, prompts and replies that are read again included.
 
-Writes `benchmarks/results/carried.json`; `make docs` writes the table of docs/ahead.md.
+Writes `benchmarks/results/carried.json`; `make docs` writes the table of docs/engines.md.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def side(carry: int, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows of the table in docs/ahead.md."""
+    """The rows of the table in docs/engines.md."""
     return [
         f"| {row['carry'] or 'in turn'} | {row['calls a step']:.0f} | {row['most calls']} "
         f"| {row['rows of a call']:.0f} | {row['tokens a processor second']:,.0f} |"

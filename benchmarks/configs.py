@@ -81,7 +81,7 @@ def count(examples: int, number: int) -> dict:
     odd: list[str] = []
 
     @seed(number)
-    @given(configs.cases())
+    @given(configs.configurations())
     @settings(configs.PLAIN, max_examples=examples, derandomize=False, phases=[Phase.generate])
     def each(case):
         try:

@@ -1,4 +1,4 @@
-"""The gradient of each KL penalty, and the policy it converges to: the table of docs/ppo.md, by enumeration.
+"""The gradient of each KL penalty, and the policy it converges to, by enumeration.
 
     python -m benchmarks.kl_table
 

@@ -45,12 +45,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--make", type=Path, help="only make the models and data in this folder")
     args = parser.parse_args()
+    names = [name for name in args.only.split(";") if name] or [*COMMANDS]
     if args.make:
-        make(args.make)
+        make(args.make, names)
         return
     with tempfile.TemporaryDirectory() as folder:
-        python("-m", "benchmarks.memory_plan", "--make", folder)
-        for name in [name for name in args.only.split(";") if name] or COMMANDS:
+        python("-m", "benchmarks.memory_plan", "--make", folder, "--only", args.only)
+        for name in names:
             measured = read(args.results)[name]["measured_gb"] if args.planned else None
             row = compared(COMMANDS[name], Path(folder), f" --steps {args.steps}", measured)
             print(
@@ -110,8 +111,8 @@ def python(*words: str) -> str:
     return done.stdout.decode()
 
 
-def make(folder: Path) -> None:
-    """Make model folders with random weights and the demo's tokenizer, and a file of replies."""
+def make(folder: Path, names: list[str]) -> None:
+    """Make the model folders of these commands, with random weights and the demo's tokenizer, and a file of replies."""
     import torch
     from transformers import (
         GPT2Config,
@@ -125,12 +126,15 @@ def make(folder: Path) -> None:
     from operant.models.safe_loading import load_tokenizer
     from operant.storage.hub import find_model
 
+    folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     shape = {"vocab_size": 32_000, "hidden_size": 640, "intermediate_size": 1792}
     llama = LlamaConfig(**shape, num_hidden_layers=14, num_attention_heads=10)
     models = {"gpt2": lambda: GPT2LMHeadModel(GPT2Config()), "llama": lambda: LlamaForCausalLM(llama)}
     models["t5"] = lambda: T5ForConditionalGeneration(T5Config(decoder_start_token_id=0))
     for name, model in models.items():
+        if not any(f"{{folder}}/{name}" in COMMANDS[each] for each in names):
+            continue
         model().save_pretrained(folder / name)
         load_tokenizer(find_model("builtin:reviews-lm")).save_pretrained(folder / name)
     rows = [{"prompt": f"film number {i} was", "completion": " good and long and very much so" * 3} for i in range(64)]

@@ -15,8 +15,9 @@ The controls: `grpo, shuffled`, whose verdicts are shuffled within a step, and `
 the same rate, in steps of 128, on the problems and answers that the start has seen, for at most as many seconds as 60
 steps of `grpo` took.
 
-A finished row is not repeated, and `--keep` takes the committed ones. Writes `benchmarks/results/methods.json`; `make
-docs` writes the table of docs/maths.md. A run takes half a minute to two minutes of processor time.
+A finished row is not repeated, and `--keep` takes the committed ones. Writes `benchmarks/results/methods.json` and
+`docs/figures/methods.svg`, which `--draw` alone writes from the committed rows; `make docs` writes the table of
+docs/maths.md and the lines on the pages of the methods. A run takes half a minute to two minutes of processor time.
 """
 
 import argparse
@@ -40,6 +41,7 @@ from operant.training.learner import Learner
 
 ROOT = Path(__file__).parents[1]
 RUNS, RESULTS = ROOT / "runs/bench-methods", ROOT / "benchmarks/results/methods.json"
+FIGURE = ROOT / "docs/figures/methods.svg"
 TASKS: dict[str, dict[str, Any]] = {
     "arithmetic": {"held_out": arithmetic_held_out, "thresholds": [0.5, 0.6], "batch": 1024},
     "countdown": {"held_out": countdown_held_out, "thresholds": [0.25, 0.3], "batch": 512},
@@ -117,6 +119,9 @@ def one(task: str, method: str, seed: int, quick: bool) -> None:
         late = method == "start" or (method == "sft" and seconds > SECONDS)
         if late or share >= TASKS[task]["thresholds"][-1]:
             break
+    else:
+        if step < options["steps"]:
+            raise SystemExit(f"stopped at step {step} of {options['steps']}: no row; run it again")
     row["curve"] = curve
     verdicts = right(run.learner, [t for t in few for _ in range(16)])
     counts = [sum(verdicts[i : i + 16]) for i in range(0, len(verdicts), 16)]
@@ -136,6 +141,33 @@ def summary() -> dict[str, Any]:
     return {"command": "python -m benchmarks.methods", "thresholds": thresholds, "methods": [*METHODS], "rows": rows}
 
 
+COLOURS = "#2563ab #d97706 #15803d #7c3aed #0891b2 #be185d #65a30d #475569 #92400e #0f766e #4338ca #b45309".split()
+
+
+def figure(found: dict[str, Any]) -> str:
+    """The figure as SVG: the share of right sums over the replies drawn, one line a method, its first seed."""
+    runs = {row["method"]: row["curve"] for row in found["rows"] if row["task"] == "arithmetic" and row["seed"] == 1}
+    runs = {name: runs[name] for name in found["methods"] if len(runs.get(name, ())) > 1}
+    most, bottom = max(curve[-1][1] for curve in runs.values()), 330
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 370" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="720" height="370" fill="white"/>')
+    parts.append('<text x="45" y="18">Right of 1,024 held-out sums, over the replies drawn</text>')
+    for tick in range(8):
+        y = bottom - 42 * tick
+        parts.append(f'<line x1="45" x2="525" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="39" y="{y + 4}" text-anchor="end" fill="#555">{tick / 10:.1f}</text>')
+    parts.append(f'<text x="525" y="350" text-anchor="end" fill="#555">{most:,.0f} replies</text>')
+    ends = sorted(runs, key=lambda name: -runs[name][-1][3])
+    for name, colour in zip(runs, COLOURS * 2):
+        style = 'stroke="#c33" stroke-dasharray="4 3"' if name.endswith("shuffled") else f'stroke="{colour}"'
+        points = " ".join(f"{45 + 480 * p[1] / most:.1f},{bottom - 420 * p[3]:.1f}" for p in runs[name])
+        y = 40 + 17 * ends.index(name)
+        parts.append(f'<polyline points="{points}" fill="none" stroke-width="1.5" {style}/>')
+        parts.append(f'<line x1="540" x2="562" y1="{y}" y2="{y}" stroke-width="2" {style}/>')
+        parts.append(f'<text x="568" y="{y + 4}">{runs[name][-1][3]:.2f} {name}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", default="arithmetic,countdown")
@@ -144,11 +176,15 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     parser.add_argument("--quick", action="store_true", help="only check that it runs: tiny runs, no measurement")
+    parser.add_argument("--draw", action="store_true", help="only draw the figure of the committed results")
     parser.add_argument("--one", nargs=3, metavar=("TASK", "METHOD", "SEED"), help="one row, in this process")
     given = parser.parse_args()
     if given.one:
         task, method, seed = given.one
         one(task, method, int(seed), given.quick)
+        return
+    if given.draw:
+        FIGURE.write_text(figure(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
         return
     if given.keep:
         restore(RESULTS, place)
@@ -165,6 +201,8 @@ def main() -> None:
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(run, jobs(given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")])))
     RESULTS.write_text(json.dumps(summary(), indent=1) + "\n", encoding="utf-8")
+    if not given.quick:
+        FIGURE.write_text(figure(summary()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ are continued once, with the method's own mask:
 
 A finished row is not repeated, and `--keep` takes the committed ones. Writes
 `benchmarks/results/policy-gradients.json` and `docs/figures/policy-gradients.svg`; `make docs` writes the tables of
-docs/rl4lms.md. A run takes one to eight minutes of processor time. `--only start` after a first time only draws.
+docs/algorithms.md. A run takes one to eight minutes of processor time. `--only start` after a first time only draws.
 """
 
 import argparse

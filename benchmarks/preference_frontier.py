@@ -42,7 +42,7 @@ START, LABELS, NOISE = "builtin:reviews-lm", (200, 1000, 5000), 0.5
 METHODS = ("sft", "dpo", "best of n", "rejection", "ppo")
 PLAIN: dict[str, Any] = {"quiet": True, "threads": "1", "probes": 0}
 REPLY: dict[str, Any] = {"max_tokens": 20, "min_tokens": 10}
-STEPS, OPENINGS, MOST = 60, 128, 32
+STEPS, OPENINGS, MOST = (2, 8, 2) if "--quick" in sys.argv else (60, 128, 32)
 
 
 def row_file(labels: int, seed: int) -> Path:
@@ -115,7 +115,7 @@ def trained(out: Path, marks: set[int], measure: Callable[[Any], dict[str, float
             yield {"step": step} | measure(run.policy)
 
 
-def one(labels: int, seed: int, rl_steps: int, most: int) -> None:
+def one(labels: int, seed: int) -> None:
     """One row: every method with so many labels."""
     place, begin = row_file(labels, seed), time.process_time()
     folder = place.parent
@@ -135,10 +135,10 @@ def one(labels: int, seed: int, rl_steps: int, most: int) -> None:
     imitated = [{"prompt": row["prompt"], "completion": row["replies"][row["best"]]} for row in kept]
     own = {"policy": START, "seed": seed, "schedule": "linear"}
     epochs = {round(part * 3 * steps / 3) for part in (1, 2, 3)}
-    rl = {"policy": START, "recipe": "sentiment", "evaluate": None, "reward": str(folder / "rm"), "steps": rl_steps}
+    rl = {"policy": START, "recipe": "sentiment", "evaluate": None, "reward": str(folder / "rm"), "steps": STEPS}
     rl |= {"seed": seed}
     way: dict[str, Iterator[dict[str, float]]] = {
-        "best of n": best_of(judge, seed, most),
+        "best of n": best_of(judge, seed, MOST),
         "sft": trained(
             folder / "sft", epochs, measure, algorithm="sft", lr=3e-4, batch=16, steps=3 * steps,
             tasks=write(folder / "picks.jsonl", imitated), **own,
@@ -148,10 +148,10 @@ def one(labels: int, seed: int, rl_steps: int, most: int) -> None:
             steps=2 * steps, tasks=tasks, **own,
         ),
         "rejection": trained(
-            folder / "rejection", {15, 30, rl_steps}, measure, algorithm="rejection", select="group:1", samples=4,
+            folder / "rejection", {15, 30, STEPS}, measure, algorithm="rejection", select="group:1", samples=4,
             **{"kl.loss_coef": 0.1}, **rl,
         ),
-        "ppo": trained(folder / "ppo", {15, 30, rl_steps}, measure, **rl),
+        "ppo": trained(folder / "ppo", {15, 30, STEPS}, measure, **rl),
     }  # fmt: skip
     for method, points in way.items():
         found["points"][method] = list(points)
@@ -205,11 +205,11 @@ def main() -> None:
     parser.add_argument("--labels", default=",".join(map(str, LABELS)))
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
-    parser.add_argument("--quick", action="store_true", help="to try the program: two steps of each method")
+    parser.add_argument("--quick", action="store_true", help="to try it: two steps of each method, eight openings")
     parser.add_argument("--one", nargs=2, type=int, metavar=("LABELS", "SEED"), help="one row, in this process")
     given = parser.parse_args()
     if given.one:
-        one(*given.one, 2 if given.quick else STEPS, 2 if given.quick else MOST)
+        one(*given.one)
         return
     if given.keep:
         restore(RESULTS, lambda row: row_file(row["labels"], row["seed"]))

@@ -4,7 +4,7 @@ Trains each recipe with seeds 1 to 3, and with shuffled rewards (benchmarks/shuf
 runs at a time, into `runs/bench-recipes`. Finished runs are not repeated. The replies to held-out tasks are judged
 again, by the word or mood of the task that they answer, and of another one: that shows whether the prompt was read.
 Writes `benchmarks/results/recipes.json` and the figure `docs/figures/recipes.svg`; `make docs` writes the tables of
-docs/recipes.md. Half an hour on two idle cores.
+docs/tasks.md. Half an hour on two idle cores.
 """
 
 import argparse

@@ -39,7 +39,7 @@ def walked(kind: str, seed: int, quick: bool) -> dict[str, Any]:
     if not done.is_file():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         words = [sys.executable, "recipes/rlhf.py", "--work", str(work), "--seed", str(seed)]
-        words += KINDS[kind] + ["--labels", "20", "--steps", "1"] * quick
+        words += KINDS[kind] + "--labels 20 --steps 1 --rounds 1 --limit 16".split() * quick
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         subprocess.run(words, cwd=ROOT, env=environment, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--quick", action="store_true", help="to try the program: 20 labels, one step of PPO")
+    parser.add_argument("--quick", action="store_true", help="to try it: one round of 20 labels, one step of PPO")
     parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
     given = parser.parse_args()
     if given.keep:

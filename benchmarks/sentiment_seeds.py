@@ -19,7 +19,8 @@ from operant.tools.diagnosis import diagnose, read_history, verdict
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "runs/bench-sentiment"
 CONTROL = "benchmarks/shuffled.py:shuffled"
-QUICK = ["--steps", "2", "--batch", "8", "--update.minibatch", "4", "--data.limit", "8", "--probe-every", "1"]
+QUICK = "--steps 2 --batch 8 --update.minibatch 4 --data.limit 8 --max-tokens 6 --min-tokens 2".split()
+QUICK += ["--probes", "6", "--probe-every", "1"]
 """Options of a tiny run that only checks that everything works."""
 
 

@@ -25,6 +25,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.sampling import Sampling
 from operant.storage.checkpoint import RunState
 from operant.training.learner import Learner
+from operant.training.sharding import Shards
 
 WAYS: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -162,7 +163,7 @@ def generated(learner: Learner, rows: int = 8, tokens: int = 16) -> dict[str, fl
 @contextmanager
 def _summed_last() -> Any:
     """Each rank keeps gradients of the whole model until the last micro-batch, where alone they are summed."""
-    usual = distributed.Shards.gathering
+    usual = Shards.gathering
 
     @contextmanager
     def gathering(self: Any, last: bool) -> Any:
@@ -170,7 +171,7 @@ def _summed_last() -> Any:
         with usual(self, last):
             yield
 
-    distributed.Shards.gathering = gathering
+    Shards.gathering = gathering
     yield
 
 

@@ -138,7 +138,7 @@ def installed(wheel: Path, extras: list[str]) -> list[dict]:
         for extra in extras:
             rows.append(start(Path(folder) / extra, extra, f"operant[{extra}] @ {wheel.as_uri()}", below=base))
             shutil.rmtree(Path(folder) / extra)
-        rows.append(start(Path(folder) / "git", "", f"operant @ git+{ROOT.as_uri()}", below=base))
+        rows.append(start(Path(folder) / "git", "", f"git+{ROOT.as_uri()}", below=base))
     return rows
 
 
@@ -171,7 +171,7 @@ def start(where: Path, extra: str, what: str, *, first: str | None = None, below
         run(operant, *STEP.split(), cwd=where)
     else:
         run(operant, *" ".join(words).split(), cwd=where)
-    row = {"what": what.split(" @ ")[0] if " @ git+" not in what else "git", "install_s": round(seconds)}
+    row = {"what": "git" if what.startswith("git+") else Path(what.split(" @ ")[0]).name, "install_s": round(seconds)}
     row["all_s"] = round(time.perf_counter() - began)
     print(row, flush=True)
     return row

@@ -31,7 +31,7 @@ html_math_renderer = "mathml"
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 highlight_language = "none"
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 maximum_signature_line_length = 100
 python_display_short_literal_types = True
@@ -40,7 +40,9 @@ MADE = {
 }
 """Pages that exist on the site alone, by section."""
 METHODS = "docs/algorithms"
-"""The page that lists the methods; PPO's has a place beside it."""
+"""The page that lists the methods."""
+BESIDE = ("docs/log", "docs/mistakes", "docs/strangers/first", "docs/strangers/second", "docs/strangers/third")
+"""Pages that others lead to, and that are not on the side."""
 
 
 def setup(app: Any) -> None:
@@ -56,8 +58,10 @@ def with_navigation(app: Any, page: str, source: list[str]) -> None:
         for section in re.split(r"^## ", source[0], flags=re.MULTILINE)[1:]:
             title = section.partition("\n")[0]
             source[0] += _listed(section, f":caption: {title}\n", MADE.get(title, ""))
+    elif page in BESIDE:
+        source[0] = f"---\norphan: true\n---\n{source[0]}"
     elif page == METHODS:
-        source[0] += _listed(re.sub(r"^- .*\(ppo.md\).*|`", "", source[0], flags=re.MULTILINE))
+        source[0] += _listed(source[0].replace("`", ""))
 
 
 def _listed(text: str, caption: str = "", more: str = "") -> str:
@@ -88,4 +92,5 @@ def front_page(app: Any, error: Exception | None) -> None:
     """The address of the site itself leads to the first page."""
     if error is None:
         lead = f'<!doctype html><meta http-equiv="refresh" content="0; url={root_doc}.html"><title>{project}</title>'
-        (Path(app.outdir) / "index.html").write_text(lead + NO_ICON + "\n", encoding="utf-8")
+        link = f'<a href="{root_doc}.html">{project}</a>'
+        (Path(app.outdir) / "index.html").write_text(lead + NO_ICON + link + "\n", encoding="utf-8")

@@ -57,18 +57,34 @@ def main() -> None:
 def pages() -> dict[str, str]:
     """The current text of every page, by name."""
     whole = {"metrics.md": registry.markdown(), "options.md": options(), "faults.md": site_pages.faults()}
-    whole |= {"papers.md": site_pages.papers(), "experiments.md": site_pages.experiments(), **site_pages.method_pages()}
+    whole |= {"papers.md": site_pages.papers(), **site_pages.method_pages()}
     marked = {
-        "ppo.md": {"presets": presets(), "kl": kl_table.table(), "watch": site_pages.to_watch("ppo")},
-        "other-names.md": {"metrics": old_metrics(), "options": trl_options(), "others": other_options()},
-        "algorithms.md": {"families": site_pages.families(), "methods": methods(), "runs": measured.methods()},
-        "memory.md": {"memory": site_pages.memory(), "planned": site_pages.planned()},
+        "methods/ppo.md": {
+            "presets": presets(),
+            "watch": site_pages.to_watch("ppo"),
+            "published": measured.seed_demo(),
+            "sums": site_pages.on_sums("ppo"),
+            "kl": kl_table.table(),
+        },
+        "other-names.md": {
+            "metrics": old_metrics(),
+            "options": trl_options(),
+            "others": other_options(),
+            "presets": rl4lms_presets(),
+        },
+        "algorithms.md": {
+            "families": site_pages.families(),
+            "methods": methods(),
+            "runs": measured.methods(),
+            "comparison": measured.policy_gradients(),
+        },
         "gallery.md": site_pages.gallery(),
         "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
         "design.md": {"measured": measured.architecture()},
         "extending.md": examples(),
-        "models.md": {"tried": measured.tried()},
+        "models.md": {"memory": site_pages.memory(), "planned": site_pages.planned(), "tried": measured.tried()},
         "agents.md": {"tools": measured.tool_use()},
+        "../benchmarks/README.md": {"experiments": site_pages.experiments()},
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {
             "losses": measured.losses(),
@@ -76,15 +92,13 @@ def pages() -> dict[str, str]:
             "adaptive": measured.adaptive_kl(),
         },
         "reading-a-report.md": {"foreign": foreign.markdown()},
-        "recipes.md": recipes_and_numbers(),
-        "rl4lms.md": {
-            "presets": rl4lms_presets(),
-            "comparison": measured.policy_gradients(),
+        "tasks.md": {
+            **recipes_and_numbers(),
+            "extract": measured.extract(),
+            "translation": measured.translation(),
             "words": measured.commongen(),
-            "demo": measured.seed_demo(),
             "dialog": measured.dialog(),
         },
-        "tasks.md": {"extract": measured.extract(), "translation": measured.translation()},
         "text-worlds.md": {
             "rooms": measured.rooms(),
             "variants": measured.room_variants(),
@@ -228,6 +242,7 @@ def presets() -> str:
     table = f"| option | default | {' | '.join(chosen)} |\n|---|---|{'---|' * len(chosen)}\n"
     for full in used:
         cells = [as_typed(p[full]) if full in p and p[full] != ours[full] else "" for p in chosen.values()]
+        cells = [str(cell).replace(":", ":<wbr>") for cell in cells]  # a long name may go on in the next line
         table += f"| `{full}` | {as_typed(ours[full])} | {' | '.join(cells)} |\n"
     return table
 

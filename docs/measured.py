@@ -368,20 +368,24 @@ def thresholds(task: str) -> str:
     def until(some: list[dict[str, Any]], threshold: float, column: int) -> str:
         firsts = ([point[column] for point in row["curve"] if point[3] >= threshold] for row in some)
         found = sorted(found[0] if found else math.inf for found in firsts)
-        spread = f" ({number(found[0])} to {number(found[-1])})" if len(found) > 1 else ""
+        spread = f" ({number(found[0])} to {number(found[-1])})" if found[0] != found[-1] else ""
         return f"{number(statistics.median(found))}{spread}"
 
     table = f"| method | seeds | replies to {lower:.2f} | to {upper:.2f} | seconds to {lower:.2f} | to {upper:.2f} |"
     table += " right at the end | pass@4, 16 |\n" + "|---" * 8 + "|\n"
-    for method in results["methods"]:
-        some = [row for row in rows if row["method"] == method]
+    by_method = {method: [row for row in rows if row["method"] == method] for method in results["methods"]}
+    for method, some in by_method.items():
+        if not some:
+            continue
         both = [(column, threshold) for column in (1, 2) for threshold in (lower, upper)]
-        cells = ["" if method == "start" else until(some, threshold, column) for column, threshold in both if some]
-        cells += [f"{statistics.median(row['curve'][-1][3] for row in some):.2f}"] if some else [""] * 5
-        passes = [f"{statistics.median(row['passes'][k] for row in some):.2f}" for k in ("4", "16")] if some else []
+        cells = ["" if method == "start" else until(some, threshold, column) for column, threshold in both]
+        cells += [f"{statistics.median(row['curve'][-1][3] for row in some):.2f}"]
+        passes = [f"{statistics.median(row['passes'][k] for row in some):.2f}" for k in ("4", "16")]
         table += f"| {method} | {len(some)} | {' | '.join(cells)} | {', '.join(passes)} |\n"
+    missing = ", ".join(f"`{method}`" for method, some in by_method.items() if not some)
     note = "Medians, and the lowest and highest seed. Made by "
-    return f"{table}\n{note}`{results['command']} --keep`, which also measures the rows that have fewer than 5 seeds.\n"
+    note += f"`{results['command']} --keep`, which also measures the rows that have fewer than 5 seeds.\n"
+    return f"{table}\n{note}" + (f"\nNot measured yet: {missing}.\n" if missing else "")
 
 
 def policy_gradients() -> str:

@@ -5,11 +5,14 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import yaml
 
 from operant import algorithms
 from operant.algorithms import ALGORITHMS, METHODS
-from operant.metrics.registry import METRICS, Metric
+from operant.metrics.registry import METRICS
 from operant.options import defaults
 from operant.runs.config import config_schema, recipes
 from operant.tools.cli.parser import as_typed, sentences
@@ -17,6 +20,8 @@ from operant.tools.diagnosis.history import FINDINGS
 from operant.training.optimizer import OptimizerOptions
 
 DOCS = Path(__file__).parent
+WRITTEN = [*sorted(DOCS.glob("*.md")), DOCS / "methods/ppo.md"]
+"""Every page but those of methods, which are made of their files."""
 GOLDEN = DOCS.parent / "tests/golden"
 FAMILIES = {
     "With a critic": "ppo a2c trpo nlpo vapo",
@@ -29,11 +34,20 @@ FAMILIES = {
 GROUPS = ("loss", "advantage", "teacher", "condition", "mask", "target", "replay")
 """The options that a method has of its own, or means in its own way."""
 CURVES = {
-    "policy-gradients": ("a2c trpo nlpo reinforce", "rl4lms.md#measured"),
-    "recipes": ("grpo", "recipes.md#keyword"),
+    "policy-gradients": ("a2c trpo nlpo reinforce", "algorithms.md#five-methods-over-seeds-and-rates"),
+    "recipes": ("grpo", "tasks.md#keyword"),
     "preference-frontier": ("reward-model dpo online-dpo kto rejection", "rlhf.md#what-a-given-number-of-labels-buys"),
 }
 """Figure: the methods that it shows, and the page that has its numbers and the controls. PPO's is on its own page."""
+TABLES = {
+    "rloo": "algorithms.md#the-main-job-by-each-of-them",
+    "coderl": "code.md#measured",
+    "outcome-critic": "code.md#measured",
+    "soft_q": "prompts.md#measured",
+}
+"""Where a method was measured without a figure."""
+SUMS = "maths.md#which-method-needs-how-much"
+"""The protocol and all rows of benchmarks/methods.py."""
 ALSO = {
     "maxrl": "grpo",
     "reward-model": "dpo",
@@ -42,12 +56,12 @@ ALSO = {
 
 
 def file_of(method: str) -> str:
-    """`reinforce++` -> methods/reinforce-pp.md. PPO's own page is ppo.md."""
-    return "ppo.md" if method == "ppo" else f"methods/{METHODS[method].rpartition('.')[2].replace('_', '-')}.md"
+    """`reinforce++` -> methods/reinforce-pp.md."""
+    return f"methods/{METHODS[method].rpartition('.')[2].replace('_', '-')}.md"
 
 
 def method_pages() -> dict[str, str]:
-    """The page of every method but PPO."""
+    """The page of every method but PPO, whose page is written by hand."""
     return {file_of(name): _method_page(name) for name in METHODS if name != "ppo"}
 
 
@@ -77,12 +91,45 @@ def _method_page(name: str) -> str:
     page += f"\n## Its own defaults\n\n{_defaults(name)}" if row.defaults else ""
     page += f"\n## Its options\n\n{options}" if (options := _options(name)) else ""
     page += f"\n## What to watch\n\n{to_watch(name)}"
+    return page + (f"\n## Measured\n\n{measured}" if (measured := _measured(name)) else "")
+
+
+def _measured(name: str) -> str:
+    """The figures that show the method, its numbers on sums, and where others stand."""
+    parts = []
     for figure, (shown, where) in CURVES.items():
         if name in shown.split():
-            script = figure.replace("-", "_")
-            page += f"\n## Measured\n\n![measured curves](../figures/{figure}.svg)\n\n"
-            page += f"Made by `python -m benchmarks.{script}`; [numbers and controls](../{where}).\n"
-    return page
+            made = f"Made by `python -m benchmarks.{figure.replace('-', '_')}`; [numbers and controls](../{where})."
+            parts.append(f"![measured curves](../figures/{figure}.svg)\n\n{made}\n")
+    if on_sums(name):
+        parts.append(f"![right sums over replies, by method](../figures/methods.svg)\n\n{on_sums(name)}")
+    if name in TABLES:
+        parts.append(f"[Numbers and controls](../{TABLES[name]}){' of another task' if parts else ''}.\n")
+    found = _result("methods")
+    if not parts and name in found["methods"]:
+        parts.append(f"Not measured here yet. `{found['command']} --keep --only {name}` measures it on sums.\n")
+    return "\n".join(parts)
+
+
+def on_sums(name: str) -> str:
+    """Two sentences: how many sums are right at the end of the method's runs, beside GRPO and the control."""
+    found = _result("methods")
+    rows = [row for row in found["rows"] if row["task"] == "arithmetic"]
+
+    def end(method: str) -> tuple[float, float, int]:
+        own = [row["curve"] for row in rows if row["method"] == method]
+        return median(c[-1][3] for c in own), median(c[-1][1] for c in own), len(own)
+
+    if name not in {row["method"] for row in rows}:
+        return ""
+    share, replies, seeds = end(name)
+    text = (
+        f"Of held-out sums {end('start')[0]:.2f} are right at the start, and {share:.2f} after {replies:,.0f} replies"
+    )
+    text += " (one seed). " if seeds == 1 else f" (medians of {seeds} seeds). "
+    text += f"`grpo` ends at {end('grpo')[0]:.2f}. " if name != "grpo" else ""
+    text += f"The control, `grpo` with shuffled verdicts, ends at {end('grpo, shuffled')[0]:.2f}."
+    return f"{text}\nMade by `{found['command']}`; [protocol and all methods](../{SUMS}).\n"
 
 
 def _command(name: str, docstring: str) -> str:
@@ -110,6 +157,7 @@ def _algorithm(path: Path) -> str:
 def _relatives(name: str) -> str:
     """Its row of the table of GRPO's relatives, with GRPO's."""
     text = (DOCS / "algorithms.md").read_text(encoding="utf-8").partition("## GRPO's relatives")[2]
+    text = text.partition("\n## ")[0]
     head = re.search(r"^\| method .*\n\|---.*\n", text, re.MULTILINE)
     rows = {found[1]: found[0] for found in re.finditer(r"^\| `([^`]+)` \|.*\n", text, re.MULTILINE)}
     if not head or name not in rows:
@@ -143,8 +191,12 @@ def _options(name: str) -> str:
 
 
 def to_watch(name: str) -> str:
-    """Those that a run of the method logs, and that have a healthy range."""
-    return watched([METRICS[metric] for metric in _logged(name)], "" if name == "ppo" else "../")
+    """The metrics that a run of the method logs and that have a healthy range, and where the rest stands."""
+    table = "| metric | healthy | meaning |\n|---|---|---|\n"
+    for metric in (METRICS[logged] for logged in _logged(name)):
+        meaning = re.split(r"[:;] | \(", metric.meaning)[0]
+        table += f"| `{metric.name}` | {re.split(r'[:;] ', metric.healthy)[0]} | {meaning} |\n"
+    return f"{table}\nOtherwise: [faults by symptom](../faults.md). All metrics: [metrics](../metrics.md).\n"
 
 
 def _logged(name: str) -> list[str]:
@@ -155,15 +207,6 @@ def _logged(name: str) -> list[str]:
     if name == "reward-model":
         logged = {metric for metric in logged if not metric.startswith(("kl/", "policy/"))}
     return [m.name for m in METRICS.values() if m.healthy and (m.name in logged or m.group in groups.get(name, ()))]
-
-
-def watched(metrics: list[Metric], up: str = "../") -> str:
-    """One row per metric, and where the rest stands."""
-    table = "| metric | healthy | meaning |\n|---|---|---|\n"
-    for metric in metrics:
-        meaning = re.split(r"[:;] | \(", metric.meaning)[0]
-        table += f"| `{metric.name}` | {re.split(r'[:;] ', metric.healthy)[0]} | {meaning} |\n"
-    return f"{table}\nOtherwise: [faults by symptom]({up}faults.md). All metrics: [metrics]({up}metrics.md).\n"
 
 
 # --- faults -------------------------------------------------------------------------------------------------------
@@ -245,15 +288,15 @@ def papers() -> str:
         ]
         here += [f"[{p}](../src/operant/{p})" for p in places[number] if p not in PAGES_OF_METHODS]
         tried = {where for p in places[number] for methods, where in CURVES.values() if _method(p) in methods.split()}
-        tried |= {"ppo.md#measured-curves"} if "algorithms/ppo.py" in places[number] else set()
-        compared = {row["method"] for row in _result("methods")["rows"]}
-        tried |= {"maths.md#which-method-needs-how-much"} if compared & {_method(p) for p in places[number]} else set()
-        measured = ", ".join(f"[{where.partition('.')[0]}]({where})" for where in sorted(tried))
+        tried |= {"methods/ppo.md#measured-curves"} if "algorithms/ppo.py" in places[number] else set()
+        tried |= {SUMS for p in places[number] if on_sums(_method(p))}
+        tried |= {TABLES[_method(p)] for p in places[number] if _method(p) in TABLES}
+        measured = ", ".join(f"[{Path(where.partition('.')[0]).name}]({where})" for where in sorted(tried))
         chosen = ", ".join(f"`{preset}`" for preset in presets.get(number, ()))
         name = f"{names[number]}, " if number in names else ""
         link = f"[{name}arXiv:{number}](https://arxiv.org/abs/{number})"
         page += f"| {link} | {', '.join(here)} | {chosen} | {measured} |\n"
-    return page
+    return page + _citation()
 
 
 PAPERS = """# Papers
@@ -266,6 +309,23 @@ published settings are one, and the page with the numbers measured here. This pa
 """
 
 
+def _citation() -> str:
+    """How operant is cited, from CITATION.cff."""
+    known = yaml.safe_load((DOCS.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    authors = " and ".join(f"{{{author['name']}}}" for author in known["authors"])
+    lines = {"title": known["title"], "author": authors, "year": 2026, "version": known["version"]}
+    shown = ",\n".join(f"  {name} = {{{text}}}" for name, text in lines.items())
+    return f"{CITATION}\n```bibtex\n@software{{operant,\n{shown}\n}}\n```\n"
+
+
+CITATION = """
+## Citation
+
+If operant is of use in your work, cite it with the version that you used (`operant doctor` prints it), and the paper of
+the method, too. [CITATION.cff](../CITATION.cff) is for reference managers.
+"""
+
+
 def _method(place: str) -> str:
     return PAGES_OF_METHODS.get(place, "")
 
@@ -275,7 +335,7 @@ def _papers() -> tuple[dict[str, list[str]], dict[str, str]]:
     places: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     files = [path for path in sorted(SOURCE.rglob("*")) if path.suffix in (".py", ".yaml", ".toml")]
-    for path in [*files, *sorted(DOCS.glob("*.md"))]:
+    for path in [*files, *WRITTEN]:
         text, place = path.read_text(encoding="utf-8"), str(path.relative_to(DOCS.parent)).removeprefix("src/operant/")
         if place == "docs/papers.md":
             continue
@@ -406,35 +466,28 @@ def _prompts() -> str:
 
 # --- experiments --------------------------------------------------------------------------------------------------
 
-EXPERIMENTS = """# Experiments
-
-Every measurement of these pages: the command that makes it, the page that tells what came of it, and its figure. Most
-have several seeds and a control that must not learn. This page is generated: `make docs`.
-
-| what | command | page |
-|---|---|---|
-"""
-NOT_TOLD = ("log.md", "index.md", "experiments.md", "design.md")
+NOT_TOLD = ("log.md", "index.md")
 
 
 def experiments() -> str:
-    """One row per script of benchmarks/ whose command a page names."""
-    told = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")) if path.name not in NOT_TOLD}
-    page, figures = EXPERIMENTS, ""
+    """One row per script of benchmarks/ whose command a page names: the block of benchmarks/README.md."""
+    told = {path: path.read_text(encoding="utf-8") for path in WRITTEN if path.name not in NOT_TOLD}
+    table = "| what | command | page |\n|---|---|---|\n"
     for path in sorted((DOCS.parent / "benchmarks").glob("*.py")):
-        first = path.read_text(encoding="utf-8").partition('"""')[2].partition("\n")[0]
+        text = path.read_text(encoding="utf-8")
         command = f"python -m benchmarks.{path.stem}"
-        what = re.sub(r"[:;,.] *`python -m [^`]*`.*|\.?\"*$", "", first).strip()
-        pages = [page for page, text in told.items() if re.search(rf"{re.escape(command)}\b(?!_)", text)]
-        if not pages:
-            continue
-        links = ", ".join(f"[{text_of(page)}]({page.name})" for page in pages)
-        page += f"| {what} | `{command}` | {links} |\n"
-        shown = re.findall(r"figures/([\w-]+\.svg)", path.read_text(encoding="utf-8"))
-        figures += "".join(f"\n![{what}](figures/{name})\n\nMade by `{command}`.\n" for name in dict.fromkeys(shown))
-    return f"{page}\n## Figures\n{figures}"
+        what = re.sub(r"[:;,.] *`python -m [^`]*`.*|\.?\"*$", "", text.partition('"""')[2].partition("\n")[0]).strip()
+        pages = [page for page, said in told.items() if re.search(rf"{re.escape(command)}\b(?!_)", said)]
+        links = [f"[{told[page].partition(chr(10))[0].removeprefix('# ')}]({_there(page)})" for page in pages]
+        links += [f"[figure]({_there(file)})" for file in FIGURES if file.name in text]
+        if pages:
+            table += f"| {what} | `{command}` | {', '.join(links)} |\n"
+    return table
 
 
-def text_of(page: Path) -> str:
-    """The title of a page."""
-    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+FIGURES = sorted((DOCS / "figures").glob("*.svg"))
+
+
+def _there(path: Path) -> str:
+    """A file of docs/, as a link of benchmarks/README.md."""
+    return f"../docs/{path.relative_to(DOCS)}"

@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60, help="of PPO in each round")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, nargs=1, default=[], help="so many openings of each kind, to try it")
     given = parser.parse_args()
     work: Path = given.work
     work.mkdir(parents=True, exist_ok=True)
@@ -122,6 +123,7 @@ def main() -> None:
         begin = policy if given.beside else start
         against = ["--policy", begin, "--reference", start, "--reward", model, "--steps", given.steps, *REPLY]
         truth = ["--evaluation.metrics", TASTE, "--evaluate-every", max(given.steps // 6, 1)]
+        truth += [f"--data.limit={count}" for count in given.limit]
         policy = exported(work / f"ppo-{number}", "train", "sentiment", *against, *truth, *common)
         policies.append(policy)
     judges = ["--reward", TASTE, "--reward", str(work / f"rm-{given.rounds}")]
@@ -129,7 +131,7 @@ def main() -> None:
     if not (table.is_file() and page.is_file()):
         for file in (table, page):  # one of them is left of an interrupted command, which replaces no file
             file.unlink(missing_ok=True)
-        files = ["--out", table, "--report", page]
+        files = ["--out", table, "--report", page, *(f"--limit={count}" for count in given.limit)]
         run("eval", *policies, "--tasks", "builtin:openings/held-out", *judges, "--samples", 2, *REPLY, *files)
 
 

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from toys import lm
 
+from operant import Learner, Rollout
 from operant.training import update
-from operant.training.learner import Learner
-from operant.types import Rollout
 
 END = 2
 
@@ -37,8 +36,6 @@ def k3(gap):
 
 
 # --- recording a run --------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Played:
     """A call of `Learner.play`: the rollouts and the weights that generated them."""
@@ -131,8 +128,6 @@ class Bare:
 
 
 # --- recomputing an update --------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Episode:
     """The numbers of one episode's actions before the update, each [A]."""

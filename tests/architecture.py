@@ -18,6 +18,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from texts import parts
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(find_spec("operant").origin or "").parent  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -215,37 +217,9 @@ def looked_up(tree: ast.AST) -> int:
     return sum(isinstance(call.args[1], ast.Constant) for call in calls)
 
 
-STEP = ("train", "sentiment", "--steps", "1", "--batch", "8", "--evaluate", "none")
-"""The command whose step is read."""
-WATCHED = """
-import sys, threading
-import operant
-from operant.tools.cli import main
-from operant.runs.run import Run
-
-package, step, files = operant.__path__[0] + "/", Run.step, set()
-
-def note(frame, event=None, argument=None):
-    if event in ("call", None) and frame.f_code.co_flags & 1 and frame.f_code.co_filename.startswith(package):
-        files.add(frame.f_code.co_filename.removeprefix(package))
-
-def watched(run):
-    above = sys._getframe()
-    while above is not None:
-        note(above)
-        above = above.f_back
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        return step(run)
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-
-Run.step = watched
-main(sys.argv[1:])
-print(*sorted(files), sep="\\n", file=sys.stderr)
-"""
+STEP = "train sentiment --steps 1 --batch 8 --evaluate none --probes 2 --max-tokens 3 --min-tokens 2".split()
+"""The command whose step is read: few tokens, which change none of the functions that run."""
+WATCHED = parts("programs.txt")["files of one step"]
 
 
 @cache
@@ -257,39 +231,7 @@ def reading_list() -> list[str]:
     return [line for line in done.stderr.splitlines() if line.endswith(".py")]
 
 
-PASSED = """
-import dataclasses, sys
-import operant
-from operant.tools.cli import main
-
-package, seen = operant.__path__[0] + "/", []
-
-def holds(x, depth=0):
-    if isinstance(x, (float, str)):
-        return str(x).endswith(VALUE)
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        x = vars(x)
-    inside = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else ()
-    return depth < 6 and any(holds(part, depth + 1) for part in inside)
-
-def note(frame, event, result):
-    code = frame.f_code
-    if event not in ("call", "return") or not code.co_filename.startswith(package) or "<" in code.co_name:
-        return
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    names = [name for name in code.co_varnames[:count] if name not in ("self", "cls")]
-    if holds([frame.f_locals.get(name) for name in names] if event == "call" else result):
-        seen.append(f"{code.co_filename.removeprefix(package)} {code.co_qualname} {event}")
-        above = frame
-        while code.co_name == "clipped" and above is not None:
-            if above.f_code.co_name == "accumulate":  # the loss of the update, not the trial of its options
-                sys.setprofile(None)
-            above = above.f_back
-
-sys.setprofile(note)
-main(sys.argv[1:])
-print(*seen, sep="\\n", file=sys.stderr)
-"""
+PASSED = parts("programs.txt")["stations of an option"]
 
 
 def stations() -> list[str]:

@@ -1,5 +1,6 @@
 """Fixtures of several test files. They import what they need when they are asked for."""
 
+import gc
 import os
 import uuid
 from pathlib import Path
@@ -14,12 +15,31 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What the imports leave lives as long as the process: no search for garbage looks at it, now or in a test."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def power():
     """Nothing that a test writes has to outlast a loss of power, which costs most of the time of a small run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def tidy():
+    """A run without a folder of its own goes to runs/ of the working tree: no test may leave one there."""
+    runs = Path(__file__).parents[1] / "runs"
+    before = {*runs.glob("*")}
+    yield
+    left = sorted(path.name for path in {*runs.glob("*")} - before)
+    assert not left, f"this test, or one beside it, left runs/{left[0]}: give out=tmp_path, or change to that folder"
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from toys import lm
 
-from operant import Policy
-from operant.models.value_head import ValueOptions
+from operant import Policy, ValueOptions
 
 V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3
 STOPS = (0, 1, 2, 5)

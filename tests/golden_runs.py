@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from toys import lm
 
-from operant import Learner, Rollout, Task
-from operant.types import Turn
+from operant import Learner, Rollout, Task, Turn
 
 STEPS = 20
 FOLDER = Path(__file__).parent / "golden"

@@ -7,17 +7,14 @@ import torch
 from rigs import Caught, said
 from toys import lm
 
+from operant import Batch, Policy, Sampling, ValueOptions
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions
 from operant.training.update import UpdateOptions, update
-from operant.types import Batch
 
 LENGTHS = [3, 16, 4, 9, 5, 12, 7, 3, 10]
 COEF, HORIZON = 0.1, 20

@@ -254,8 +254,6 @@ CASES = {
 
 
 # --- rewards that report what they see --------------------------------------------------------------------------------
-
-
 def knows_torch(rollouts):
     return [float("torch" in sys.modules) for _ in rollouts]
 

@@ -52,8 +52,6 @@ ALL = _all()
 
 
 # --- the room -------------------------------------------------------------------------------------------------------
-
-
 class Room:
     """Canaries: files, a process, servers and a secret. A program that finds one proves it."""
 

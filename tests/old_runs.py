@@ -8,7 +8,6 @@ on: every number of the last two steps, and a digest of the weights. A later ver
 
 import json
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -21,8 +20,7 @@ from rigs import on_ranks
 from toys import letters
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from operant import train
-from operant.types import Step
+from operant import Step, train
 
 OLD = Path(__file__).parent / "old"
 TASKS = "builtin:openings/held-out"
@@ -115,11 +113,13 @@ def digest(policy: torch.nn.Module) -> str:
 
 
 def machine() -> str:
-    """What bits depend on: two makers' processors with the same instructions get different kernels of the libraries."""
+    """What bits depend on: libraries choose their kernels by the processor's model and its instructions."""
     cpus = Path("/proc/cpuinfo")
-    made_by = re.search(r"vendor_id\s*: (\S+)", cpus.read_text()) if cpus.is_file() else None
-    maker = made_by.group(1) if made_by else platform.processor()
-    return f"{platform.machine()} {maker} {torch.backends.cpu.get_cpu_capability()} {torch.__version__}"
+    kept = ("vendor_id", "cpu family", "model", "stepping", "flags")
+    lines = cpus.read_text().split("\n\n")[0].splitlines() if cpus.is_file() else [platform.processor()]
+    told = sorted(line for line in lines if line.partition("\t")[0] in kept)
+    processor = blake2b("\n".join(told or lines).encode(), digest_size=6).hexdigest()
+    return f"{platform.machine()} {processor} {torch.__version__}"
 
 
 def slim(out: Path) -> None:

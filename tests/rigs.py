@@ -54,12 +54,10 @@ def gap(mine: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------
-
-
 def fork_server():
     """Processes that have imported everything and started no thread: they start quickly and safely."""
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["operant.training.learner", "transformers.models.gpt2.modeling_gpt2"])
+    context.set_forkserver_preload(["operant.api", "transformers.models.gpt2.modeling_gpt2"])
     return context
 
 

@@ -2,7 +2,10 @@
 
 import json
 
+import torch
 from toys import letters, lm
+
+from operant import steps, train
 
 TASKS = ["ab", "cde", "fg", "h", "ijk"]
 SMALL = {"steps": 4, "probes": 0, "batch": 4, "max_tokens": 6}
@@ -31,7 +34,30 @@ def weights(run):
 
 
 def options(**more):
-    return {"tokenizer": letters(), **SMALL, **more}
+    """Two epochs of PPO, as the second is like the third and fourth; another method has its own number."""
+    return {"tokenizer": letters(), **SMALL, **({} if "algorithm" in more else {"epochs": 2}), **more}
+
+
+def same(a, b):
+    """The weights of two runs, to the bit."""
+    return all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
+
+
+def cut(out, after, reward=count_a, tasks=TASKS, **more):
+    """A run that ends after a step without being asked, as by a kill: nothing is saved at the end."""
+    for metrics in steps(model(), tasks, reward, out=out, **options(**more)):
+        if metrics["step"] == after:
+            break
+
+
+def stopped_and_whole(place, after, reward=count_a, tasks=TASKS, **more):
+    """A run that is killed after a step and resumed, and one that nobody stops: they must log the same."""
+    whole = train(model(), tasks, reward, out=place / "whole", **options(**more))
+    cut(place / "cut", after, reward, tasks, **more)
+    kept = {name: more[name] for name in ("evaluate",) if name in more}
+    again = train(model(), tasks, reward, out=place / "cut", resume=True, tokenizer=letters(), **kept)
+    assert told(again) == told(whole)
+    return again, whole
 
 
 KEPT = ("optimizer.lr", "sampling.max_tokens", "sampling.fixed_length", "kl.coef", "update.minibatch", "learner.seed")

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from cases import cases
 from rigs import said, wider
 from toys import lm
 
-from operant.models.policy import Policy
+from operant import Batch, Outputs, Policy, Rollout, Task, Turn
 from operant.objectives import losses
 from operant.objectives.advantages import (
     group_relative,
@@ -18,7 +19,6 @@ from operant.objectives.advantages import (
 from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
 from operant.training.scoring import charge_kl
-from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 PLAIN = {"whiten_scope": "none"}
 
@@ -39,8 +39,6 @@ def near(expected) -> list:
 
 
 # --- golden numbers ---------------------------------------------------------------------------------------------------
-
-
 def test_gae_of_three_tokens_by_hand():
     """With gamma 0.9 and lambda 0.8, the deltas are 1.4, -1.9 and 3, or 5.7 if a state of value 3 follows."""
     replies = [said([5], [6, 7, 8]), said([5], [6, 7, 8], end="cut", next_value=3.0)]
@@ -63,20 +61,17 @@ def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
     return valued(batch, [VALUES])
 
 
-@pytest.mark.parametrize(
-    ("rates", "next_value", "expected"),
-    [
-        # Deltas: 0.25 - 0.5 = -0.25; 1 + 0.6 * -0.5 - 0.25 = 0.45; 1 + 0.5 = 1.5; 2 - 1 = 1.
-        # lambda 0.5 in a turn, 0 across: 2 = 1.5 + 0.5 * 1; 0.45; -0.025 = -0.25 + 0.5 * 0.45.
-        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6, "turn_lam": 0.0}, 0.0, [-0.025, 0.45, 2.0, 1.0]),
-        # One lambda everywhere: 1.05 = 0.45 + 0.6 * 0.5 * 2; 0.275 = -0.25 + 0.5 * 1.05.
-        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 0.0, [0.275, 1.05, 2.0, 1.0]),
-        # A cut episode's next state stands behind a turn: 1 + 0.6 * 5 = 4; 3.5; 1.5 = 0.45 + 0.3 * 3.5; 0.5.
-        ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 5.0, [0.5, 1.5, 3.5, 4.0]),
-        # gamma 0.5 in a turn and 0.5 * 0.6 across, lambda 1: deltas -0.375, 0.6, 1, 1;
-        # 1.5 = 1 + 0.5 * 1; 1.05 = 0.6 + 0.3 * 1.5; 0.15 = -0.375 + 0.5 * 1.05.
-        ({"gamma": 0.5, "lam": 1.0, "turn_gamma": 0.6}, 0.0, [0.15, 1.05, 1.5, 1.0]),
-    ],
+@cases(
+    # Deltas: 0.25 - 0.5 = -0.25; 1 + 0.6 * -0.5 - 0.25 = 0.45; 1 + 0.5 = 1.5; 2 - 1 = 1.
+    # lambda 0.5 in a turn, 0 across: 2 = 1.5 + 0.5 * 1; 0.45; -0.025 = -0.25 + 0.5 * 0.45.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6, "turn_lam": 0.0}, 0.0, [-0.025, 0.45, 2.0, 1.0]),
+    # One lambda everywhere: 1.05 = 0.45 + 0.6 * 0.5 * 2; 0.275 = -0.25 + 0.5 * 1.05.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 0.0, [0.275, 1.05, 2.0, 1.0]),
+    # A cut episode's next state stands behind a turn: 1 + 0.6 * 5 = 4; 3.5; 1.5 = 0.45 + 0.3 * 3.5; 0.5.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 5.0, [0.5, 1.5, 3.5, 4.0]),
+    # gamma 0.5 in a turn and 0.5 * 0.6 across, lambda 1: deltas -0.375, 0.6, 1, 1;
+    # 1.5 = 1 + 0.5 * 1; 1.05 = 0.6 + 0.3 * 1.5; 0.15 = -0.375 + 0.5 * 1.05.
+    ({"gamma": 0.5, "lam": 1.0, "turn_gamma": 0.6}, 0.0, [0.15, 1.05, 1.5, 1.0]),
 )
 def test_two_discounts_by_hand(rates, next_value, expected):
     batch = two_turns("cut" if next_value else "world", next_value)
@@ -154,8 +149,6 @@ def test_gae_of_random_episodes_is_its_definition():
 
 
 # --- poison (test 7) --------------------------------------------------------------------------------------------------
-
-
 def filled_batch() -> Batch:
     """Random episodes with all fields that a step fills in."""
     rollouts, _ = random_episodes()
@@ -208,8 +201,6 @@ def test_whitening_by_hand():
 
 
 # --- worlds (test 8) --------------------------------------------------------------------------------------------------
-
-
 def conversation(between: list[int], behind: list[int], score: float = 1.0) -> Batch:
     """A reply, the environment's text, a reply, the environment's text, which follows the last action."""
     first = Turn([5, 6], [7, 8, 9])
@@ -255,7 +246,6 @@ def test_the_words_of_the_world_have_no_gradient():
 
 
 # --- groups (test 9) --------------------------------------------------------------------------------------------------
-
 RETURNS = [1.0, 2.0, 3.0, 6.0, 0.0, 1.0, 2.0, 4.0, 4.0, 4.0, 8.0, 7.0] + [0.1] * 3
 GROUPS = [3, 3, 3, 3, 9, 9, 9, 1, 1, 1, 1, 5] + [2] * 3
 """Groups of 4, 3 and 4, a group of one, and a constant group whose float32 mean is not 0.1."""

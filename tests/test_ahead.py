@@ -6,14 +6,14 @@ import time
 from typing import ClassVar
 
 import pytest
-import torch
 from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
-from small_runs import KEPT, SMALL, TASKS, count_a, model, options, told, weights
+from small_runs import KEPT, SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
 
-from operant import OperantError, Step, Task, steps, train
+from operant import OperantError, Step, Task, train
 from operant.api import runs
 from operant.engines.native.engine import NativeEngine
+from operant.runs.checkpoints import snapshot
 from operant.runs.config import configure
 
 
@@ -66,18 +66,12 @@ def test_the_first_step_is_that_of_a_run_in_turn(tmp_path):
     """Only later steps have other weights; without importance weights, all of the first step is the same."""
     given = options(steps=1, **{"learner.importance": "none"})
     ahead, turn = (train(model(), TASKS, count_a, out=tmp_path / str(n), **given, rollouts_ahead=n) for n in (2, 0))
-    assert told(ahead) == told(turn) and all(torch.equal(x, weights(turn)[k]) for k, x in weights(ahead).items())
+    assert told(ahead) == told(turn) and same(ahead, turn)
 
 
 @pytest.mark.parametrize(("n", "after"), [(1, 1), (1, 3), (2, 2)])
 def test_a_killed_run_resumes_bit_identically(n, after, tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(rollouts_ahead=n))
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options(rollouts_ahead=n)):
-        if metrics["step"] == after:
-            break
-    resumed = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert told(whole) == told(resumed)
-    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+    assert same(*stopped_and_whole(tmp_path, after, rollouts_ahead=n))
 
 
 def test_a_run_that_goes_on_is_that_of_more_steps(tmp_path):
@@ -127,23 +121,18 @@ def test_evaluations_have_the_weights_of_their_step(tmp_path, monkeypatch):
 
 def test_a_light_checkpoint_plays_by_its_own_weights(tmp_path):
     """It holds which tasks are planned, and not the weights of the versions before it."""
-    given = options(rollouts_ahead=1, checkpoint="light")
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "run", **given):
-        if metrics["step"] == 2:
-            break
+    cut(tmp_path / "run", 2, rollouts_ahead=1, checkpoint="light")
     again = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, fresh_optimizer=True, tokenizer=letters())
     assert [m["rollout/staleness"] for m in told(again)] == [0, 1, 0, 1]
 
 
 def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
     run = train(model(), TASKS, count_a, out=tmp_path / "run", **options(rollouts_ahead=2))
-    state = run.state.snapshot(only=("ahead", "shadow/ahead"))
+    state = snapshot(run.state, ("ahead", "shadow/ahead"))
     assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
-
-
 def ends(tmp_path, reward, seeds, count, **more):
     """Where the mean reward of the last four steps ends, over seeds."""
     found = []
@@ -175,25 +164,6 @@ def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rollouts_ahead": -1}, "rollouts_ahead=-1: it must be at least 0"),
-        ({"rollouts_ahead": 1, "algorithm": "sft", "reward": None}, "algorithm=sft: it plays no rollouts"),
-        ({"rollouts_ahead": 1, "algorithm": "nlpo", "sampling.top_p": 0.9}, "its mask follows the policy"),
-        ({"rollouts_ahead": 1, "algorithm": "trpo"}, "switches the kernels of attention; use engine=ray"),
-        ({"rollouts_ahead": 1, "reward_chunks": 2}, "reward_chunks=2: rewards judge whole steps"),
-        ({"rollouts_ahead": 2, "learner.max_staleness": 1}, "learner.max_staleness=1: rollouts would be too old"),
-        ({"rollouts_ahead": 1, "learner.rescore": False}, "leave rescore out"),
-    ],
-)
-def test_what_cannot_be_played_ahead_is_refused_early(given, message):
-    with pytest.raises(OperantError, match=message):
-        configure({"tasks": TASKS, "reward": count_a, "policy": "no/such/model", **given})
-
-
 def test_importance_weights_are_those_that_are_given():
     given = {"tasks": TASKS, "reward": count_a, "rollouts_ahead": 1}
     assert configure(given).learner["learner"].importance == "token"

@@ -6,15 +6,13 @@ import shutil
 
 import pytest
 import torch
+from cases import cases
 from published import ROWS, models
 from toys import bare_logprobs, letters, lm
 
-from operant import Policy, diagnose, load_policy, train
+from operant import OperantError, Policy, PolicyBase, Sampling, diagnose, load_policy, train
 from operant.engines.beam_search import BeamSearch
-from operant.models.base import PolicyBase
-from operant.sampling import Sampling
 from operant.tools.diagnosis import History, read_history
-from operant.types import OperantError
 
 PROMPTS = [[3, 4, 5], [6, 3], [7, 7, 4], [5]]
 KINDS = ["gpt2", "llama", "t5", "bart"]
@@ -96,51 +94,18 @@ def test_evaluating_with_beams_says_so_and_changes_no_training(place, tmp_path):
     assert "evaluated_otherwise" not in [finding.name for finding in diagnose(drawn)]
 
 
-@pytest.mark.parametrize(
-    ("given", "parts"),
-    [
-        ({"top_k": 1}, "top_k 1 (training 0)"),
-        ({"temperature": 0.7, "max_new_tokens": 8}, "temperature 0.7 (training 1.0), max_new_tokens 8 (training 4)"),
-        ({"do_sample": False}, "do_sample False (training True)"),
-        ({"temperature": 1.0, "max_tokens": 4, "do_sample": True}, None),
-        (None, None),
-    ],
+@cases(
+    ({"top_k": 1}, "top_k 1 (training 0)"),
+    ({"temperature": 0.7, "max_new_tokens": 8}, "temperature 0.7 (training 1.0), max_new_tokens 8 (training 4)"),
+    ({"do_sample": False}, "do_sample False (training True)"),
+    ({"temperature": 1.0, "max_tokens": 4, "do_sample": True}, None),
+    (None, None),
 )
 def test_the_diagnosis_names_each_setting_that_differs(given, parts):
     options = {"sampling.temperature": 1.0, "sampling.top_k": 0, "sampling.max_tokens": 4, "evaluation.sampling": given}
     history = History([{"step": 1, "reward/mean": 0.1}], config=options, evaluation={"after": {}})
     found = {finding.name: finding for finding in diagnose(history)}.get("evaluated_otherwise")
     assert (found and found.message) == (parts and f"Held-out replies are made with {parts}.")
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"evaluation.beams": 0}, r"evaluation\.beams=0: it must be at least 1"),
-        (
-            {"evaluation.beams": 2, "evaluation.samples": 2},
-            r"beams=2 draws nothing: leave it or evaluation\.samples out",
-        ),
-        (
-            {"evaluation.beams": 2, "evaluation.seeds": "1,2"},
-            r"beams=2 draws nothing: leave it or evaluation\.seeds out",
-        ),
-        (
-            {"evaluation.beams": 2, "evaluation.sampling": {"top_k": 1}},
-            r"beams=2 draws nothing: leave it or evaluation\.sampling\.top_k out",
-        ),
-        ({"evaluation.sampling": {"num_beams": 4}}, r"evaluation\.sampling has num_beams: give --evaluation\.beams N"),
-        (
-            {"evaluation.beams": 2, "sampling": {"stop_strings": "."}},
-            r"evaluation\.beams=2 with sampling\.stop_strings=\('\.',\): beam search cannot use it",
-        ),
-        ({"evaluation.length_penalty": 0.6}, r"evaluation\.length_penalty=0\.6: it is about beam search"),
-        ({"evaluation.beams": 2, "engine": "native"}, r"evaluation\.beams=2 with engine='native': beam search"),
-    ],
-)
-def test_what_a_search_cannot_do_is_refused(given, why, place, tmp_path):
-    with pytest.raises(OperantError, match=why):
-        run(place, tmp_path, **given)
 
 
 def test_a_policy_of_ones_own_has_no_beam_search():

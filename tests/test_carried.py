@@ -8,32 +8,28 @@ from typing import ClassVar
 import pytest
 import torch
 from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
-from small_runs import KEPT, SMALL, TASKS, count_a, model, options, told, weights
+from cases import cases
+from small_runs import KEPT, SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters, lm
 
-from operant import OperantError, Sampling, Task, steps, train
+from operant import Completion, OperantError, Policy, Sampling, Task, train
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
 from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
 from operant.runs.config import configure
 from operant.runs.scored_rollouts import demonstration_rollouts
-from operant.types import Completion
 
 GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"stop_tokens": (2,), "min_tokens": 5},
-        {"stop_tokens": (2,), "top_k": 4, "truncation": "stored"},
-        {"stop_strings": ("ab", "e")},
-        {"stop_strings": tuple("aeiou"), "min_tokens": 4},
-    ],
+@cases(
+    {"stop_tokens": (2,), "min_tokens": 5},
+    {"stop_tokens": (2,), "top_k": 4, "truncation": "stored"},
+    {"stop_strings": ("ab", "e")},
+    {"stop_strings": tuple("aeiou"), "min_tokens": 4},
     ids=["least", "top-k", "strings", "least-strings"],
 )
-def test_pieces_of_any_lengths_make_the_reply_of_generate(kind, more):
+def test_pieces_of_any_lengths_make_the_reply_of_generate(more, kind):
     """Also where another piece has begun a stop string, or has not reached the least length."""
     engine, sampling = (
         NativeEngine(Policy(lm(kind, len(letters())), letters()), batch=3),
@@ -186,53 +182,36 @@ def test_every_step_trains_on_the_oldest_groups_that_have_ended(samples, tmp_pat
 
 @pytest.mark.parametrize("more", [{}, {"rollouts_ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
 def test_a_killed_run_resumes_bit_identically(more, tmp_path):
-    given = options(**GIVEN, **more)
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **given)
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **given):
-        if metrics["step"] == 3:
-            break
-    resumed = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert told(whole) == told(resumed)
-    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+    again, whole = stopped_and_whole(tmp_path, 3, **GIVEN, **more)
+    assert same(again, whole) and whole.config.learner["learner"].importance == "token"
     assert told(whole)[0]["rollout/carried"] == 0 < told(whole)[-1]["rollout/carried"]
-    assert whole.config.learner["learner"].importance == "token"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            {},
-            {"partial_rollout_tokens": 0},
-            "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither",
-        ),
-        ({"rollouts_ahead": 1}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3"),
-        (
-            {"rollouts_ahead": 1, "partial_rollout_tokens": 0},
-            {"partial_rollout_tokens": 3},
-            "partial_rollout_tokens=3 with --resume: the run has 0",
-        ),
-        ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
-        ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
-    ],
+@cases(
+    (
+        {},
+        {"partial_rollout_tokens": 0},
+        "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither",
+    ),
+    ({"rollouts_ahead": 1}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3"),
+    (
+        {"rollouts_ahead": 1, "partial_rollout_tokens": 0},
+        {"partial_rollout_tokens": 3},
+        "partial_rollout_tokens=3 with --resume: the run has 0",
+    ),
+    ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
+    ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
 )
 def test_a_resume_loses_no_reply_that_has_begun(old, new, message, tmp_path):
-    stopped(tmp_path / "cut", 3, **(GIVEN | old))
+    cut(tmp_path / "cut", 3, **(GIVEN | old))
     with pytest.raises(OperantError, match=message):
         train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), **new)
-
-
-def stopped(out, after, **given):
-    """A run that ends after a step, with its checkpoint."""
-    for metrics in steps(model(), TASKS, count_a, out=out, **options(**given)):
-        if metrics["step"] == after:
-            break
 
 
 @pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
 def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
-    stopped(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
+    cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
     counts, sizes = [], []
 
     def judge(rollouts):
@@ -334,21 +313,6 @@ class Pays:
     step = reset
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"partial_rollout_tokens": -1}, "partial_rollout_tokens=-1: it must be at least 0"),
-        ({"algorithm": "sft", "reward": None}, "partial_rollout_tokens=3 with algorithm=sft: it plays no rollouts"),
-        ({"learner.max_staleness": 0}, "the longest replies are 1 steps old, and would be left out"),
-        ({"reward_chunks": 2}, "partial_rollout_tokens=3 with reward_chunks=2: rewards judge whole steps"),
-        ({"max_tokens": 3}, "partial_rollout_tokens=3 with sampling.max_tokens=3: no reply would be carried over"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(given, message):
-    with pytest.raises(OperantError, match=message):
-        configure({"policy": "no/such/model", "tasks": TASKS, "reward": count_a, **SMALL, **GIVEN, **given})
-
-
 def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
     def launched(minutes):
         for name, found in {"world": lambda: 2, "rank": lambda: 0, "gathered": lambda thing: [thing] * 2}.items():
@@ -364,12 +328,9 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"engine": Whole}, "partial_rollout_tokens=3 with the engine Whole: it cannot continue a reply; use native"),
-        ({"env": Pays()}, "partial_rollout_tokens=3 with the world Pays: it plays more than one reply"),
-    ],
+@cases(
+    ({"engine": Whole}, "partial_rollout_tokens=3 with the engine Whole: it cannot continue a reply; use native"),
+    ({"env": Pays()}, "partial_rollout_tokens=3 with the world Pays: it plays more than one reply"),
 )
 def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
     with pytest.raises(OperantError, match=message):

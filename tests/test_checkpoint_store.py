@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from disks import FULL, Box, Watched, named, quiet
 
-from operant import machine
+from operant import OperantError, machine
 from operant.storage import atomic_io, manifest
 from operant.storage.checkpoint import RunState, about, newest_whole, to_resume
 from operant.storage.checkpoint_store import Retention, verify
-from operant.types import OperantError
 
 
 def a_state(value=0):
@@ -39,8 +39,6 @@ def watch(monkeypatch):
 
 
 # --- the order of operations ------------------------------------------------------------------------------------------
-
-
 def test_files_are_synced_before_the_name_and_old_ones_go_last(tmp_path, watch):
     state, box = a_state()
     for step in (1, 2):
@@ -141,8 +139,6 @@ def test_size_and_duration_are_returned(tmp_path):
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-
-
 def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):
     state, box = a_state()
     path = put(state, box, tmp_path, 1, lengths={"metrics.jsonl": 1000}).path
@@ -191,42 +187,36 @@ def text(content):
     return lambda path: (path / "manifest.json").write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (changed(climbing), "'../../outside', which is outside the folder"),
-        (
-            changed(lambda m: m["files"].update({"/etc/passwd": {"size": 1, "sha256": "0"}})),
-            "which is outside the folder",
-        ),
-        (changed(lambda m: m["files"].pop("state.json")), "names state.json"),
-        (changed(lambda m: m["files"].update({"a\0": {"size": 1}})), "manifest.json|null"),
-        (changed(lambda m: m["files"].update({".": {"size": 1}})), "not a file"),
-        (changed(lambda m: m["files"].update({"x" * 999: {"size": 1}})), "cannot be read"),
-        (changed(lambda m: m["files"].update({"state.json": 3})), "manifest.json cannot be read"),
-        (changed(lambda m: m.update(files=[])), "manifest.json cannot be read"),
-        (changed(lambda m: m.update(kind="weights")), "of kind 'weights'"),
-        (changed(lambda m: m.update(step=3)), "of step 3"),
-        (changed(lambda m: m.update(step=True)), "of step True"),
-        (changed(lambda m: m.update(schema="2")), "no schema"),
-        (changed(lambda m: m.update(schema=0)), "no schema"),
-        (changed(lambda m: m.pop("made_by")), "does not say which versions and machine made it"),
-        (changed(lambda m: m.update(lengths={"../../x": 1})), "do not belong to the run"),
-        (changed(lambda m: m.update(lengths={"metrics.jsonl": -1})), "do not belong to the run"),
-        (changed(lambda m: m.update(lengths={"metrics.jsonl": 1.5})), "do not belong to the run"),
-        (changed(lambda m: m.update(time="later"), rehashed=False), "manifest.json was changed"),
-        (text(b"[" * 200_000), "manifest.json cannot be read"),
-        (text(b'{"schema": 1' + b"0" * 9999 + b"}"), "manifest.json cannot be read"),
-        (text(b"\xff\xfe{}"), "manifest.json cannot be read"),
-        (text(b"[1]"), "manifest.json cannot be read"),
-        (text(b"null"), "manifest.json cannot be read"),
-        (text(b" " * (1 << 24) + b"{}"), "too many for a manifest"),
-        (lambda path: [p.unlink() for p in path.iterdir()], "manifest.json is missing"),
-        (lambda path: (path / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
-        (lambda path: (path / "state.json").unlink(), "state.json is missing"),
-    ],
+@cases(
+    (changed(climbing), "'../../outside', which is outside the folder"),
+    (changed(lambda m: m["files"].update({"/etc/passwd": {"size": 1, "sha256": "0"}})), "which is outside the folder"),
+    (changed(lambda m: m["files"].pop("state.json")), "names state.json"),
+    (changed(lambda m: m["files"].update({"a\0": {"size": 1}})), "manifest.json|null"),
+    (changed(lambda m: m["files"].update({".": {"size": 1}})), "not a file"),
+    (changed(lambda m: m["files"].update({"x" * 999: {"size": 1}})), "cannot be read"),
+    (changed(lambda m: m["files"].update({"state.json": 3})), "manifest.json cannot be read"),
+    (changed(lambda m: m.update(files=[])), "manifest.json cannot be read"),
+    (changed(lambda m: m.update(kind="weights")), "of kind 'weights'"),
+    (changed(lambda m: m.update(step=3)), "of step 3"),
+    (changed(lambda m: m.update(step=True)), "of step True"),
+    (changed(lambda m: m.update(schema="2")), "no schema"),
+    (changed(lambda m: m.update(schema=0)), "no schema"),
+    (changed(lambda m: m.pop("made_by")), "does not say which versions and machine made it"),
+    (changed(lambda m: m.update(lengths={"../../x": 1})), "do not belong to the run"),
+    (changed(lambda m: m.update(lengths={"metrics.jsonl": -1})), "do not belong to the run"),
+    (changed(lambda m: m.update(lengths={"metrics.jsonl": 1.5})), "do not belong to the run"),
+    (changed(lambda m: m.update(time="later"), rehashed=False), "manifest.json was changed"),
+    (text(b"[" * 200_000), "manifest.json cannot be read"),
+    (text(b'{"schema": 1' + b"0" * 9999 + b"}"), "manifest.json cannot be read"),
+    (text(b"\xff\xfe{}"), "manifest.json cannot be read"),
+    (text(b"[1]"), "manifest.json cannot be read"),
+    (text(b"null"), "manifest.json cannot be read"),
+    (text(b" " * (1 << 24) + b"{}"), "too many for a manifest"),
+    (lambda path: [p.unlink() for p in path.iterdir()], "manifest.json is missing"),
+    (lambda path: (path / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
+    (lambda path: (path / "state.json").unlink(), "state.json is missing"),
 )
-def test_a_damaged_checkpoint_is_named_and_skipped(tmp_path, damage, message):
+def test_a_damaged_checkpoint_is_named_and_skipped(damage, message, tmp_path):
     state, box = a_state()
     (tmp_path / "outside").write_text("secret", encoding="utf-8")
     older, newer = (put(state, box, tmp_path / "c", step).path for step in (9, 10))
@@ -260,21 +250,18 @@ def test_a_pickle_is_not_opened(tmp_path):
     assert not Trap.path.exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"[]",
-        b"{}",
-        b'{"parts": {"policy": {"tensor": "nobody"}}, "extra": null}',
-        b'{"parts": {"policy": {"dict": 3}}, "extra": null}',
-        b'{"parts": {"policy": {"what": 3}}, "extra": null}',
-        b'{"parts": {"policy": {}}, "extra": null}',
-        b'{"parts": [], "extra": null}',
-        b'{"parts": {"policy": ' + b"[" * 300_000 + b"]" * 300_000 + b'}, "extra": null}',
-        b'{"parts": {"policy": ' + b"[" * 900 + b"]" * 900 + b"}",
-    ],
+@cases(
+    b"[]",
+    b"{}",
+    b'{"parts": {"policy": {"tensor": "nobody"}}, "extra": null}',
+    b'{"parts": {"policy": {"dict": 3}}, "extra": null}',
+    b'{"parts": {"policy": {"what": 3}}, "extra": null}',
+    b'{"parts": {"policy": {}}, "extra": null}',
+    b'{"parts": [], "extra": null}',
+    b'{"parts": {"policy": ' + b"[" * 300_000 + b"]" * 300_000 + b'}, "extra": null}',
+    b'{"parts": {"policy": ' + b"[" * 900 + b"]" * 900 + b"}",
 )
-def test_invalid_state_is_reported_and_nothing_is_loaded(tmp_path, content):
+def test_invalid_state_is_reported_and_nothing_is_loaded(content, tmp_path):
     state, box = a_state()
     path = put(state, box, tmp_path, 1).path
     (path / "state.json").write_bytes(content)
@@ -311,8 +298,6 @@ def test_a_manifest_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
 
 
 # --- retention --------------------------------------------------------------------------------------------------------
-
-
 def test_the_newest_every_nth_and_the_spared_ones_stay(tmp_path):
     state, box = a_state()
     for step in range(1, 24):
@@ -374,8 +359,6 @@ def test_other_files_and_folders_stay(tmp_path):
 
 
 # --- manifest and loading ---------------------------------------------------------------------------------------------
-
-
 def test_the_manifest_has_kind_step_machine_threads_and_lengths(tmp_path):
     state, box = a_state()
     lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}

@@ -7,13 +7,11 @@ import torch
 from rigs import Caught, gap
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy, Rollout, Task, Turn
+from operant import Batch, Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions
 from operant.engines.native.engine import NativeEngine
 from operant.models.choices import among, branches
-from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.sampling import Sampling, uniforms
-from operant.types import Batch, Step
 
 END = 2
 KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "t5", "bart"]
@@ -38,8 +36,6 @@ def tables(policy, sampling, prompts=PROMPTS, options=OPTIONS):
 
 
 # --- the distribution -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("choice", ["mean", "sum"])
 @pytest.mark.parametrize("stops", [(END,), (-1,)], ids=["ended", "endless"])
@@ -123,7 +119,6 @@ def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
 
 
 # --- a world of two turns, enumerated ---------------------------------------------------------------------------------
-
 V, ASKED, DOORS = 6, [3, 4], [[5], [5, 3], [4]]
 PAYS = torch.tensor(
     [[0.5, 2.0, 0.0], [1.0, -1.0, 0.3], [0.0, 0.7, 0.1], [2.0, 0.2, 0.4], [0.1, 0.1, 1.5], [0.0, 1.0, 0.6]]
@@ -202,8 +197,6 @@ def test_the_price_of_kl_is_that_of_both_turns():
 
 
 # --- beside free speech -----------------------------------------------------------------------------------------------
-
-
 class House:
     """A generated reply, a choice among doors, and another generated reply, all in one row."""
 

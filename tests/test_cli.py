@@ -6,10 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import warnings
+from pathlib import Path
 
 import pytest
+from cases import cases
+from processes import Child, until
+from texts import mistyped
 from toys import letters, lm
 
 from operant.algorithms import ALGORITHMS, presets
@@ -62,43 +65,8 @@ def test_generate_prints_a_reply(folder, capsys):
     assert capsys.readouterr().out.startswith("ab")
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["trian"], "did you mean 'train'"),
-        (["train", "sentimant"], "did you mean 'sentiment'"),
-        (["train", "letters", "--kl.ceof", "0.1"], "did you mean 'kl.coef'"),
-        (["train", "letters", "--setps", "3"], "did you mean 'steps'"),
-        (["train", "letters", "--steps", "many"], "steps='many'"),
-        (["train", "letters", "--steps", "0"], "steps=0"),
-        (["train", "letters", "--kl.coef", "-1"], "kl.coef=-1.0"),
-        (["train", "letters", "--clip", "0.1"], "ambiguous"),
-        (["train", "letters", "--top-p", "0.9"], "truncation='stored'"),
-        (["train", "letters", "--tasks", "nowhere.jsonl"], "nowhere.jsonl"),
-        (["train", "letters", "--policy", "./nowhere"], "nowhere"),
-        (["train", "letters", "--reward", "lettres:e"], "letters"),
-        (["train", "letters", "--reward", "nomodule:f"], "nomodule"),
-        (["train", "letters", "--preset", "tlr"], "did you mean 'trl'"),
-        (["train", "letters", "--algorithm", "pppo"], "did you mean 'ppo'"),
-        (["train", "--resume", "nowhere"], "nowhere"),
-        (["train", "letters", "extra"], "unexpected argument 'extra'"),
-        (["train"], "nothing to train: name a recipe"),
-        (["generate"], "expected a run folder or model"),
-        (["generate", "nowhere/at/all"], "nowhere/at/all"),
-        (["report", "nowhere"], "nowhere"),
-        (["report", "nowhere", "--prot", "80"], "option 'prot' is unknown; did you mean 'port'"),
-        (["generate", "nowhere", "--promt", "ab"], "did you mean 'prompt'"),
-        (["eval", "--model", "runs/x"], "a model is named without an option: operant eval runs/x"),
-        (["generate", "nowhere", "--prom", "ab"], "option 'prom' is unknown"),  # no abbreviations
-        (["generate", "nowhere", "--prompt"], "--prompt: expected one argument"),
-        (["train", "--resume"], "--resume: expected one argument; `operant train --help` shows examples"),
-        (["train", "letters", "--steps", "2", "--steps", "3"], "option --steps appears twice"),
-        (["replay", "nowhere", "--steps", "3"], "option 'steps' is unknown"),
-        (["doctor", "--plan", "letters", "extra"], "takes no argument except --plan"),
-        (["doctor", "--plan", "letters", "--setps", "3"], "did you mean 'steps'"),
-    ],
-)
-def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("words", "sentence"), mistyped("operant"))
+def test_a_mistake_that_no_page_shows_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(words) == 2
@@ -107,10 +75,14 @@ def test_a_mistake_gets_a_sentence(words, sentence, capsys, monkeypatch, tmp_pat
     assert not list(tmp_path.iterdir()), "nothing is left behind"
 
 
-@pytest.mark.parametrize(
-    ("content", "more", "sentence"),
-    [("", [], "it has no rows"), ("a" * 500, [], "context"), ("ab", ["--reference", "other"], "vocabulary")],
-)
+def test_a_recipe_names_no_folder(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("policy: builtin:reviews-lm\nreward: letters:e\nout: runs/mine\n")
+    assert main(["train", "my.yaml"]) == 2
+    assert "my.yaml: out is no option of a recipe" in capsys.readouterr().err
+
+
+@cases(("", [], "it has no rows"), ("a" * 500, [], "context"), ("ab", ["--reference", "other"], "vocabulary"))
 def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
     (folder / "tasks.txt").write_text(content, encoding="utf-8")
     if "other" in more:
@@ -186,28 +158,32 @@ WIDE = {"COLUMNS": "300"}
 HELP_OF = """
 import sys
 from operant.tools.cli import main
-for words in sys.argv[1].split(","):
-    main(["train", *words.split(), "--help-all"])
+for words in sys.argv[1:]:
+    main(words.split())
 print({"torch", "transformers", "numpy", "pyarrow"} & {*sys.modules})
 """
+
+
+def help_of(folder, *commands):
+    """What the commands print, and then which of the large packages they have imported."""
+    words = [sys.executable, "-c", HELP_OF, *commands]
+    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder, env=os.environ | WIDE).stdout
 
 
 def test_the_help_of_all_options_needs_no_torch_either(tmp_path):
     """Of each kind of part and of policy; an option has the text of its method, and the bounds of its function."""
     recipes = "letters,rooms,code,prompt,translate,reward-model,--algorithm trpo,--algorithm soft_q,--algorithm nlpo"
-    words = [sys.executable, "-c", HELP_OF, recipes]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | WIDE)
-    assert done.stdout.endswith("set()\n")
+    printed = help_of(tmp_path, *(f"train {words} --help-all" for words in recipes.split(",")))
+    assert printed.endswith("set()\n")
     for said in (r"--loss.value-clip VALUE.*\(above 0, or none\)", r"--update.target-kl .*nats per token.*\(above 0\)"):
-        assert re.search(said, done.stdout)
+        assert re.search(said, printed)
 
 
 def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path):
     text = "import torch\nHALF = torch.ones(2).mean().item() / 2\ndef brevity(rollouts, *, target=HALF): ...\n"
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    words = [sys.executable, "-c", HELP_OF, "letters --reward mine.py:brevity"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ | WIDE)
-    assert re.search(r"--reward.target VALUE +(\(a number\) )?\[0.5\]", done.stdout) and "'torch'" in done.stdout
+    printed = help_of(tmp_path, "train letters --reward mine.py:brevity --help-all")
+    assert re.search(r"--reward.target VALUE +(\(a number\) )?\[0.5\]", printed) and "'torch'" in printed
 
 
 @pytest.mark.parametrize(
@@ -229,46 +205,33 @@ def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
         assert shown == {n: of_run[n] for n in shown}
 
 
-@pytest.mark.parametrize(
-    ("words", "shown", "hidden"),
-    [
-        (["letters"], {"--kl.coef 0.2", "--steps 30", "--reward letters:e"}, {"--samples", "--kl.loss-coef"}),
-        (["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
-        (["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
-        (["sft"], {"--data.reply-field none", "--steps 200"}, {"--reward", "--kl.coef", "--sampling.max-tokens"}),
-    ],
+@cases(
+    (["letters"], {"--kl.coef 0.2", "--steps 30", "--reward letters:e"}, {"--samples", "--kl.loss-coef"}),
+    (["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
+    (["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
+    (["sft"], {"--data.reply-field none", "--steps 200"}, {"--reward", "--kl.coef", "--sampling.max-tokens"}),
 )
 def test_the_short_help_has_a_dozen_options_and_needs_no_torch(words, shown, hidden, tmp_path):
     mine = "algorithm: grpo\ntasks: mine.txt\nreward: letters:e\nsamples: 4\nlr: 0.5\n"
     (tmp_path / "my.yaml").write_text(mine, encoding="utf-8")
-    script = (
-        "import sys; from operant.tools.cli import main; main(sys.argv[1:]); "
-        "print({'torch', 'transformers', 'numpy', 'pyarrow'} & {*sys.modules})"
-    )
     for command in ("train", "sweep") if words == ["my.yaml"] else ("train",):
-        words_of = [sys.executable, "-c", script, command, *words, "--help"]
-        done = subprocess.run(words_of, capture_output=True, text=True, check=True, cwd=tmp_path)
-        *_, last = done.stdout.splitlines()
+        *printed, last = help_of(tmp_path, " ".join((command, *words, "--help"))).splitlines()
         assert last == "set()"
-        lines = {re.sub(r"^( *--\S+ \S+).*", r"\1", line).strip() for line in done.stdout.splitlines()}
+        lines = {re.sub(r"^( *--\S+ \S+).*", r"\1", line).strip() for line in printed}
         assert shown <= lines and not {line.split()[0] for line in lines if line} & hidden
-        assert len([line for line in done.stdout.splitlines() if line.startswith("  -")]) <= 22
-        assert "--out" in done.stdout and "--help-all" in done.stdout
+        assert len([line for line in printed if line.startswith("  -")]) <= 22
+        assert "--out" in "".join(printed) and "--help-all" in "".join(printed)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_an_interrupt_ends_after_the_step_and_resume_goes_on(folder, capsys):
-    words = [sys.executable, "-m", "operant", *arguments(folder)]
+    words, metrics, said = arguments(folder), folder / "run/metrics.jsonl", folder / "said.txt"
     words[words.index("--steps") + 1] = "400"
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    metrics = folder / "run/metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= 2):
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 0, printed
+    process = Child(lambda: main(words), output=str(said))
+    until(lambda: metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= 2)
+    process.kill(signal.SIGINT)
+    code, printed = process.ends(60), said.read_text(encoding="utf-8")
+    assert code == 0, printed
     assert f"operant train --resume {folder / 'run'}" in printed and "Traceback" not in printed
     done = metrics.read_text(encoding="utf-8").count("\n")
     assert main(["train", "--resume", str(folder / "run"), "--steps", str(done + 2)]) == 0

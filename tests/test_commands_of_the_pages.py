@@ -12,7 +12,7 @@ from operant.tools.cli import main
 from operant.tools.sweep.grid import divide, grid
 from operant.types import OperantError
 
-ELSEWHERE = {"decisions", "design", "extending", "log", "metrics", "mistakes", "options"}
+ELSEWHERE = {"design", "extending", "log", "metrics", "mistakes", "options"}
 """Pages whose commands are of other versions, or are run by another test."""
 FILES_OF_PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.parent.name != "reference"]
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in FILES_OF_PAGES if p.stem not in ELSEWHERE)]

@@ -8,6 +8,7 @@ import statistics
 
 import pytest
 import yaml
+from cases import cases
 from run_folders import probes, run
 
 from operant.tools.cli import main
@@ -15,9 +16,8 @@ from operant.tools.report.compare import comparison, front, write_comparison
 from operant.tools.report.runs import expand, grouped, read_runs
 from operant.tools.report.summary import interval, t_quantile, table
 
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_interval_is_that_of_students_t():
     # By hand: 1, 2, 4 have mean 7/3 and standard deviation sqrt(7/3); t for 2 degrees of freedom is 4.30265 (tables).
     found = interval([1.0, 2.0, 4.0])
@@ -30,18 +30,15 @@ def test_the_interval_is_that_of_students_t():
     assert interval([None]) is None
 
 
-@pytest.mark.parametrize(
-    ("scores", "fell"),
-    [
-        # Two standard errors of the difference of 4 scores of variance 1/3 are 2 * sqrt(2 / 12) = 0.816.
-        ([1.0, 0.0, 1.0, 0.0], False),
-        ([0.0, -1.0, 0.0, -1.0], True),
-        ([0.2, -0.8, 0.2, -0.8], False),
-        ([0.18, -0.82, 0.18, -0.82], True),
-        ([9.0, 8.0, 9.0, 8.0], False),
-    ],
+@cases(
+    # Two standard errors of the difference of 4 scores of variance 1/3 are 2 * sqrt(2 / 12) = 0.816.
+    ([1.0, 0.0, 1.0, 0.0], False),
+    ([0.0, -1.0, 0.0, -1.0], True),
+    ([0.2, -0.8, 0.2, -0.8], False),
+    ([0.18, -0.82, 0.18, -0.82], True),
+    ([9.0, 8.0, 9.0, 8.0], False),
 )
-def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(tmp_path, scores, fell):
+def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(scores, fell, tmp_path):
     made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4)
     judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
     for when, each in (("before", [1.0, 0.0, 1.0, 0.0]), ("after", scores)):
@@ -54,9 +51,7 @@ def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(t
     assert f"{int(fell)} of 1" in table(comparison([made]))
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)]
-)
+@cases((1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623))
 def test_quantiles_are_those_of_the_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, abs=6e-5)
 
@@ -84,8 +79,6 @@ def test_the_front_has_the_points_that_no_other_beats():
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
-
-
 def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path):
     for coef, seed in itertools.product((10.0, 0.02, 2.0), (1, 2)):
         run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, keep=seed)  # `keep` does not change the training
@@ -102,16 +95,13 @@ def test_runs_with_the_same_seed_are_not_averaged(tmp_path):
     assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["new-*", "old-*"]
 
 
-@pytest.mark.parametrize(
-    ("folders", "names"),
-    [
-        (["kl.coef=0,seed=1", "kl.coef=0,seed=12"], ["kl.coef=0"]),
-        (["lr=1e-5,seed=1,steps=3", "lr=1e-5,seed=2,steps=3"], ["lr=1e-5,steps=3"]),
-        (["seed=1", "seed=2"], ["seed=*"]),
-        (["x/long", "y/long"], ["*/long"]),
-        (["one", "two", "three"], ["one, two and 1 more"]),
-        (["let1", "rev"], ["let1, rev"]),
-    ],
+@cases(
+    (["kl.coef=0,seed=1", "kl.coef=0,seed=12"], ["kl.coef=0"]),
+    (["lr=1e-5,seed=1,steps=3", "lr=1e-5,seed=2,steps=3"], ["lr=1e-5,steps=3"]),
+    (["seed=1", "seed=2"], ["seed=*"]),
+    (["x/long", "y/long"], ["*/long"]),
+    (["one", "two", "three"], ["one, two and 1 more"]),
+    (["let1", "rev"], ["let1, rev"]),
 )
 def test_a_group_goes_by_what_the_names_of_its_runs_share(folders, names, tmp_path):
     for seed, folder in enumerate(folders):
@@ -190,31 +180,28 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
     return sorted(folder.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("ends", "headline"),
-    [
-        (  # the headline that praised 6.08 where 7.88 stood before
-            [(0.1, 6.08), (2.0, 5.0)],
-            "No setting ended better than before training: the highest reward on held-out tasks is 6.08, with "
-            "kl=0.1,seed=1, at a KL of 2 nats, and was 7.88 before training. That is one run: another "
-            "seed may end elsewhere.",
-        ),
-        (
-            [(0.1, 9.08), (2.0, 5.0)],
-            "The highest reward on held-out tasks is 9.08, with kl=0.1,seed=1, at a KL of 2 nats; before training it "
-            "was 7.88 (+1.2). That is one run: another seed may end elsewhere.",
-        ),
-        (  # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
-            [(0.1, 7.9), (0.1, 8.0), (0.1, 8.2)],
-            "The reward on held-out tasks is 8.03 ± 0.38, with kl=0.1, at a KL of 2 ± 0 nats; before training it was "
-            "7.88 ± 0 (+0.153 ± 0.38, which is within noise).",
-        ),
-        (
-            [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1.0), (5.0, 1.1)],
-            "The highest reward on held-out tasks is 18.1 ± 0.25, with kl=0.1, at a KL of 2 ± 0 nats; before training "
-            "it was 7.88 ± 0 (+10.2 ± 0.25). Its interval overlaps that of kl=2.0.",
-        ),
-    ],
+@cases(
+    (  # the headline that praised 6.08 where 7.88 stood before
+        [(0.1, 6.08), (2.0, 5.0)],
+        "No setting ended better than before training: the highest reward on held-out tasks is 6.08, with "
+        "kl=0.1,seed=1, at a KL of 2 nats, and was 7.88 before training. That is one run: another "
+        "seed may end elsewhere.",
+    ),
+    (
+        [(0.1, 9.08), (2.0, 5.0)],
+        "The highest reward on held-out tasks is 9.08, with kl=0.1,seed=1, at a KL of 2 nats; before training it "
+        "was 7.88 (+1.2). That is one run: another seed may end elsewhere.",
+    ),
+    (  # by hand: 7.9, 8.0, 8.2 have mean 8.0333 and t * s / sqrt(3) = 4.3027 * 0.15275 / 1.7321 = 0.3795
+        [(0.1, 7.9), (0.1, 8.0), (0.1, 8.2)],
+        "The reward on held-out tasks is 8.03 ± 0.38, with kl=0.1, at a KL of 2 ± 0 nats; before training it was "
+        "7.88 ± 0 (+0.153 ± 0.38, which is within noise).",
+    ),
+    (
+        [(0.1, 18.0), (0.1, 18.1), (0.1, 18.2), (2.0, 17.9), (2.0, 18.1), (5.0, 1.0), (5.0, 1.1)],
+        "The highest reward on held-out tasks is 18.1 ± 0.25, with kl=0.1, at a KL of 2 ± 0 nats; before training "
+        "it was 7.88 ± 0 (+10.2 ± 0.25). Its interval overlaps that of kl=2.0.",
+    ),
     ids=["worse", "one seed", "within noise", "better"],
 )
 def test_the_headline_knows_the_value_before_training(ends, headline, tmp_path):
@@ -372,8 +359,6 @@ def test_a_run_before_its_first_step_can_be_compared(tmp_path):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_is_not_a_run_is_named(tmp_path, capsys):
     run(tmp_path / "a")
     (tmp_path / "other").mkdir()

@@ -1,6 +1,7 @@
 """`operant.compat.trl` has the numbers of TRL 0.11.4, which `tests/parity/trl_ppo_loop.py` wrote by TRL's own code, and
 its behaviour. TRL's own tests run against it in `tests/test_trls_own_tests.py`."""
 
+import importlib
 import json
 import math
 import sys
@@ -16,6 +17,8 @@ pytest.importorskip("accelerate")
 sys.path.append(str(Path(__file__).parent / "parity"))
 
 import trl_ppo_loop as loop
+from cases import cases
+from texts import parts
 from trl_compat.models import tiny, tokenizer
 
 import operant.compat.trl as trl
@@ -50,65 +53,9 @@ def causal(source, **more):
 
 
 # --- scripts of that time ---------------------------------------------------------------------------------------------
+HELLO = parts("programs.txt")["hello world of TRL"]
 
-HELLO = """
-import torch
-from transformers import AutoTokenizer
-from operant.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
-
-model = AutoModelForCausalLMWithValueHead.from_pretrained(NAME)
-ref_model = create_reference_model(model)
-tokenizer = AutoTokenizer.from_pretrained(NAME)
-tokenizer.pad_token = tokenizer.eos_token
-ppo_trainer = PPOTrainer(PPOConfig(batch_size=1, mini_batch_size=1), model, ref_model, tokenizer)
-query = tokenizer.encode("This morning I went to the ", return_tensors="pt").to(model.pretrained_model.device)
-kwargs = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": tokenizer.eos_token_id}
-response = ppo_trainer.generate(list(query), return_prompt=False, max_new_tokens=20, **kwargs)
-text = tokenizer.decode(response[0])
-stats = ppo_trainer.step([query[0]], [response[0]], [torch.tensor(1.0, device=model.pretrained_model.device)])
-"""
-
-SENTIMENT = """
-import torch
-from transformers import AutoTokenizer, HfArgumentParser
-from operant.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, set_seed
-from operant.compat.trl.core import LengthSampler
-
-(config,) = HfArgumentParser(PPOConfig).parse_args_into_dataclasses(ARGUMENTS)
-set_seed(config.seed)
-tokenizer = AutoTokenizer.from_pretrained(config.model_name)
-tokenizer.pad_token = tokenizer.eos_token
-
-class Queries(torch.utils.data.Dataset):
-    length = LengthSampler(2, 8)
-    rows = [tokenizer("this is another, longer test", return_tensors="pt").input_ids[0] for _ in range(64)]
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        ids = self.rows[index][: self.length()]
-        return {"input_ids": ids, "query": tokenizer.decode(ids)}
-
-def collator(data):
-    return {key: [row[key] for row in data] for key in data[0]}
-
-model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
-ref_model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
-trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=Queries(), data_collator=collator)
-output_length, means = LengthSampler(4, 9), []
-kwargs = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": tokenizer.eos_token_id}
-for epoch in range(EPOCHS):
-    for batch in trainer.dataloader:
-        queries = batch["input_ids"]
-        responses = trainer.generate(queries, return_prompt=False, length_sampler=output_length, **kwargs)
-        batch["response"] = tokenizer.batch_decode(responses)
-        rewards = [(response < 300).float().mean() for response in responses]
-        stats = trainer.step(queries, responses, rewards)
-        trainer.log_stats(stats, batch, rewards)
-        means.append(float(stats["ppo/mean_scores"]))
-trainer.save_pretrained(OUT)
-"""
+SENTIMENT = parts("programs.txt")["sentiment loop of TRL"]
 
 
 def test_hello_world_runs_with_its_import_changed(folder):
@@ -135,11 +82,22 @@ def test_the_sentiment_loop_learns_and_saves(folder, tmp_path):
 
 def test_the_name_trl_can_mean_ours(folder):
     deeper = "from trl.models.modeling_base import PreTrainedModelWrapper\nfrom trl.trainer.utils import RunningMoments"
+    deeper += "\nfrom trl.models.modeling_value_head import ValueHead\nfrom trl.core import PPODecorators"
     space = {"NAME": folder}
     with patch.dict(sys.modules):
         trl.as_trl()
         exec(HELLO.replace("operant.compat.trl", "trl") + deeper, space)
+    head = space["ValueHead"](space["model"].config, summary_dropout_prob=0.0)
+    assert head(torch.ones(2, 3, space["model"].config.hidden_size)).shape == (2, 3, 1)
+    assert space["PPODecorators"].empty_device_cache()(lambda x: x + 1)(1) == 2
     assert space["PPOTrainer"] is trl.PPOTrainer and space["PreTrainedModelWrapper"] is trl.PreTrainedModelWrapper
+
+
+@cases(("", "SFTTrainer"), (".core", "randn_tensor"), (".trainer", "DPOConfig"))
+def test_what_is_not_here_is_said_when_it_is_imported(module, name):
+    assert importlib.import_module("operant.compat.trl.import_utils").is_diffusers_available() in (True, False)
+    with pytest.raises(ImportError, match=f"has what TRL 0.11.4 had around PPO, and no {name}: "):
+        exec(f"from operant.compat.trl{module} import {name}", {})
 
 
 def test_no_other_module_knows_it():
@@ -148,8 +106,6 @@ def test_no_other_module_knows_it():
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_adapter_is_saved_with_its_head_and_trained_on(folder, tmp_path):
     peft = pytest.importorskip("peft")
     model = causal(folder, peft_config=peft.LoraConfig(task_type="CAUSAL_LM", r=2, init_lora_weights=False))
@@ -189,49 +145,37 @@ def test_a_configuration_may_log_to_wandb():
     assert trl.PPOConfig(log_with="wandb").log_with == "wandb"
 
 
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda f: trl.PPOConfig(batch_size=3, mini_batch_size=2), "batch_size=3 is no multiple"),
-        (lambda f: trl.PPOConfig(kl_penalty="k3"), "kl_penalty='k3': it must be one of kl, abs, mse, full"),
-        (
-            lambda f: causal(tiny("GPT2Model")),
-            "a GPT2Model has no language model head: load it with AutoModelForCausalLM",
-        ),
-        (lambda f: causal(3), "a name, a folder or a transformers model"),
-        (lambda f: causal(f, load_in_8bit=True), r"load_in_8bit=True needs a GPU and bitsandbytes: pip install"),
-        (lambda f: causal(f, v_head_init_strategy="xavier"), "v_head_init_strategy='xavier'"),
-        (lambda f: causal(f, peft_config={"r": 4}), "peft_config is a dict: give a peft.PeftConfig"),
-        (lambda f: causal(f, reward_adapter="x"), "reward_adapter needs a model with an adapter"),
-        (lambda f: causal(f).compute_reward_score(torch.ones(1, 2)), "load it with reward_adapter=FOLDER"),
-        (lambda f: trl.create_reference_model(causal(f), 9), "num_shared_layers=9: no parameter"),
-        (
-            lambda f: trl.PPOTrainer(trl.PPOConfig(), tiny("GPT2LMHeadModel"), None, ready(f)),
-            "model is a GPT2LMHeadModel",
-        ),
-        (lambda f: core.LengthSampler(3, 3), "the second is exclusive"),
-        (lambda f: core.masked_var(torch.ones(2), torch.zeros(2)), "the mask has no 1"),
-        (lambda f: core.flatten_dict({"a/b": 1}), "contains the separator"),
-    ],
+@cases(
+    (lambda f: trl.PPOConfig(batch_size=3, mini_batch_size=2), "batch_size=3 is no multiple"),
+    (lambda f: trl.PPOConfig(kl_penalty="k3"), "kl_penalty='k3': it must be one of kl, abs, mse, full"),
+    (lambda f: causal(tiny("GPT2Model")), "a GPT2Model has no language model head: load it with AutoModelForCausalLM"),
+    (lambda f: causal(3), "a name, a folder or a transformers model"),
+    (lambda f: causal(f, load_in_8bit=True), r"load_in_8bit=True needs a GPU and bitsandbytes: pip install"),
+    (lambda f: causal(f, v_head_init_strategy="xavier"), "v_head_init_strategy='xavier'"),
+    (lambda f: causal(f, peft_config={"r": 4}), "peft_config is a dict: give a peft.PeftConfig"),
+    (lambda f: causal(f, reward_adapter="x"), "reward_adapter needs a model with an adapter"),
+    (lambda f: causal(f).compute_reward_score(torch.ones(1, 2)), "load it with reward_adapter=FOLDER"),
+    (lambda f: trl.create_reference_model(causal(f), 9), "num_shared_layers=9: no parameter"),
+    (lambda f: trl.PPOTrainer(trl.PPOConfig(), tiny("GPT2LMHeadModel"), None, ready(f)), "model is a GPT2LMHeadModel"),
+    (lambda f: core.LengthSampler(3, 3), "the second is exclusive"),
+    (lambda f: core.masked_var(torch.ones(2), torch.zeros(2)), "the mask has no 1"),
+    (lambda f: core.flatten_dict({"a/b": 1}), "contains the separator"),
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal of 8 bits is that of a machine without a GPU")
-def test_a_mistake_is_answered_with_its_remedy(folder, make, what):
+def test_a_mistake_is_answered_with_its_remedy(make, what, folder):
     if "peft" in what:
         pytest.importorskip("peft")
     with pytest.raises(OperantError, match=what):
         make(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"queries": 1}, "1 queries for batch_size=2"),
-        ({"scores": (1.0, 2.0)}, "scores must be a list of tensors"),
-        ({"responses": [torch.tensor([], dtype=torch.long)] * 2}, "reply 0 has an empty"),
-        ({"scores": [torch.ones(3)] * 2}, r"one number, not of shape \(3,\)"),
-    ],
+@cases(
+    ({"queries": 1}, "1 queries for batch_size=2"),
+    ({"scores": (1.0, 2.0)}, "scores must be a list of tensors"),
+    ({"responses": [torch.tensor([], dtype=torch.long)] * 2}, "reply 0 has an empty"),
+    ({"scores": [torch.ones(3)] * 2}, r"one number, not of shape \(3,\)"),
 )
-def test_a_step_checks_what_it_is_given(folder, change, what):
+def test_a_step_checks_what_it_is_given(change, what, folder):
     trainer = trl.PPOTrainer(trl.PPOConfig(batch_size=2, mini_batch_size=1), causal(folder), None, ready(folder))
     before = [p.clone() for p in trainer.model.parameters()]
     given = {
@@ -267,8 +211,6 @@ def test_scores_are_scaled_by_their_running_moments(folder):
 
 
 # --- core, best of n, tools -------------------------------------------------------------------------------------------
-
-
 def test_statistics_are_those_of_the_places_under_the_mask():
     values, mask = torch.tensor([[1.0, 5.0, 9.0], [2.0, 7.0, 4.0]]), torch.tensor([[1, 0, 1], [0, 1, 1]])
     under = values[mask.bool()]

@@ -22,21 +22,19 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
+from cases import cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from toys import letters, lm
 
-from operant import diagnose
+from operant import Learner, OperantError, diagnose, train
 from operant import options as named
 from operant.algorithms import ALGORITHMS
-from operant.api import train
 from operant.runs.config import config_schema, configure
 from operant.runs.folder import read_config
 from operant.runs.notes import idle
 from operant.tools.cli import main
-from operant.tools.diagnosis import EXPLAINS
-from operant.training.learner import Learner
-from operant.types import OperantError
+from operant.tools.diagnosis import EXPLAINS, read_history
 
 TASKS = ["ab", "cde", "the end", "h"]
 BASE = {"steps": 1, "batch": 4, "probes": 2, "sampling.max_tokens": 4, "update.epochs": 1, "update.minibatch": 2}
@@ -84,8 +82,6 @@ SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.ite
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
-
-
 @cache
 def folder() -> Path:
     """A model with its tokenizer, and tasks as a file."""
@@ -222,7 +218,7 @@ def bounded(name: str, given: Any) -> Any:
 
 
 @st.composite
-def cases(draw: Any) -> tuple[str, dict[Any, Any]]:
+def configurations(draw: Any) -> tuple[str, dict[Any, Any]]:
     """How it is said, and what: a few options on top of `usual`, and now and then a name that there is not."""
     algorithm = draw(st.sampled_from(["ppo", "ppo", *sorted(ALGORITHMS)]))
     tame = draw(st.booleans())
@@ -243,8 +239,6 @@ def cases(draw: Any) -> tuple[str, dict[Any, Any]]:
 
 
 # --- what comes of it -------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def watched() -> Iterator[list[tuple[Learner, list[torch.Tensor]]]]:
     """The learners that are made while this lasts, each with the policy's trained weights as they begin."""
@@ -359,7 +353,7 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
             json.loads(line, parse_constant=lambda constant: pytest.fail(constant))
         if message is None:
             assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "length"})
-            told = [finding.name for finding in diagnose(made[-1][0])]
+            told = [finding.name for finding in diagnose(read_history(runs[0].parent))]
             assert not still(*made[-1]) or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
     assert len(warned) <= 5, [str(w.message) for w in warned]
     assert said.getvalue().count("\n") <= 5, said.getvalue()
@@ -368,6 +362,10 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
     assert "\n" not in message and "Traceback" not in message and 20 < len(message) < 1200, message
     assert names_it(message, usual() | chosen, form), message
     return False
+
+
+def test_a_reward_longer_than_a_file_name_is_refused():
+    assert not trial(("keywords", {"reward": "a" * 300}))
 
 
 PLAIN = settings(
@@ -381,21 +379,18 @@ PLAIN = settings(
 
 
 @pytest.mark.slow
-@given(cases())
+@given(configurations())
 @settings(PLAIN, max_examples=120)
 def test_configurations_run_or_are_refused(case):
     trial(case)
 
 
-@pytest.mark.parametrize(
-    ("given", "judged"),
-    [
-        ({}, "the probe prompts"),
-        ({"evaluate": "held.jsonl"}, "held-out tasks and the probe prompts"),
-        ({"evaluate": "10%", "probes": 0}, "held-out tasks"),
-        ({"probes": 0}, ""),
-        ({"reward": None}, None),
-    ],
+@cases(
+    ({}, "the probe prompts"),
+    ({"evaluate": "held.jsonl"}, "held-out tasks and the probe prompts"),
+    ({"evaluate": "10%", "probes": 0}, "held-out tasks"),
+    ({"probes": 0}, ""),
+    ({"reward": None}, None),
 )
 @pytest.mark.parametrize("algorithm", ["dpo", "sft", "kto"])
 def test_a_reward_beside_given_replies_judges_no_training(given, judged, algorithm):

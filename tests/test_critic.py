@@ -7,17 +7,17 @@ import re
 
 import pytest
 import torch
+from cases import cases
 from page_commands import read
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 import operant
-from operant import Judgement, Learner, OperantError, Policy, Rollout, Task
+from operant import Judgement, Learner, OperantError, Policy, Rollout, Task, export
 from operant.apps.code.critic_reward import CriticReward
 from operant.apps.code.critic_score import CriticScore, Reading
 from operant.apps.code.outcome_critic import OutcomeCritic, area_under_curve, calibration_error, metrics
-from operant.models.loading import export
 from operant.models.safe_loading import load_tensors
 from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.combine import MinusGreedy
@@ -69,8 +69,6 @@ def highest(rows):
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_pooling_is_a_loop_over_positions_in_any_batch(kind, tmp_path):
     made = critic(tmp_path, kind)
@@ -156,8 +154,6 @@ def test_what_does_not_fit_is_cut(tmp_path):
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
 def programs(count, seed, shuffled=False):
     """A program passes with an e, else fails a test with an a, else crashes."""
     chance, rows = torch.Generator().manual_seed(seed), []
@@ -231,13 +227,10 @@ def test_the_numbers_of_held_out_programs_by_hand():
     assert "critic/auc_25" not in metrics(rising, [1.0, 1.0])
 
 
-@pytest.mark.parametrize(
-    ("row", "replies", "scores"),
-    [
-        ({"completion": "a", "outcome": "passed"}, ("a",), (3.0,)),
-        ({"completion": "a", "outcome": 0}, ("a",), (0.0,)),
-        ({"completions": ["a", "b", "c"], "outcomes": ["failed test", None, 1]}, ("a", "c"), (2.0, 1.0)),
-    ],
+@cases(
+    ({"completion": "a", "outcome": "passed"}, ("a",), (3.0,)),
+    ({"completion": "a", "outcome": 0}, ("a",), (0.0,)),
+    ({"completions": ["a", "b", "c"], "outcomes": ["failed test", None, 1]}, ("a", "c"), (2.0, 1.0)),
 )
 def test_rows_with_outcomes(row, replies, scores):
     [task] = operant.data.load_tasks([{"prompt": "p"} | row], with_replies=True, labelled=True)
@@ -247,27 +240,18 @@ def test_rows_with_outcomes(row, replies, scores):
 ROW = {"prompt": "p", "completion": "a"}
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"tasks": [{"prompt": "p", "completion": "a", "outcome": "pased"}]},
-            r"outcome 'pased' must be one of compile",
-        ),
-        ({"tasks": [{"prompt": "p", "completion": "a", "outcome": True}]}, r"outcome True must be one of compile"),
-        ({"tasks": [{"prompt": "p", "completions": ["a"], "outcomes": [1, 2]}]}, r"one for each of `completions`"),
-        (
-            {"tasks": [{"prompt": "p", "completion": "a", "outcome": 1}]},
-            r"all programs have the outcome 'runtime error'",
-        ),
-        (
-            {"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]},
-            r"label 9 is no outcome",
-        ),
-        ({"policy": "builtin:reviews-lm"}, r"use policy=outcome_critic with policy.trunk=MODEL"),
-        ({"policy": {"name": "outcome_critic", "trunk": "builtin:reviews-lm", "hidden": -1}}, r"hidden=-1: it must be"),
-        ({"reward": "letters:e"}, r"it generates no replies that could be scored"),
-    ],
+@cases(
+    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": "pased"}]}, r"outcome 'pased' must be one of compile"),
+    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": True}]}, r"outcome True must be one of compile"),
+    ({"tasks": [{"prompt": "p", "completions": ["a"], "outcomes": [1, 2]}]}, r"one for each of `completions`"),
+    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": 1}]}, r"all programs have the outcome 'runtime error'"),
+    (
+        {"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]},
+        r"label 9 is no outcome",
+    ),
+    ({"policy": "builtin:reviews-lm"}, r"use policy=outcome_critic with policy.trunk=MODEL"),
+    ({"policy": {"name": "outcome_critic", "trunk": "builtin:reviews-lm", "hidden": -1}}, r"hidden=-1: it must be"),
+    ({"reward": "letters:e"}, r"it generates no replies that could be scored"),
 )
 def test_a_critic_that_cannot_be_trained_is_a_sentence(given, message, tmp_path):
     both = [{"prompt": "p", "completion": "a", "outcome": 1}, {"prompt": "p", "completion": "b", "outcome": 3}]
@@ -277,8 +261,6 @@ def test_a_critic_that_cannot_be_trained_is_a_sentence(given, message, tmp_path)
 
 
 # --- returns ----------------------------------------------------------------------------------------------------------
-
-
 def by_rule(rollouts):
     """CodeRL's rewards by the rule of `programs`."""
     kinds = [kind_of(rollout.reply) for rollout in rollouts]
@@ -319,19 +301,13 @@ WORTH = (-1.0, -0.6, -0.3, 1.0)
 V = [sum(p * v for p, v in zip(row, WORTH, strict=True)) for row in Told.pooled.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("returns", "wanted"),
-    [
-        # The replies pass (+1), crash (-0.6) and fail a test (-0.3); the greedy one fails a test.
-        ("coderl", [[1.3 * q for q in BEFORE[3]], [-0.3 * q for q in BEFORE[1]], [0.0] * 4]),
-        ("coderl_after", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
-        (
-            "group",
-            [[(1 - 0.1 / 3) * q for q in Q[3]], [(-0.6 - 0.1 / 3) * q for q in Q[1]], [-1.0 / 3 * q for q in Q[2]]],
-        ),
-        ("plain", [[1.0] * 4, [-0.6] * 4, [-0.3] * 4]),
-        ("difference", [[V[1] - V[0], V[2] - V[1], V[3] - V[2], r - V[3]] for r in (1.0, -0.6, -0.3)]),
-    ],
+@cases(
+    # The replies pass (+1), crash (-0.6) and fail a test (-0.3); the greedy one fails a test.
+    ("coderl", [[1.3 * q for q in BEFORE[3]], [-0.3 * q for q in BEFORE[1]], [0.0] * 4]),
+    ("coderl_after", [[1.3 * q for q in Q[3]], [-0.3 * q for q in Q[1]], [0.0] * 4]),
+    ("group", [[(1 - 0.1 / 3) * q for q in Q[3]], [(-0.6 - 0.1 / 3) * q for q in Q[1]], [-1.0 / 3 * q for q in Q[2]]]),
+    ("plain", [[1.0] * 4, [-0.6] * 4, [-0.3] * 4]),
+    ("difference", [[V[1] - V[0], V[2] - V[1], V[3] - V[2], r - V[3]] for r in (1.0, -0.6, -0.3)]),
 )
 def test_returns_are_the_formulas(returns, wanted):
     made = told(returns)
@@ -353,34 +329,16 @@ def test_coderls_return_only_pushes_down_once_greedy_passes():
     assert scores[0] == [0.0] * 4 and all(min(score) < 0 == max([0.0, *score]) for score in scores[1:])
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (told("coderl"), r"'critic' compares with the policy's greedy replies, and has none to task 't'"),
-        (told("group"), r"returns=group with one reply to each prompt pays nothing: give --samples 2"),
-        (CriticReward("told", lambda rollouts: [1.0] * len(rollouts)), r"names no outcomes of task 't' \(none\)"),
-        (CriticReward("told", lambda rollouts: [[1.0] * 4]), r"scores each token: a critic needs one score a reply"),
-        (resolve("minus_greedy:letters:e"), r"'letters' compares with the policy's greedy replies"),
-    ],
+@cases(
+    (told("coderl"), r"'critic' compares with the policy's greedy replies, and has none to task 't'"),
+    (told("group"), r"returns=group with one reply to each prompt pays nothing: give --samples 2"),
+    (CriticReward("told", lambda rollouts: [1.0] * len(rollouts)), r"names no outcomes of task 't' \(none\)"),
+    (CriticReward("told", lambda rollouts: [[1.0] * 4]), r"scores each token: a critic needs one score a reply"),
+    (resolve("minus_greedy:letters:e"), r"'letters' compares with the policy's greedy replies"),
 )
 def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
     with pytest.raises(OperantError, match=message):
         judge(reward, [rollout("bed")])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"returns": "codrl"}, r"returns='codrl': it must be one of coderl, coderl_after, group, difference, plain"),
-        ({"worth": (1.0, 2.0)}, r"worth=\(1.0, 2.0\): give a number for each of compile error"),
-        ({"refresh": -1.0}, r"a learning rate must be at least 0"),
-        ({"batch": 0}, r"batch=0 must be at least 1"),
-        ({"retruns": "group"}, r"retruns"),
-    ],
-)
-def test_a_wrong_option_is_a_sentence(options, message):
-    with pytest.raises(OperantError, match=message):
-        resolve("critic:runs/none", {"of": "letters:e"} | options)
 
 
 def test_a_folder_that_is_no_critic_is_a_sentence(tmp_path):
@@ -399,8 +357,6 @@ def test_held_out_replies_are_judged_by_the_outcome_alone():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
 class Seen:
     """A reward that remembers its calls."""
 
@@ -441,20 +397,17 @@ ESTIMATES = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).e
 """The sampled kinds of KL, of the difference of two log-probs."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("gpt2", {}),
-        ("t5", {}),
-        ("gpt2", {"sampling.min_tokens": 5}),
-        ("t5", {"sampling.min_tokens": 5}),
-        ("gpt2", {"sampling.top_k": 4, "sampling.truncation": "stored"}),
-        ("gpt2", {"importance": "token"}),
-        ("gpt2", {"importance": "sequence", "importance_cap": 0.5}),
-        ("gpt2", {"importance": "token", "importance_cap": 0.5, "importance_mask": True}),
-        *(("gpt2", {"kl.loss_coef": 0.3, "kl.loss_kind": name}) for name in ESTIMATES),
-        *(("gpt2", {"kl.coef": 0.3, "kl.kind": name}) for name in ESTIMATES),
-    ],
+@cases(
+    ("gpt2", {}),
+    ("t5", {}),
+    ("gpt2", {"sampling.min_tokens": 5}),
+    ("t5", {"sampling.min_tokens": 5}),
+    ("gpt2", {"sampling.top_k": 4, "sampling.truncation": "stored"}),
+    ("gpt2", {"importance": "token"}),
+    ("gpt2", {"importance": "sequence", "importance_cap": 0.5}),
+    ("gpt2", {"importance": "token", "importance_cap": 0.5, "importance_mask": True}),
+    *(("gpt2", {"kl.loss_coef": 0.3, "kl.loss_kind": name}) for name in ESTIMATES),
+    *(("gpt2", {"kl.coef": 0.3, "kl.kind": name}) for name in ESTIMATES),
 )
 def test_the_gradient_of_coderl_is_the_sum_of_two_means_by_hand(kind, options):
     """Own programs with a number for every token, and given ones; and the same in three minibatches of any length.

@@ -8,14 +8,14 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from cases import cases
 from toys import letters, lm
 
-from operant import train
+from operant import OperantError, Task, train
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import share, split_off
 from operant.data.tasks import left_out
 from operant.storage.hub import BUILTIN
-from operant.types import OperantError, Task
 
 TEXT = "the film was good and the story was long but my brother and i saw the film again"
 
@@ -52,7 +52,6 @@ def prompts(tasks):
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
-
 ROWS = [{"text": "a b", "label": "1"}, {"text": "c, d", "label": "0"}]
 
 
@@ -172,8 +171,6 @@ def test_shuffle_is_a_permutation_by_the_seed_before_the_limit():
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------
-
-
 def test_queries_are_the_first_ids_of_the_text(bpe):
     rows = [TEXT, TEXT.replace("good", "unbelievable"), "unbelievable " + TEXT * 20]
     for n in range(1, 9):
@@ -219,7 +216,7 @@ def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
     assert len(named[0].prompt) == drawn[5]
 
 
-def test_query_lengths_are_the_same_in_another_process():
+def test_query_lengths_are_the_same_in_another_process(capsys):
     """Python salts its own hash of a text in every process."""
     code = """
 from types import SimpleNamespace
@@ -231,12 +228,10 @@ class Characters:
 tasks = load_tasks(["x" * 90] * 30, Characters(), DataOptions(query_tokens="1-80"))
 print([len(t.prompt) for t in tasks])
 """
-
-    def run(salt):
-        env = {"PYTHONHASHSEED": salt, "PYTHONPATH": ":".join(sys.path)}
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
-
-    assert run("1") == run("2") != ""
+    env = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    exec(code, {})
+    assert other.stdout == capsys.readouterr().out != ""
 
 
 def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
@@ -256,8 +251,6 @@ def test_texts_too_short_for_a_query_are_left_out(bpe):
 
 
 # --- what wrong input gets --------------------------------------------------------------------------------------------
-
-
 def test_files_that_cannot_be_read(tmp_path):
     write(tmp_path / "reviews.jsonl", ROWS)
     (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
@@ -282,45 +275,9 @@ def test_files_that_cannot_be_read(tmp_path):
         load_tasks("reviews.xlsx")
 
 
-@pytest.mark.parametrize(
-    ("source", "options", "message"),
-    [
-        ([{"reviews": "x"}], {"text_field": "review"}, "row 1: there is no field 'review'; did you mean 'reviews'"),
-        ([{"messages": [{"role": "user", "content": "x"}]}], {}, "a chat is read by --data.text-field messages"),
-        ([{"text": "x"}, {"txt": "x"}], {}, "row 2: there is no field 'text'; did you mean 'txt'"),
-        ([{"text": "x"}], {"id_field": "id"}, "no field 'id'"),
-        ([{"text": "x"}], {"target_field": "label"}, "no field 'label'"),
-        ([{"text": 3}], {}, "is of type int, not text"),
-        ([{"text": "x"}], {"template": "{review}"}, "template needs 'review'; fields: text"),
-        ([{"text": "x", "id": 1}] * 2, {"id_field": "id"}, "the id '1' occurs twice"),
-        ([], {}, "has no rows"),
-        (
-            ["ab", "", "abc"],
-            {"min_chars": 9},
-            r"none of 3 rows passes the filters \(2 after 'not empty', 0 after .*loosen min_chars=9",
-        ),
-        (["", " "], {}, "none of 2 rows passes the filters .* is empty everywhere"),
-        ({"text": "x"}, {}, "a dict is not a source"),
-        (lambda: None, {}, "returned None; return a list"),
-        ("builtin:opening", {}, "built-in: builtin:chat, builtin:keywords, builtin:openings, builtin:opinions, each"),
-        ("builtin:openings/test", {}, "each with /train and /held-out"),
-        (["x"], {"query_tokens": "2-8"}, "needs a tokenizer"),
-    ],
-)
-def test_what_is_refused(source, options, message):
-    with pytest.raises(OperantError, match=message):
-        load_tasks(source, options=DataOptions(**options))
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"min_chars": -1}, {"max_chars": 0}, {"limit": 0}]
-    + [{"query_tokens": q} for q in (0, "8-2", "two", "0-3", -2)]
-    + [{"min_chars": 5, "max_chars": 4}],
-)
-def test_options_are_checked(bad):
-    with pytest.raises(OperantError, match=rf"data\.{list(bad)[-1]}"):
-        DataOptions(**bad)
+def test_a_function_that_makes_no_tasks_is_refused():
+    with pytest.raises(OperantError, match="returned None; return a list"):
+        load_tasks(lambda: None)
 
 
 def test_every_text_shorter_than_a_query(bpe):
@@ -366,8 +323,6 @@ def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
 
 
 # --- the openings -----------------------------------------------------------------------------------------------------
-
-
 def test_the_openings_are_short_distinct_and_split():
     everything = load_tasks("builtin:openings")
     train, held_out = load_tasks("builtin:openings/train"), load_tasks("builtin:openings/held-out")
@@ -380,8 +335,6 @@ def test_the_openings_are_short_distinct_and_split():
 
 
 # --- the order --------------------------------------------------------------------------------------------------------
-
-
 def test_every_task_comes_exactly_once_a_pass():
     order = Order(7, seed=5)
     taken = [i for _ in range(7) for i in order.take(3)]
@@ -425,7 +378,6 @@ def test_orders_are_fair():
 
 
 # --- chats ------------------------------------------------------------------------------------------------------------
-
 SAID = [{"role": "system", "content": "xy"}, {"role": "user", "content": "abcdefgh"}]
 
 
@@ -436,15 +388,12 @@ def talking():
     return made
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "expected"),
-    [
-        ([{"prompt": SAID}], {"prompt_tokens": 12}, "abcdefgh"),
-        ([{"prompt": SAID}], {"prompt_tokens": 7}, "abc"),
-        ([{"prompt": SAID}], {"prompt_tokens": 7, "prompt_keeps": "end"}, "fgh"),
-        (["abcdefgh"], {"chat": True}, "abcdefgh"),
-        (["abcdefgh"], {"chat": True, "prompt_tokens": 5}, "abc"),
-    ],
+@cases(
+    ([{"prompt": SAID}], {"prompt_tokens": 12}, "abcdefgh"),
+    ([{"prompt": SAID}], {"prompt_tokens": 7}, "abc"),
+    ([{"prompt": SAID}], {"prompt_tokens": 7, "prompt_keeps": "end"}, "fgh"),
+    (["abcdefgh"], {"chat": True}, "abcdefgh"),
+    (["abcdefgh"], {"chat": True, "prompt_tokens": 5}, "abc"),
 )
 def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, expected):
     (task,) = load_tasks(rows, talking(), DataOptions(**options))
@@ -452,14 +401,11 @@ def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, 
     assert task.prompt[-1] == {"role": "user", "content": expected}
 
 
-@pytest.mark.parametrize(
-    ("options", "bounds", "why"),
-    [
-        ({"query_tokens": 3}, {}, r"data\.query_tokens=3: the prompt of task '[^']+' is a chat, .*prompt_tokens"),
-        ({"prompt_tokens": 4}, {}, r"data\.prompt_tokens=4: the messages of task '[^']+' have more tokens without"),
-        ({}, {"context": 14, "max_new": 3}, r"task '[^']+': its prompt of 12 tokens and 3 new ones are more"),
-        ({}, {"vocabulary": 5}, r"task '[^']+': its prompt"),
-    ],
+@cases(
+    ({"query_tokens": 3}, {}, r"data\.query_tokens=3: the prompt of task '[^']+' is a chat, .*prompt_tokens"),
+    ({"prompt_tokens": 4}, {}, r"data\.prompt_tokens=4: the messages of task '[^']+' have more tokens without"),
+    ({}, {"context": 14, "max_new": 3}, r"task '[^']+': its prompt of 12 tokens and 3 new ones are more"),
+    ({}, {"vocabulary": 5}, r"task '[^']+': its prompt"),
 )
 def test_a_chat_that_cannot_be_cut_is_named_before_training(options, bounds, why):
     with pytest.raises(OperantError, match=why):
@@ -467,34 +413,29 @@ def test_a_chat_that_cannot_be_cut_is_named_before_training(options, bounds, why
     load_tasks([{"prompt": SAID}], talking(), context=15, max_new=3)
 
 
-@pytest.mark.parametrize(
-    ("tasks", "options", "notes", "tokens"),
-    [
-        (["abcdefgh"], {}, 1, 8),
-        (lambda: ["abcdefgh"], {}, 1, 8),
-        ([Task("a", "abcdefgh")], {}, 1, 8),
-        (["abcdefgh"], {"data.chat": True}, 0, 10),
-        ([[7, 8, 9]], {}, 0, 3),
-    ],
+@cases(
+    (["abcdefgh"], {}, 1, 8),
+    (lambda: ["abcdefgh"], {}, 1, 8),
+    ([Task("a", "abcdefgh")], {}, 1, 8),
+    (["abcdefgh"], {"data.chat": True}, 0, 10),
+    ([[7, 8, 9]], {}, 0, 3),
 )
-def test_a_chat_policy_that_reads_plain_texts_says_so(tasks, options, notes, tokens):
+def test_a_chat_policy_that_reads_plain_texts_says_so(tasks, options, notes, tokens, tmp_path):
     known = {"algorithm": "rloo", "samples": 2, "batch": 2, "max_tokens": 2, "probes": 0, "steps": 1, "quiet": True}
-    run = train(lm(vocab=50), tasks, lambda rs: [1.0] * len(rs), tokenizer=talking(), **known, **options)
+    known |= {"tokenizer": talking(), "out": tmp_path / "run"}
+    run = train(lm(vocab=50), tasks, lambda rs: [1.0] * len(rs), **known, **options)
     assert [("--data.chat true" in note) for note in run.parts.notes] == [True] * notes
     assert run.metrics[0]["rollout/query_tokens"] == tokens
 
 
 @pytest.mark.parametrize("saved", [True, False])
-@pytest.mark.parametrize(
-    ("tasks", "options", "why"),
-    [
-        ([{"text": SAID}], {}, "a list of messages, and the tokenizer has no chat template"),
-        (["ab"], {"data.chat": True}, "a list of messages, and the tokenizer has no chat template"),
-        ([[7, 8]], {"data.chat": True}, "data.chat=true, and its prompt is token ids, .*leave it out"),
-        (["ab", "cd"], {"evaluate": "99%"}, "evaluate=99%: of 2 tasks none would be left to train on"),
-        (["ab", "cd"], {"evaluate": "20"}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
-        (["ab", "cd"], {"evaluate": 20}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
-    ],
+@cases(
+    ([{"text": SAID}], {}, "a list of messages, and the tokenizer has no chat template"),
+    (["ab"], {"data.chat": True}, "a list of messages, and the tokenizer has no chat template"),
+    ([[7, 8]], {"data.chat": True}, "data.chat=true, and its prompt is token ids, .*leave it out"),
+    (["ab", "cd"], {"evaluate": "99%"}, "evaluate=99%: of 2 tasks none would be left to train on"),
+    (["ab", "cd"], {"evaluate": "20"}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
+    (["ab", "cd"], {"evaluate": 20}, "evaluate=20: a number holds out nothing; give a share .*such as 10%"),
 )
 def test_tasks_that_do_not_fit_are_refused_early(tasks, options, why, saved, tmp_path, monkeypatch):
     policy, given = lm(vocab=50), {"tokenizer": letters()}

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from toys import bare_logprobs, letters, lm
 
 from operant import Learner, Rollout, Step, Task, Turn, train
@@ -28,8 +29,6 @@ def told(value):
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
-
-
 def test_returns_from_each_turn_on():
     turns = [Turn([3], [4, 5], reward=1.0), Turn([6], [7], reward=-2.0, trained=False), Turn([8], [9, 9], reward=4.0)]
     rollout = Rollout(Task("a", [3]), 0, turns, [""] * 3)
@@ -40,17 +39,14 @@ def test_returns_from_each_turn_on():
     assert returns_to_go(overruled, 1.0) == [4.0, 3.0, 5.0, 0.0], "a score is paid on the last action of the policy"
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "written"),
-    [
-        (1.0, 2, "1"),
-        (0.0, 2, "0"),
-        (-0.001, 2, "0"),
-        (0.456, 2, "0.46"),
-        (-2.5, 1, "-2.5"),
-        (10.0, 2, "10"),
-        (120, 0, "120"),
-    ],
+@cases(
+    (1.0, 2, "1"),
+    (0.0, 2, "0"),
+    (-0.001, 2, "0"),
+    (0.456, 2, "0.46"),
+    (-2.5, 1, "-2.5"),
+    (10.0, 2, "10"),
+    (120, 0, "120"),
 )
 def test_a_return_is_written_with_few_digits(value, digits, written):
     class Words:
@@ -111,8 +107,6 @@ def test_the_loss_is_the_cross_entropy_behind_reached_returns():
 
 
 # --- play -------------------------------------------------------------------------------------------------------------
-
-
 class Count:
     """A world of two turns, fresh or appended: each pays 0.2 for each b of the reply."""
 
@@ -165,7 +159,6 @@ def test_a_run_resumes_with_the_returns_that_it_asks_for(tmp_path):
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
-
 WANTED, PROMPTS, V = 7, [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]], 12
 
 
@@ -199,7 +192,6 @@ def test_asking_for_more_gets_more():
     """By chance a token is right in 1 of 12, and in the data in half; what is asked for comes."""
     learner = taught(50, lambda step, count: 0)
     means = [mean_when_asked(learner, value / 5) for value in range(6)]
-    print(means)
     assert means == sorted(means) and means[0] < 0.1 and means[-1] > 0.85
     assert max(abs(mean - value / 5) for value, mean in enumerate(means)) < 0.15
 

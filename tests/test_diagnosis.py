@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
 from operant.rollouts.generation_kwargs import UNSCORED
@@ -44,8 +45,6 @@ def wanted(reply, step=0):
 
 
 # --- external replies; their real runs are in test_negative_kl.py -----------------------------------------------------
-
-
 def test_findings_explain_findings_that_exist():
     assert set().union(*EXPLAINS.values()) <= set(FINDINGS)
 
@@ -61,16 +60,13 @@ def test_a_line_search_that_accepts_nothing_is_reported_at_its_first_step():
     assert diagnose(History([*steps, steps[0] | {"step": 2, "trust/accepted": 1.0}])) == []
 
 
-@pytest.mark.parametrize(
-    ("begin", "end", "expected"),  # shares of compile error, runtime error, failed test, passed; tokens
-    [
-        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 20), "with a runtime error went from 80 % to 30 %, but wrong"),
-        ((0.4, 0.4, 0.1, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "a compile error or a runtime error went from 80 % to 50"),
-        ((0.6, 0.1, 0.2, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "with a compile error went from 60 % to 30 %"),
-        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 39), None),  # not shorter
-        ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.1, 0.6, 20), None),  # right
-        ((0.0, 0.2, 0.7, 0.1, 40), (0.0, 0.7, 0.2, 0.1, 20), None),  # more errors
-    ],
+@cases(
+    ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 20), "with a runtime error went from 80 % to 30 %, but wrong"),
+    ((0.4, 0.4, 0.1, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "a compile error or a runtime error went from 80 % to 50"),
+    ((0.6, 0.1, 0.2, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "with a compile error went from 60 % to 30 %"),
+    ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 39), None),  # not shorter
+    ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.1, 0.6, 20), None),  # right
+    ((0.0, 0.2, 0.7, 0.1, 40), (0.0, 0.7, 0.2, 0.1, 20), None),  # more errors
 )
 def test_short_wrong_programs_are_seen_where_any_error_becomes_rarer(begin, end, expected):
     names = [f"outcome/{name}" for name in OUTCOMES] + ["rollout/reply_tokens"]
@@ -100,8 +96,6 @@ def test_min_length_is_named_where_it_was_declared():
 
 
 # --- rewards and text -------------------------------------------------------------------------------------------------
-
-
 def test_one_word_without_a_kl_penalty():
     learner = run(toy(), wanted, 20)
     finding = found(learner, "one_word")
@@ -124,6 +118,30 @@ def test_a_constant_reward():
     assert found(run(toy(), lambda *_: 1.0, 3), "constant").level == "problem"
 
 
+def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
+    zero = {"reward__std": lambda i: 0.0, "reward__mean": lambda i: 0.0, "policy__advantage_zero": lambda i: 1.0}
+    found = [[f.name for f in diagnose(History(steps(i, **zero), config={"steps": 80}))] for i in (1, 7, 8)]
+    assert found == [[], [], ["constant"]]
+    assert [f.name for f in diagnose(History(steps(2, **zero), config={"steps": 2}))] == ["constant"]
+    rare = steps(20, **zero | {"reward__std": lambda i: 0.1 * (i % 3 == 0)})
+    replies = [{"task": str(i), "score": 0.0} for i in range(4)]
+    history = History(rare, evaluation={when: {"mean": 0.0, "replies": replies} for when in ("before", "after")})
+    assert "Every reply scores 0, so there is nothing to learn from. Is what" in verdict(history, [])
+    history.evaluation["after"]["replies"] = [reply | {"score": 1.0 * (i > 0)} for i, reply in enumerate(replies)]
+    assert "4 held-out tasks are few to tell: give more." in verdict(history, [])
+
+
+def test_commands_of_a_world_may_be_one_word():
+    spam = {"text__top_word": lambda i: 0.05 + 0.01 * i}
+    for short in ({"rollout__turns": lambda i: 3.0}, {"rollout__reply_tokens": lambda i: 1.0}):
+        assert "one_word" not in {f.name for f in diagnose(History(steps(**spam, **short)))}
+
+
+def test_the_remedy_for_empty_replies_fits_the_longest_reply():
+    history = History(steps(text__empty=lambda i: 0.01 * i), config={"sampling.max_tokens": 1})
+    assert "`--sampling.min_tokens 1`" in next(f for f in diagnose(history) if f.name == "empty").remedy
+
+
 def test_steps_that_are_too_large():
     learner = run(toy(**{"optimizer.lr": 0.3, "optimizer.max_grad_norm": None, "update.epochs": 4}), wanted, 3)
     assert names(learner) & {"ratio", "clipping"}
@@ -143,16 +161,12 @@ def test_penalty_that_varies_more_than_the_reward():
 
 
 # --- made-up metrics of longer runs -----------------------------------------------------------------------------------
-
-
 def steps(count=40, **series):
     base = {"reward/mean": 0.5, "reward/std": 0.2, "rollout/count": 64}
     return [{"step": i + 1} | base | {k.replace("__", "/"): v(i) for k, v in series.items()} for i in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("name", "series"),
-    [
+@cases(
         ("critic", {"value__explained_variance": lambda i: -0.5}),
         ("query_decides", {"reward__query_share": lambda i: 0.9}),
         ("abstains", {"reward__abstained": lambda i: 0.3}),
@@ -164,6 +178,7 @@ def steps(count=40, **series):
         ("unpaid_kl", {"kl__per_reply": lambda i: 1.0 * i, "reward__kl_penalty": lambda i: 0.0}),
         ("flat", {"kl__per_reply": lambda i: 3.0}),
         ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
+        ("verifier", {"outcome__crash": lambda i: 0.75, "outcome__hang": lambda i: 0.25, "reward__std": lambda i: 0.0}),
         ("signs", {"text__exclamations": lambda i: 0.001 * i}),
         ("repetition", {"text__repeated": lambda i: 0.02 * i}),
         ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),
@@ -179,7 +194,6 @@ def steps(count=40, **series):
                        "reward__mean": lambda i: 0.1 + (i > 8)}),
         ("empty", {"text__empty": lambda i: 0.01 * i}),
         ("unlikely_text", {"reward__mean": lambda i: 0.1 * i, "rollout__ref_logprob_mean": lambda i: -4 - 0.1 * i}),
-    ],
 )  # fmt: skip
 def test_a_rule_reports_its_fault_and_nothing_without_it(name, series):
     assert name in {f.name for f in diagnose(History(steps(**series)))}
@@ -194,13 +208,10 @@ def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range()
     assert diagnose(History(steps(3, **ratio))) == []
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("),
-        (32, "reward 0.156 in steps 1 to 2 -> 0.762 in steps"),
-        (8, "reward 0.3 in steps 1 to 5 -> 0.762 in steps"),
-    ],
+@cases(
+    (64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("),
+    (32, "reward 0.156 in steps 1 to 2 -> 0.762 in steps"),
+    (8, "reward 0.3 in steps 1 to 5 -> 0.762 in steps"),
 )
 def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
     means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
@@ -215,15 +226,12 @@ def test_a_lost_entropy_without_a_reference_has_a_remedy_that_fits_the_task(env,
     assert remedy in finding.remedy
 
 
-@pytest.mark.parametrize(
-    ("kl", "rate", "control", "expected"),
-    [
-        (9.0, 1e-5, "adaptive", True),
-        (1.0, -1e-5, "adaptive", True),
-        (9.0, 0.02, "adaptive", False),  # the price is on its way
-        (6.5, 1e-5, "adaptive", False),  # near the target
-        (9.0, 0.0, "fixed", False),  # no target
-    ],
+@cases(
+    (9.0, 1e-5, "adaptive", True),
+    (1.0, -1e-5, "adaptive", True),
+    (9.0, 0.02, "adaptive", False),  # the price is on its way
+    (6.5, 1e-5, "adaptive", False),  # near the target
+    (9.0, 0.0, "fixed", False),  # no target
 )
 def test_a_price_that_hardly_moves_while_kl_is_off_its_target_is_reported(kl, rate, control, expected):
     series = {"kl__per_reply": lambda i: kl, "kl__coef": lambda i: 0.1 * (1 + rate) ** i}

@@ -17,13 +17,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
-from operant import Judgement, train
+from operant import Judgement, Learner, train
 from operant.engines.native.engine import NativeEngine
 from operant.tools.diagnosis import RULES, Finding, History, diagnose, verdict
 from operant.tools.diagnosis.progress import progress
-from operant.training.learner import Learner
 
 TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2, "watch_every": 0}
 QUERY = [5, 6, 7]
@@ -109,8 +109,6 @@ def only(text: str) -> dict:
 
 
 # --- runs with a fault, and their twins -------------------------------------------------------------------------------
-
-
 @cache
 def critic(fault: bool) -> TrainedLearner:
     """Returns of 100 for a critic that begins at 0 and learns slowly; in the twin, scores are normalised."""
@@ -118,9 +116,7 @@ def critic(fault: bool) -> TrainedLearner:
     return run(slow, lambda r: 100 + share(r), 32, count=16)
 
 
-@cache
-def leap(fault: bool) -> TrainedLearner:
-    return run(toy(**{"optimizer.lr": 0.3 if fault else 1e-3, "kl.coef": 0.1}), share, 6)
+leap = cache(lambda fault: run(toy(**{"optimizer.lr": 0.3 if fault else 1e-3, "kl.coef": 0.1}), share, 6))
 
 
 def rise(trained: TrainedLearner) -> float:
@@ -173,14 +169,8 @@ def refused(fault: bool) -> TrainedLearner:
     return run(toy(**{"ratio_threshold": 1.01, "kl.coef": 0.1} | small), share, 5)
 
 
-@cache
-def high_kl(fault: bool) -> TrainedLearner:
-    return run(toy(**{"kl.coef": 0.02 if fault else 0.1}), grouped, 18)
-
-
-@cache
-def unpaid_kl(fault: bool) -> TrainedLearner:
-    return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), grouped, 14)
+high_kl = cache(lambda fault: run(toy(**{"kl.coef": 0.02 if fault else 0.1}), grouped, 18))
+unpaid_kl = cache(lambda fault: run(toy(**{"kl.coef": 0.0 if fault else 0.1}), grouped, 14))
 
 
 @cache
@@ -190,9 +180,7 @@ def flat(fault: bool) -> TrainedLearner:
     return run(learner, lambda r: chance.random() if fault else grouped(r), 31)
 
 
-@cache
-def signs(fault: bool) -> TrainedLearner:
-    return run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 11 if fault else 8)
+signs = cache(lambda fault: run(toy(), lambda r: float(r.reply.count("!" if fault else "d")), 11 if fault else 8))
 
 
 REFRAIN, SENTENCE = "a b.c d.e ", "a b.c d.e f.g h."
@@ -216,9 +204,7 @@ def longer(fault: bool) -> TrainedLearner:
     return run(learner, lambda r: float(len(r.ids)) if fault else float(r.ids[0] == 9), 10)
 
 
-@cache
-def shorter(fault: bool) -> TrainedLearner:
-    return run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14)
+shorter = cache(lambda fault: run(toy(max_tokens=16), lambda r: -abs(len(r.ids) - 4.0) if fault else share(r), 14))
 
 
 LADDER = {"compile error": -1.0, "failed test": -0.3, "passed": 1.0}
@@ -285,19 +271,9 @@ def empty_by_kl(fault: bool) -> TrainedLearner:
     return run(learner, grouped, 20 if fault else 12)
 
 
-@cache
-def empty_by_reward(fault: bool) -> TrainedLearner:
-    return run(toy(), lambda r: -float(len(r.reply)) if fault else share(r), 10)
-
-
-@cache
-def one_word(fault: bool) -> TrainedLearner:
-    return run(toy(**{"kl.coef": 0.0 if fault else 0.1}), share, 16)
-
-
-@cache
-def constant(fault: bool) -> TrainedLearner:
-    return run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4)
+empty_by_reward = cache(lambda fault: run(toy(), lambda r: -float(len(r.reply)) if fault else share(r), 10))
+one_word = cache(lambda fault: run(toy(**{"kl.coef": 0.0 if fault else 0.1}), share, 16))
+constant = cache(lambda fault: run(toy(**{"optimizer.lr": 1e-3}), lambda r: 0.25 if fault else share(r), 4))
 
 
 @cache
@@ -307,9 +283,7 @@ def no_advantage(fault: bool) -> TrainedLearner:
     return run(toy(algorithm="rloo"), lambda r: float(r.turns[0].prompt[0]) if fault else share(r), 4, queries)
 
 
-@cache
-def ratio(fault: bool) -> TrainedLearner:
-    return run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "epochs": 4}), share, 3)
+ratio = cache(lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "epochs": 4}), share, 3))
 
 
 @cache
@@ -323,14 +297,10 @@ def unmeasured(fault: bool) -> TrainedLearner:
     return run(toy(reference=None, **{"max_tokens": 16} | only(SENTENCE) | small), recites(SENTENCE), 13)
 
 
-@cache
-def drowned(fault: bool) -> TrainedLearner:
-    return run(toy(**{"kl.coef": 5.0 if fault else 0.01, "optimizer.lr": 3e-3}), share, 8)
+drowned = cache(lambda fault: run(toy(**{"kl.coef": 5.0 if fault else 0.01, "optimizer.lr": 3e-3}), share, 8))
 
 
 # --- the numbers that the messages must have --------------------------------------------------------------------------
-
-
 def by_steps(trained: TrainedLearner, steps: int, count) -> float:
     """Return the mean over the last steps of a statistic of a step's texts."""
     return average(count(texts) for texts in trained.texts(steps))
@@ -489,13 +459,11 @@ def test_every_rule_has_a_run():
     tested |= {"overfits", "guesses"}  # tests/test_supervised.py, tests/test_reward_model.py
     tested |= {"evaluated_otherwise", "no_step"}  # tests/test_beam_search.py, tests/test_diagnosis.py
     tested |= {"invalid", "copied", "never_won"}  # tests/test_games.py
-    tested |= {"outgrown", "slow_price"}  # tests/test_diagnosis.py
+    tested |= {"outgrown", "slow_price", "verifier"}  # tests/test_diagnosis.py
     assert {rule.__name__ for rule in RULES} == tested  # external replies: tests/test_negative_kl.py
 
 
 # --- findings with several causes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_is_reported_with_its_step(value):
     trained = not_finite(value)
@@ -544,12 +512,9 @@ def test_a_reward_that_was_nearly_saturated_at_the_start_is_not_called_constant(
     assert not {"constant", "saturated"} & set(soon_saturated(False).findings)
 
 
-@pytest.mark.parametrize(
-    ("make", "cause", "remedy"),
-    [
-        (longer, "pays for longer", "`--sampling.max_tokens {}`"),
-        (shorter, "pays for shorter", "`--sampling.min_tokens {}`"),
-    ],
+@cases(
+    (longer, "pays for longer", "`--sampling.max_tokens {}`"),
+    (shorter, "pays for shorter", "`--sampling.min_tokens {}`"),
 )
 def test_lengths_that_the_reward_pays_for(make, cause, remedy):
     trained, found = make(True), make(True).findings["length"]
@@ -631,7 +596,6 @@ def test_probes_see_that_the_query_decides(tmp_path):
 
 
 # --- the demo ---------------------------------------------------------------------------------------------------------
-
 SIDES = ("before", "after")
 SEEDS, CONTROLS = [f"seed-{i}" for i in range(1, 6)], [f"control-{i}" for i in range(1, 4)]
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
 from operant import Observer, steps, train
@@ -36,9 +37,7 @@ def test_python_shows_what_the_command_line_shows_unless_it_is_quiet(tmp_path, c
     assert "IPython" not in sys.modules or not in_notebook()
 
 
-@pytest.mark.parametrize(
-    ("weights", "rate", "said"), [(124e6, 3e-4, True), (124e6, 1e-5, False), (124e6, 5e-5, False), (5e6, 3e-4, False)]
-)
+@cases((124e6, 3e-4, True), (124e6, 1e-5, False), (124e6, 5e-5, False), (5e6, 3e-4, False))
 def test_the_start_says_that_the_rate_of_a_small_model_is_high_for_a_large_one(weights, rate, said):
     model = torch.nn.ParameterList([torch.empty(int(weights), device="meta")])
     policy = SimpleNamespace(model=model, trainable=lambda: list(model))
@@ -85,6 +84,13 @@ def test_a_notebook_shows_a_chart_in_one_cell(tmp_path, monkeypatch, capsys, cel
     assert capsys.readouterr().out == "" and len(cell) >= 3
     assert "step 12/12" in last and last.count("<svg") == 2 and 'href="runs/a/report.html"' in last
     assert "newest replies" in last and "12 steps" in unescape(re.sub("<[^>]+>", "", last))
+
+
+def test_held_out_tasks_are_counted_and_each_is_shown_before_any_twice(tmp_path, capsys):
+    train(**given(tmp_path / "a"), evaluate=["x a", "x b"], evaluation={"samples": 3})
+    said = capsys.readouterr().out
+    assert re.findall(r"^(x [ab])\n  before", said, re.MULTILINE) == ["x a", "x b"] * 3
+    assert "mean reward on 2 held-out tasks (6 replies): " in said
 
 
 ABOUT = "prompts for ./gpt2, chosen by gap on 4 texts of mine/train; held-out: mine/test"

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
-from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
+from operant import Judgement, Learner, OperantError, Policy, Rollout, Sampling, Step, Task, Turn, train
 from operant.objectives.kl import EXACT
 from operant.rollouts.collate import collate
 from operant.rollouts.prompts import TeacherOptions, with_hints
-from operant.sampling import Sampling
-from operant.types import Judgement
 
 T = 0.8
 
@@ -36,8 +35,6 @@ def read(rollout, **options):
 
 
 # --- where the hint stands --------------------------------------------------------------------------------------------
-
-
 def test_the_hint_stands_where_the_template_says():
     one = episode((ids("en go"), ids("b")))
     assert read(one, template="the {hint}. {prompt}") == [ids("the yes. ") + ids("en go")]
@@ -92,14 +89,11 @@ def test_hints_that_come_with_the_library():
     assert read(replace(one, info={}), hint="feedback") == [ids("ab")], "nothing to tell"
 
 
-@pytest.mark.parametrize(
-    ("hint", "message"),
-    [
-        ("target", "task 'a' has no target to tell the teacher"),
-        (lambda r: 5, "teacher.hint gave 5 for task 'a' of 1 turns"),
-        (lambda r: ["x", "y"], "give a text or token ids for all of them, or a list with one"),
-        (lambda r: "x" * 80, "row 0 with its hint has 8[0-9] tokens"),
-    ],
+@cases(
+    ("target", "task 'a' has no target to tell the teacher"),
+    (lambda r: 5, "teacher.hint gave 5 for task 'a' of 1 turns"),
+    (lambda r: ["x", "y"], "give a text or token ids for all of them, or a list with one"),
+    (lambda r: "x" * 80, "row 0 with its hint has 8[0-9] tokens"),
 )
 def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
     learner = Learner(lm(vocab=40), tokenizer=letters(), algorithm="distill", **{"teacher.hint": hint})
@@ -108,8 +102,6 @@ def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
 
 
 # --- the divergence ---------------------------------------------------------------------------------------------------
-
-
 def divergence(student, teacher, prompt, told, action, kind):
     """[A] by bare forward passes: before each token of the reply, over the whole vocabulary."""
     p = (student(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1)
@@ -202,8 +194,6 @@ def test_rows_of_the_teacher_follow_those_of_the_batch():
 
 
 # --- the teacher ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
 def test_the_teacher_follows_by_its_rate_and_is_saved(rate, tmp_path):
     hint = {"teacher.hint": lambda r: [7, 8], "teacher.rate": rate}
@@ -220,7 +210,6 @@ def test_the_teacher_follows_by_its_rate_and_is_saved(rate, tmp_path):
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
-
 ANSWER = {3: 7, 4: 8, 5: 9}
 """The right reply to each question."""
 
@@ -245,17 +234,14 @@ def right(model):
     return float(sum(found)) / len(found)
 
 
-@pytest.mark.parametrize(
-    ("hint", "rate", "ends"),
-    [
-        (lambda question: [ANSWER[question]], 0.0, (0.95, 1.0)),
-        (lambda question: [ANSWER[question]], 0.5, (0.95, 1.0)),
-        (lambda question: [6], 0.0, (0.0, 0.1)),
-        (lambda question: [], 0.0, (0.1, 0.35)),
-    ],
+@cases(
+    (lambda question: [ANSWER[question]], 0.0, (0.95, 1.0)),
+    (lambda question: [ANSWER[question]], 0.5, (0.95, 1.0)),
+    (lambda question: [6], 0.0, (0.0, 0.1)),
+    (lambda question: [], 0.0, (0.1, 0.35)),
     ids=["told", "told, follows", "wrong", "empty"],
 )
-def test_a_teacher_who_is_told_the_answer_teaches_it(told, hint, rate, ends):
+def test_a_teacher_who_is_told_the_answer_teaches_it(hint, rate, ends, told):
     model = lm(vocab=12)
     model.load_state_dict(told)
     own = {"teacher.hint": lambda r: hint(r.turns[0].prompt[-1]), "teacher.rate": rate}

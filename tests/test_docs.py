@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from page_commands import HEADING, ROOT, anchor, read, snippets, without_code
+from texts import parts
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from trl_compat.configurations import stand_in
@@ -22,45 +23,17 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
+KINDS = ("*.md", "docs/*.md", "docs/methods/*.md", "*/README.md", "*/*/README.md")
 FILES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("docs/methods/*.md"),
-        *ROOT.glob("*/*/README.md"),
-        *ROOT.glob("*/README.md"),
-    ]
+    path for kind in KINDS for path in ROOT.glob(kind) if not path.relative_to(ROOT).parts[0].startswith(".")
 )
 PAGES = [str(path.relative_to(ROOT)) for path in FILES]
-STALE = "docs/ahead.md#replies-of-earlier-weights-or-of-another-sampler"
+STALE = "docs/engines.md#replies-of-earlier-weights-or-of-another-sampler"
 
-# The fields of TRL 0.11.4's PPOConfig, and the metrics that its PPOTrainer and its notebooks logged.
-PPO_CONFIG = """exp_name seed log_with task_name model_name query_dataset reward_model remove_unused_columns
-tracker_kwargs accelerator_kwargs project_kwargs tracker_project_name push_to_hub_if_best_kwargs steps learning_rate
-adap_kl_ctrl init_kl_coef kl_penalty target horizon gamma lam cliprange cliprange_value vf_coef batch_size
-forward_batch_size mini_batch_size gradient_accumulation_steps world_size ppo_epochs max_grad_norm optimize_cuda_cache
-optimize_device_cache early_stopping target_kl compare_steps ratio_threshold use_score_scaling use_score_norm score_clip
-whiten_rewards gradient_checkpointing is_encoder_decoder is_peft_model backward_batch_size global_backward_batch_size
-global_batch_size dataset_num_proc""".split()
-LOGGED = """env/reward_mean env/reward_std env/reward_dist ppo/mean_scores ppo/std_scores objective/kl objective/kl_dist
-objective/logprobs objective/ref_logprobs objective/kl_coef objective/entropy ppo/mean_non_score_reward ppo/loss/policy
-ppo/loss/value ppo/loss/total ppo/policy/entropy ppo/policy/approxkl ppo/policy/policykl ppo/policy/clipfrac
-ppo/policy/advantages ppo/policy/advantages_mean ppo/policy/ratio ppo/returns/mean ppo/returns/var ppo/val/vpred
-ppo/val/error ppo/val/clipfrac ppo/val/mean ppo/val/var ppo/val/var_explained ppo/learning_rate tokens/queries_len_mean
-tokens/queries_len_std tokens/queries_dist tokens/responses_len_mean tokens/responses_len_std tokens/responses_dist
-time/ppo/forward_pass time/ppo/compute_rewards time/ppo/compute_advantages time/ppo/optimize_step time/ppo/calc_stats
-time/ppo/total time/get_response time/build_input_sentiment time/get_sentiment_preds time/optimization time/epoch
-game_log gradients/*""".split()
+PPO_CONFIG, LOGGED = (text.split() for text in parts("trl_names.txt").values())
+"""The fields of TRL 0.11.4's PPOConfig, and the metrics that its PPOTrainer and its notebooks logged."""
 MADE_FROM_CODE = (
-    "memory",
-    "foreign",
-    "presets",
-    "metrics",
-    "options",
-    "others",
-    "methods",
-    "families",
-    "recipes",
+    *"memory foreign presets metrics options others methods families recipes".split(),
     "keyword file",
     "chat file",
 )
@@ -78,13 +51,32 @@ def generate() -> ModuleType:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    standing = read("docs/methods/ppo.md").partition("<!-- kl -->\n")[2].partition("<!-- /kl -->")[0]
+    same = SimpleNamespace(table=lambda: standing)
+    vars(module).update(kl_table=same, computed=module.kl_table.table)  # which the slow test below calls
     return module
+
+
+@pytest.mark.slow
+def test_the_table_of_kl_penalties_is_up_to_date(generate: ModuleType) -> None:
+    assert f"<!-- kl -->\n{generate.computed()}<!-- /kl -->" in read("docs/methods/ppo.md")
 
 
 def test_generated_parts_are_up_to_date(generate: ModuleType) -> None:
     """But for the table of design.md, which tests/test_house.py compares, and mistakes.md (tests/test_mistakes.py)."""
     made = {name: text for name, text in generate.pages().items() if name != "design.md"}
     assert [name for name, text in made.items() if read(f"docs/{name}") != text] == [], "run `make docs`"
+
+
+def test_a_page_of_a_method_shows_rows_of_the_table_of_relatives_alone() -> None:
+    table = read("docs/algorithms.md").partition("## GRPO's relatives")[2].partition("\n## ")[0]
+    shown = {
+        path.stem: path.read_text(encoding="utf-8").partition("## Beside its relatives")[2].partition("\n[All of")[0]
+        for path in ROOT.glob("docs/methods/*.md")
+    }
+    rows = {name: re.findall(r"^\| `.*$", text, re.MULTILINE) for name, text in shown.items()}
+    assert len(rows["cispo"]) == 2 and not rows["a2c"]
+    assert {row for each in rows.values() for row in each} == {*re.findall(r"^\| `.*$", table, re.MULTILINE)}
 
 
 def test_every_measured_block_names_its_command(generate: ModuleType) -> None:
@@ -152,9 +144,9 @@ def test_the_pages_that_sources_name_exist() -> None:
     """In docstrings, error sentences, recipes and the notebook; and the first page leads to every other."""
     folders = ("src/operant", "benchmarks", "recipes", "tests")
     texts = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES]
-    named = {name for path in texts for name in re.findall(r"docs/[\w-]+\.md", path.read_text(encoding="utf-8"))}
+    named = {name for path in texts for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
     assert {name for name in named if not (ROOT / name).is_file()} == set()
-    led = {target for target in re.findall(r"^- \[[^\]]+\]\(([\w-]+\.md)\)", read("docs/index.md"), re.MULTILINE)}
+    led = set(re.findall(r"\]\(([\w-]+\.md)\)", read("docs/index.md")))
     assert {path.name for path in ROOT.glob("docs/*.md")} - led == {"index.md"}
 
 
@@ -165,18 +157,18 @@ def test_some_test_runs_the_snippets_of_every_page() -> None:
     assert [page for page in shown if page not in tests and Path(page).name not in tests] == []
 
 
-@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/other-names.md", "docs/fast.md"])
+@pytest.mark.parametrize("page", ["docs/methods/ppo.md", "docs/other-names.md", "docs/fast.md"])
 def test_named_options_exist(page: str) -> None:
     known = {full for algorithm in ALGORITHMS for full in names(config_schema(algorithm))}
     groups = {full.split(".")[0] for full in known if "." in full}
-    said = {word for word in re.findall(r"`([a-z_]+\.[a-z_]+)`", read(page))}
-    options = {word for word in said if word.split(".")[0] in groups and not word.endswith((".py", ".generate"))}
+    said = {word for word in re.findall(r"`([a-z_]+\.[a-z_]+)`", read(page)) if word.split(".")[0] in groups}
+    options = {word for word in said if not word.endswith((".py", ".json", ".generate"))}
     assert len(options) >= 4
     assert options - known == set()
 
 
 def test_the_code_that_the_page_of_ppo_names_is_there() -> None:
-    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (`[^|]+) \|$", read("docs/ppo.md"), re.MULTILINE)
+    rows = re.findall(r"^\| [^|]+ \| `([\w/]+\.py)` \| (`[^|]+) \|$", read("docs/methods/ppo.md"), re.MULTILINE)
     assert len(rows) > 6
     for file, found in rows:
         text = (ROOT / "src/operant" / file).read_text(encoding="utf-8")
@@ -184,7 +176,7 @@ def test_the_code_that_the_page_of_ppo_names_is_there() -> None:
             assert re.search(rf"^(def|class) {name}\b|^{name} = ", text, re.MULTILINE), f"{file}: {name}"
 
 
-@pytest.mark.parametrize("page", ["docs/ppo.md", "docs/other-names.md", "docs/ahead.md", "docs/engines.md"])
+@pytest.mark.parametrize("page", ["docs/methods/ppo.md", "docs/other-names.md", "docs/engines.md"])
 def test_named_metrics_exist(page: str) -> None:
     ours = {metric.split("/")[0] for metric in METRICS}
     said = {word for word in re.findall(r"`([a-z]+/[a-z_0-9]+)`", read(page)) if word.split("/")[0] in ours}
@@ -252,6 +244,16 @@ def test_the_snippet_of_fast_runs() -> None:
     assert learner.policy.trunk is not None and learner.policy.rounds
 
 
+def test_the_small_model_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (snippet,) = snippets("docs/models.md")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    made: dict[str, Any] = {}
+    exec(snippet, made)
+    first, last = (made["run"].metrics[i]["reward/mean"] for i in (0, -1))
+    assert last > first + 1 and made["tokenizer"].decode(made["tokenizer"]("a film")["input_ids"]) == "a film"
+
+
 def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (snippet,) = snippets("docs/reading-a-report.md")
     monkeypatch.chdir(tmp_path)
@@ -264,7 +266,7 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    snippet, (recorded,) = snippets(STALE)[0], snippets("docs/ahead.md#replies-made-elsewhere")
+    snippet, (recorded,) = snippets(STALE)[0], snippets("docs/engines.md#replies-made-elsewhere")
     made: dict[str, Any] = {}
     exec(snippet, made)
     assert capsys.readouterr().out == "1.0\n"
@@ -274,8 +276,8 @@ def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_every_promise_names_a_test_that_is_there():
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", read("docs/promises.md"))
-    rows = [line for line in read("docs/promises.md").splitlines() if line.startswith("| ")]
+    rows = [line for line in read("docs/resuming.md#promises").splitlines() if line.startswith("| ")]
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", "".join(rows))
     places = {path.name: path for folder in ("tests", "benchmarks/tests") for path in (ROOT / folder).glob("test_*.py")}
     gone = [f"{file}::{name}" for file, name in named if f"def {name}(" not in places[file].read_text(encoding="utf-8")]
     assert not gone

@@ -7,11 +7,10 @@ import torch
 from rigs import gap, said
 from toys import lm
 
-from operant import OperantError, Policy
-from operant.models.options import ModelOptions, direct_gradients
-from operant.models.value_head import ValueOptions
+from operant import OperantError, Policy, Sampling, ValueOptions
+from operant.models.kernels import direct_gradients
+from operant.models.options import ModelOptions
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
 
 PAIRS = [([3, 4, 5], [6, 7, 8, 2]), ([9], [10, 11]), ([12, 13], [14, 15, 16, 17, 18])]
 

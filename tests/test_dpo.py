@@ -5,15 +5,15 @@ import math
 
 import pytest
 import torch
+from cases import cases
 from rigs import Caught, gap, on_ranks
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy, train
+from operant import Batch, Learner, OperantError, Outputs, Policy, train
 from operant.algorithms.kto import exchanged
 from operant.objectives.preference import good_or_bad, paired, preference
 from operant.rollouts.collate import token_weights
 from operant.tools.cli import main
-from operant.types import Batch, Outputs
 
 QUERIES = [[5, 6], [5, 6], [5, 6], [4], [4], [7, 8, 9]]
 RESPONSES = [[7, 9], [8], [3, 3, 5], [10, 4], [6], [11]]
@@ -171,8 +171,6 @@ def test_online_dpo_is_dpo_on_its_own_replies():
 
 
 # --- what is learnt ---------------------------------------------------------------------------------------------------
-
-
 def pairs(count: int, *, shuffled: bool = False, first: int = 0) -> list[dict]:
     """Two-letter prompts, and two letters as replies, of which the one in the first half of the alphabet is better."""
     rows, half = [], "abcdefgh"
@@ -232,16 +230,11 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "rows", "words"),
-    [
-        ("dpo", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}], "none of 1 prompts has two replies with"),
-        ("dpo", separate(pairs(2)), "good or bad each by itself are for algorithm=kto"),
-        ("kto", [r for r in separate(pairs(3)) if r["label"]], "all labels are good, and .* also needs bad replies"),
-        ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], "a label is 2"),
-    ],
+@cases(
+    ("dpo", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}], "none of 1 prompts has two replies with"),
+    ("dpo", separate(pairs(2)), "good or bad each by itself are for algorithm=kto"),
+    ("kto", [r for r in separate(pairs(3)) if r["label"]], "all labels are good, and .* also needs bad replies"),
+    ("kto", [{"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 1]}], "a label is 2"),
 )
 def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, words, tmp_path):
     with pytest.raises(OperantError, match=words):

@@ -2,18 +2,16 @@
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy
+from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.models.options import ModelOptions
-from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
 from operant.rollouts.external import to_rollouts
 from operant.runs.evaluate import divergence
-from operant.sampling import Sampling
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
-from operant.types import Batch
 
 
 @pytest.mark.parametrize("kind", ["t5", "bart", "gpt2"])
@@ -71,14 +69,11 @@ def test_a_copy_of_a_trunk_still_reads_the_kept_states():
     assert other.drop_foreign_states(batch, policy).states is None
 
 
-@pytest.mark.parametrize(
-    ("reply", "declared", "dropped"),
-    [
-        ("abc.", {"max_new_tokens": 4, "stop_strings": "."}, False),  # it ends in the stop string
-        ("abcd", {"max_new_tokens": 4, "stop_strings": "."}, True),
-        ("abc", {"max_new_tokens": 4}, False),  # shorter than it might be: something else ended it
-        ("abcd", {"max_new_tokens": 4}, True),
-    ],
+@cases(
+    ("abc.", {"max_new_tokens": 4, "stop_strings": "."}, False),  # it ends in the stop string
+    ("abcd", {"max_new_tokens": 4, "stop_strings": "."}, True),
+    ("abc", {"max_new_tokens": 4}, False),  # shorter than it might be: something else ended it
+    ("abcd", {"max_new_tokens": 4}, True),
 )
 def test_foreign_replies_were_cut_only_at_their_length_limit(reply, declared, dropped):
     learner = Learner(lm(vocab=40), tokenizer=letters(), on_length="drop")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import lm
 
-from operant.models.options import Lookup, direct_gradients, look_up_directly
+from operant.models.kernels import Lookup, direct_gradients, look_up_directly
 
 
 def gradients(model, direct: bool) -> dict[str, torch.Tensor]:

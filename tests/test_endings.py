@@ -5,20 +5,18 @@ from itertools import pairwise
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from tokenizers.processors import TemplateProcessing
 from toys import CAUSAL, SPECIAL, letters, lm
 
+from operant import Learner, OperantError, Policy, Rollout, Step, Task, ValueOptions
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import with_gae
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sampling import Sampling, encode_more, encode_prompt
-from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
-from operant.types import OperantError, Rollout, Step, Task
 
 EOS = SPECIAL["eos_token_id"]
 ALL = range(len(letters()))
@@ -60,7 +58,6 @@ def only(*pieces: str | int) -> tuple[int, ...]:
 
 
 # --- rewards and what follows (test 17) -------------------------------------------------------------------------------
-
 HAND_MADE = {
     "stop": said([5, 6], [7, 8, EOS], end="stop"),
     "stop string": said([5], [9, 10, 11, 12], end="stop"),
@@ -138,15 +135,12 @@ def test_a_value_can_follow_a_reply_that_fills_the_context():
     assert metrics["returns/mean"] == pytest.approx(total / 60, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "end", "ids", "text"),
-    [
-        ({"banned": only("</s>")}, "stop", ["</s>"], ""),
-        ({"banned": only("a"), "max_tokens": 4}, "length", ["a"] * 4, "aaaa"),
-        ({"banned": only("end.a"), "stop_strings": ("d.",)}, "stop", ["end.a"], "en"),
-        ({"banned": only("e"), "stop_strings": ("eee",)}, "stop", ["e"] * 3, ""),
-        ({"banned": only("</s>"), "fixed_length": True, "max_tokens": 3}, "length", ["</s>"] * 3, ""),
-    ],
+@cases(
+    ({"banned": only("</s>")}, "stop", ["</s>"], ""),
+    ({"banned": only("a"), "max_tokens": 4}, "length", ["a"] * 4, "aaaa"),
+    ({"banned": only("end.a"), "stop_strings": ("d.",)}, "stop", ["end.a"], "en"),
+    ({"banned": only("e"), "stop_strings": ("eee",)}, "stop", ["e"] * 3, ""),
+    ({"banned": only("</s>"), "fixed_length": True, "max_tokens": 3}, "length", ["</s>"] * 3, ""),
     ids=["stop token", "length", "stop string inside a token", "stop string over tokens", "fixed length"],
 )
 def test_how_a_reply_ends(sampling, end, ids, text):
@@ -179,8 +173,6 @@ def test_what_a_reply_at_its_length_limit_gets_is_a_choice():
 
 
 # --- scores that are none (test 19) -----------------------------------------------------------------------------------
-
-
 def attempts(policy: Policy) -> tuple[Learner, list[Rollout]]:
     learner = Learner(policy, lr=0.01, max_tokens=4, seed=3)
     return learner, learner.generate([[5], [6], [7], [8]])
@@ -219,7 +211,6 @@ def test_a_score_of_nan_names_its_reply_and_changes_nothing(bad):
 
 
 # --- prompts (test 21) ------------------------------------------------------------------------------------------------
-
 BOS = SPECIAL["bos_token_id"]
 ASKED = [{"role": "user", "content": "hi"}]
 RENDERED = "{% for m in messages %}{{ m['content'] }}.{% endfor %}{% if add_generation_prompt %}!{% endif %}"

@@ -15,21 +15,19 @@ import psutil
 import pytest
 import stand_in_vllm
 import torch
+from cases import cases
 from toys import bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM
 
+from operant import Learner, OperantError, Policy, ValueOptions
 from operant.engines.native.engine import NativeEngine
 from operant.engines.openai import OpenAIEngine
 from operant.engines.transformers import TransformersEngine
 from operant.engines.vllm import VLLMEngine
 from operant.models.loading import export, replace_export
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.runs import named_parts
 from operant.sampling import Sampling, task_key
 from operant.tools.cli import main
-from operant.training.learner import Learner
-from operant.types import OperantError
 
 NAMES = ("native", "generate", "continuous", "openai", "vllm")
 SERVERS = ("openai", "vllm")
@@ -103,8 +101,6 @@ def checked(policy, prompts, completions, temperature=1.0):
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
-
-
 def test_replies_end_at_stops_and_limits_in_order_of_prompts(known):
     name, policy, engine = known
     completions = engine.generate(PROMPTS * 3, RAGGED, [key + i for i in range(3) for key in KEYS])
@@ -205,15 +201,10 @@ def test_stop_strings_end_with_the_token_that_completes_them(known):
         assert (c.end == "stop") == ("o" in texts[-1] or "ab" in texts[-1])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "why"),
-    [
-        ([], "prompt 1 has no tokens"),
-        ([3] * 60, "does not fit into the model's context of 64"),
-        ([20], "holds the id 20"),
-    ],
+@cases(
+    ([], "prompt 1 has no tokens"), ([3] * 60, "does not fit into the model's context of 64"), ([20], "holds the id 20")
 )
-def test_prompts_that_cannot_be_used_are_refused(known, prompt, why):
+def test_prompts_that_cannot_be_used_are_refused(prompt, why, known):
     with pytest.raises(OperantError, match=why):
         known[2].generate([[3], prompt], RAGGED, KEYS[:2])
     assert known[2].generate([], RAGGED, []) == []
@@ -293,17 +284,12 @@ def test_a_served_export_has_its_own_head_and_the_same_logits(kind, tmp_path):
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ("text only", "returns text and no token ids"),
-        ("no log-probs", "no log-prob for each"),
-        ("other ids", r"read the prompt \[0, 1, 2, 3, 4\], and was sent \[1, 2, 3, 4\]"),
-        ("short", "returned 2 tokens.* does the server keep to max_tokens"),
-        ("silent", r"/v1/completions has not answered in 0.2 s \(1 tries\); does the server run"),
-    ],
+@cases(
+    ("text only", "returns text and no token ids"),
+    ("no log-probs", "no log-prob for each"),
+    ("other ids", r"read the prompt \[0, 1, 2, 3, 4\], and was sent \[1, 2, 3, 4\]"),
+    ("short", "returned 2 tokens.* does the server keep to max_tokens"),
+    ("silent", r"/v1/completions has not answered in 0.2 s \(1 tries\); does the server run"),
 )
 def test_a_server_without_what_is_needed_is_refused_at_the_start(fault, why, tmp_path):
     policy = policy_of()
@@ -356,16 +342,13 @@ def test_a_busy_server_is_asked_again_and_a_missing_one_named(tmp_path, monkeypa
         OpenAIEngine(policy, url=server.url, model="policy", folder=tmp_path / "new")
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"url": "localhost:8000"}, "engine.url='localhost:8000': it must be an address"),
-        ({"folder": None}, "engine.folder=None: it is what engine.sync=folder needs"),
-        ({"sync": "none"}, "it is what engine.sync=folder needs, and none else"),
-        ({"sync": "nccl"}, "sync='nccl': it must be folder or none"),
-        ({"at_once": 0}, "engine.at_once=0"),
-        ({"reload": {"reset": {}}}, "maps paths, which begin with /, to bodies"),
-    ],
+@cases(
+    ({"url": "localhost:8000"}, "engine.url='localhost:8000': it must be an address"),
+    ({"folder": None}, "engine.folder=None: it is what engine.sync=folder needs"),
+    ({"sync": "none"}, "it is what engine.sync=folder needs, and none else"),
+    ({"sync": "nccl"}, "sync='nccl': it must be folder or none"),
+    ({"at_once": 0}, "engine.at_once=0"),
+    ({"reload": {"reset": {}}}, "maps paths, which begin with /, to bodies"),
 )
 def test_wrong_options_are_named(options, why, tmp_path):
     given = {"url": "http://127.0.0.1:1/v1", "model": "policy", "folder": str(tmp_path)} | options
@@ -414,8 +397,6 @@ def test_a_vllm_that_cannot_be_started_is_refused(tmp_path, venv):
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_learner_rescores_and_measures_the_gap(tmp_path):
     """A server with other numbers, as in 16 bits: the gap is measured, and the ratio begins at 1."""
     policy = policy_of(value=ValueOptions())

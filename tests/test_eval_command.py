@@ -12,18 +12,18 @@ from browsing import PHONE, chromium, visit
 from page_commands import commands
 from pages import low_contrast, overflows
 from pyarrow import parquet
+from texts import mistyped
 from toys import letters, lm
 
 from operant import train
-from operant.objectives.kl import best_of_bound
 from operant.runs.judged_replies import JudgedReply, best_of
 from operant.tools.cli import main
+from operant.tools.cli.reply_files import best_of_bound
 from operant.tools.diagnosis.intervals import bootstrap, wilson
 from operant.tools.report.models import Compared, wins
 
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_bootstrap_is_exact_for_few_and_normal_for_many():
     values = [0.0, 1.0, 5.0, 5.5]
     exact = sorted(sum(drawn) / 4 for drawn in itertools.product(values, repeat=4))  # 256 equally likely resamples
@@ -82,7 +82,6 @@ def test_tasks_are_paired_and_abstentions_left_out():
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
-
 RUN = {"steps": 4, "batch": 4, "minibatch": 4, "max_tokens": 6, "probes": 0, "watch_every": 0, "epochs": 1, "lr": 3e-2}
 
 
@@ -254,39 +253,9 @@ def test_the_best_of_n_is_the_best_of_the_samples(inside, capsys):
     assert float(capsys.readouterr().out.split("\t")[1]) <= float(score)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("eval", "expected models to evaluate"),
-        ("eval model", "model is no run: name the tasks"),
-        ("eval model --tasks tasks.jsonl", "the first model is no run: name one"),
-        ("eval model model --tasks tasks.jsonl", "named twice"),
-        ("eval model --tasks tasks.jsonl --reward lettrs:e", "did you mean 'letters'"),
-        ("eval run --reward true --reward letters:a", "--reward letters:a is given twice"),
-        ("eval run --samples 0", "--samples 0: it must be at least 1"),
-        ("eval run --out tasks.jsonl", "must end in .json"),
-        ("eval run --report nowhere/page.html", "does not exist"),
-        ("eval run --bogus 1", "option 'bogus' is unknown"),
-        ("eval run@3", "no checkpoint of step 3 (steps: 2, 4)"),
-        ("eval run@x", "the step of a checkpoint, as in run@120"),
-        ("eval run --max-tokens 99", "more than the model's context of 64"),
-        ("generate model other --prompt ab", "several models answer --tasks FILE"),
-        ("generate model --samples 2 --prompt ab", "--samples is about the replies to a file"),
-        ("generate model --tasks tasks.jsonl --prompt ab", "--prompt is about single prompts"),
-        ("generate model --tasks tasks.jsonl --out tasks.jsonl", "the file exists"),
-        ("generate model --tasks tasks.jsonl --out x.txt", "must end in .jsonl or .parquet"),
-        ("generate model --tasks tasks.jsonl --best-of 4", "the first model is no run: name one"),
-        ("generate model --prompt ab --best-of 4", "the model has no reward of its own"),
-        ("generate run --prompt ab --best-of 4 --reward false", "--reward false leaves none"),
-        ("generate model --tasks tasks.jsonl --temperatures 1,1", "named twice"),
-        ("generate model --tasks tasks.jsonl --temperatures 0.5,cold", "temperatures"),
-        ("generate model --tasks tasks.jsonl --text-field q", "there is no field 'q'"),
-        ("generate model --tasks tasks.jsonl --reward-model x", "is unknown"),
-        ("generate model --tasks tasks.jsonl --device tpu", "device"),
-    ],
-)
-def test_wrong_input_is_a_sentence(inside, words, message, capsys):
-    assert main(words.split()) == 2
+@pytest.mark.parametrize(("words", "message"), mistyped("eval"))
+def test_wrong_input_is_a_sentence(words, message, inside, capsys):
+    assert main(words) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("operant: ") and error.count("\n") == 1
 

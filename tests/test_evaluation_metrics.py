@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 import sacrebleu
 import yaml
+from cases import cases
 from processes import HIDE, run_python
 from rigs import said
+from texts import parts
 from toys import letters, lm
 
-from operant import Learner, Policy, Task, train
+from operant import Learner, OperantError, Policy, Rollout, Task, ValueOptions, train
 from operant.data import DataOptions, load_tasks
 from operant.metrics.evaluation import EVALUATION_METRICS, measure, resolve
-from operant.models.value_head import ValueOptions
-from operant.runs.config import configure
 from operant.runs.evaluate import Evaluation, EvaluationOptions, Evaluator
 from operant.sandbox.serialise import rollout_from_plain, rollout_to_plain
 from operant.tools.report.run_report import page_data
-from operant.types import OperantError, Rollout
 
 REPLIES = ["the cat sat on the mat", " it rains a lot today ", "Good morning to all of you"]
 REFERENCES = [
@@ -40,30 +39,6 @@ def number(name, rollouts=None, **options) -> float:
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"max_n": 2, "lowercase": True}, {"tokenize": "char"}])
-def test_bleu_is_that_of_sacrebleu(options):
-    """sacrebleu's own way for several references: every one has as many, here by hand, with None for none."""
-    streams = [[r[k] if k < len(r) else None for r in REFERENCES] for k in range(3)]
-    renamed = {{"max_n": "max_ngram_order"}.get(name, name): value for name, value in options.items()}
-    truth = sacrebleu.BLEU(**renamed).corpus_score(REPLIES, streams).score
-    assert number("bleu", **options) == truth and 20 < truth < 100
-
-
-@pytest.mark.parametrize("options", [{}, {"word_order": 2, "beta": 1}])
-def test_chrf_is_that_of_sacrebleu(options):
-    streams = [[r[k] if k < len(r) else None for r in REFERENCES] for k in range(3)]
-    truth = sacrebleu.CHRF(**options).corpus_score(REPLIES, streams).score
-    assert number("chrf", **options) == truth and 20 < truth < 100
-
-
-def test_bleu_by_hand():
-    """2 of 3 words and 1 of 2 pairs match, and 3 words stand against 4: exp(1 - 4/3) * sqrt(2/3 * 1/2)."""
-    one = Rollout(Task("0", "x", references=("a b c d",)), 0, [], ["a b x"])
-    assert number("bleu", [one], max_n=2) == pytest.approx(100 * 2.718281828459045 ** (-1 / 3) * (1 / 3) ** 0.5)
-
-
 def test_exact_match_and_distinct_by_hand():
     assert measure(resolve("exact_match"), held_out()).of_replies == {"exact_match": [0.0, 1.0, 0.0]}
     assert measure(resolve({"exact_match": {"ignore_case": True}}), held_out()).of_replies["exact_match"][2] == 1.0
@@ -80,8 +55,6 @@ def test_demonstrated_replies_are_references_too():
 
 
 # --- references beside tasks ------------------------------------------------------------------------------------------
-
-
 def test_a_field_becomes_the_references():
     rows = [{"text": "a", "good": "b"}, {"text": "c", "good": ["d", "e"]}]
     tasks = load_tasks(rows, options=DataOptions(reference_field="good"))
@@ -94,37 +67,7 @@ def test_a_field_becomes_the_references():
 
 
 # --- what is refused, before any model loads --------------------------------------------------------------------------
-
-OWN = """
-def short(rollouts, *, words: int = 2, scale: float = 1.0):
-    return [scale * (len(r.reply.split()) <= words) for r in rollouts]
-
-def both(rollouts):
-    return {"mean": sum(len(r.reply) for r in rollouts) / len(rollouts), "none": None}
-
-def reward(rollouts):
-    return 0.0
-
-def wrong_count(rollouts):
-    return [1.0]
-
-def raises(rollouts):
-    return 1 / 0
-
-def text(rollouts):
-    return "good"
-
-class Needs:
-    needs_references = True
-    def __init__(self, letter: str):
-        if len(letter) != 1:
-            raise ValueError("one letter")
-        self.letter = letter
-    def __call__(self, rollouts):
-        return sum(r.reply.count(self.letter) for r in rollouts)
-
-number = 3
-"""
+OWN = parts("programs.txt")["metrics"]
 TASKS = [Task("t/0", "ab"), Task("t/1", "ba")]
 
 
@@ -135,32 +78,26 @@ def own(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("metrics", "reason"),
-    [
-        ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bertscore, bleu, chrf, cider, consistency"),
-        ("bleu:2", r"'bleu:2': only a reward has its argument behind the name; .* \{bleu: \{max_n: 2\}\}"),
-        ("bertscore:./roberta", r"a mapping, such as \{bertscore: \{model: ./roberta\}\}"),
-        ("distinct:3", r"a mapping, such as \{distinct: \{n: 3\}\}"),
-        ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
-        ("no_module:f", "no module 'no_module'"),
-        ("own_metrics:number", "is of type int; name a function or a class"),
-        ({"distinct": {"m": 2}}, r"option 'evaluation.metrics.distinct.m' is unknown; did you mean .*distinct\.n'"),
-        ({"own_metrics:short": {"words": "x"}}, "evaluation.metrics.short.words='x': it must be a whole number"),
-        ({"own_metrics:Needs": {}}, "evaluation.metrics.Needs.letter is missing"),
-        ({"own_metrics:Needs": {"letter": "ab"}}, "evaluation.metrics.Needs: Needs refuses.*one letter"),
-        ({"distinct": {"n": 0}}, "distinct.n=0: it must be at least 1"),
-        ("{bleu: {tokenize: nothing}}", "evaluation.metrics.bleu: Bleu refuses .*nothing"),
-        ("own_metrics:reward", "would be logged as evaluate/reward, which exists; rename it"),
-        ("bleu,operant.apps.text.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
-        (5, "evaluation.metrics=5: give names"),
-        ({"bleu": 4}, "give names separated by commas"),
-        (
-            "exact_match",
-            "'exact_match' compares replies with references, and task 't/0' has none.*--data.reference-field",
-        ),
-        ({"own_metrics:Needs": {"letter": "a"}}, "'Needs' compares replies with references"),
-    ],
+@cases(
+    ("blue", "evaluation metric 'blue' is unknown; did you mean 'bleu'.*bertscore, bleu, chrf, cider, consistency"),
+    ("bleu:2", r"'bleu:2': only a reward has its argument behind the name; .* \{bleu: \{max_n: 2\}\}"),
+    ("bertscore:./roberta", r"a mapping, such as \{bertscore: \{model: ./roberta\}\}"),
+    ("distinct:3", r"a mapping, such as \{distinct: \{n: 3\}\}"),
+    ("distinct,own_metrics:shrt", "has no 'shrt'; did you mean 'short'"),
+    ("no_module:f", "no module 'no_module'"),
+    ("own_metrics:number", "is of type int; name a function or a class"),
+    ({"distinct": {"m": 2}}, r"option 'evaluation.metrics.distinct.m' is unknown; did you mean .*distinct\.n'"),
+    ({"own_metrics:short": {"words": "x"}}, "evaluation.metrics.short.words='x': it must be a whole number"),
+    ({"own_metrics:Needs": {}}, "evaluation.metrics.Needs.letter is missing"),
+    ({"own_metrics:Needs": {"letter": "ab"}}, "evaluation.metrics.Needs: Needs refuses.*one letter"),
+    ({"distinct": {"n": 0}}, "distinct.n=0: it must be at least 1"),
+    ("{bleu: {tokenize: nothing}}", "evaluation.metrics.bleu: Bleu refuses .*nothing"),
+    ("own_metrics:reward", "would be logged as evaluate/reward, which exists; rename it"),
+    ("bleu,operant.apps.text.sacrebleu:bleu", "would both be logged as evaluate/bleu"),
+    (5, "evaluation.metrics=5: give names"),
+    ({"bleu": 4}, "give names separated by commas"),
+    ("exact_match", "'exact_match' compares replies with references, and task 't/0' has none.*--data.reference-field"),
+    ({"own_metrics:Needs": {"letter": "a"}}, "'Needs' compares replies with references"),
 )
 def test_what_is_wrong_is_a_sentence(metrics, reason, own, tmp_path, monkeypatch):
     monkeypatch.setattr("operant.runs.build.Learner", None)  # no model may load
@@ -169,31 +106,10 @@ def test_what_is_wrong_is_a_sentence(metrics, reason, own, tmp_path, monkeypatch
         train("builtin:reviews-lm", TASKS, "letters:a", out=tmp_path / "run", **evaluated)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"evaluation.metrics": "distinct"}, "without held-out tasks: set evaluate.*, or --evaluate 10% for"),
-        ({"evaluate": "0%"}, "evaluate='0%': a share of the tasks is above 0% and below 100%, such as 10%"),
-        ({"best": "evaluate/bleu", "evaluate": TASKS}, "not a metric of this run; choose it: evaluation.metrics=bleu"),
-        (
-            {"best": "-evaluate/distnct", "evaluate": TASKS, "evaluation.metrics": "distinct"},
-            "did you mean 'evaluate/distinct'",
-        ),
-        ({"best": "evaluate/distinct", "evaluate": TASKS, "evaluation.metrics": "distinct"}, "set evaluate and"),
-    ],
-)
-def test_options_that_do_not_go_together(options, reason):
-    with pytest.raises(OperantError, match=reason):
-        configure({"tasks": TASKS, "reward": "letters:a", **options})
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("wrong_count", "'wrong_count' returned 1 numbers for 3 replies"),
-        ("raises", "'raises' failed: ZeroDivisionError"),
-        ("text", "'text' failed: ValueError"),
-    ],
+@cases(
+    ("wrong_count", "'wrong_count' returned 1 numbers for 3 replies"),
+    ("raises", "'raises' failed: ZeroDivisionError"),
+    ("text", "'text' failed: ValueError"),
 )
 def test_what_a_metric_may_not_return(name, reason, own):
     with pytest.raises(OperantError, match=reason):
@@ -224,7 +140,6 @@ def test_an_installed_package_adds_a_metric(tmp_path, monkeypatch):
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------
-
 SMALL = {"steps": 3, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_tokens": 4, "evaluate_every": 1}
 CHOSEN = {"bleu": {"max_n": 1}, "exact_match": None, "own_metrics:short": {"words": 1}, "own_metrics:both": {}}
 

@@ -3,9 +3,12 @@
 Sizes are set by the names that a config has. A table lists the configs that need something else to be tiny.
 """
 
+from tempfile import TemporaryDirectory
+
 import pytest
 import torch
 import transformers as t
+from cases import cases
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -130,7 +133,8 @@ def tiny(kind, name, **more):
 def gap(model):
     """Largest difference, over two steps, between the log-prob of a token in sampling and in the update."""
     score = lambda rollouts: [float(len(set(r.ids))) for r in rollouts]  # noqa: E731
-    run = train(model, tasks=TASKS, reward=score, steps=2, quiet=True, **PLAIN)
+    with TemporaryDirectory() as folder:
+        run = train(model, tasks=TASKS, reward=score, steps=2, quiet=True, out=f"{folder}/run", **PLAIN)
     return max(metrics["rollout/logprob_gap"] for metrics in run.metrics)
 
 
@@ -139,12 +143,9 @@ def test_a_hybrid_of_attention_and_other_layers_trains(kind):
     assert gap(tiny(kind, CAUSAL[kind])) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("bert", "depends on the tokens after it.*is_decoder"),
-        ("xmod", "cannot be computed from token ids alone.*language"),
-    ],
+@cases(
+    ("bert", "depends on the tokens after it.*is_decoder"),
+    ("xmod", "cannot be computed from token ids alone.*language"),
 )
 def test_a_model_that_cannot_continue_a_text_is_refused_first(kind, why):
     with pytest.raises(OperantError, match=why):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from processes import Forked
+from texts import mistyped
 
 from operant.algorithms import find
 from operant.import_by_name import Table
@@ -86,43 +87,8 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
     assert capsys.readouterr().out.startswith("1, 2,")
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (
-            "--env gess",
-            "environment 'gess' is unknown; did you mean 'guess'? Names: extract, feedback, gem, guess, gym",
-        ),
-        ("--env guess --env.leters a", "option 'env.leters' is unknown; did you mean 'env.letters'?"),
-        ("--env guess --env.turns x", "env.turns='x': it must be a whole number"),
-        ("--env no_such_module:World", "environment: there is no environment and no module 'no_such_module'"),
-        (
-            "--env operant_example.reward:brevity",
-            "option env.rollouts is missing: brevity gets no argument, and has no default",
-        ),
-        ("--env operant_example.tasks:counting", "is a list without reset and step: it needs the methods reset, step"),
-        ("--reward brevity --reward.targt 3", "option 'reward.targt' is unknown; did you mean 'reward.target'?"),
-        ("--reward brevty", "reward 'brevty' is unknown; did you mean 'brevity'?"),
-        ("--reward {brevity:{targt:3}}", "option 'targt' is unknown; did you mean 'target'?"),
-        ("--engine best_off", "engine 'best_off' is unknown; did you mean 'best_of'? Names: best_of, native, openai, "),
-        ("--engine best_of --engine.tries x", "engine.tries='x': it must be a whole number"),
-        ("--trackers cvs", "tracker 'cvs' is unknown; did you mean 'csv'?"),
-        ("--trackers csv --trackers.name a", "option 'trackers.name' is unknown; did you mean 'trackers.names'?"),
-        ("--algorithm leave_one", "algorithm 'leave_one' is unknown; did you mean 'leave_one_out'?"),
-        ("--algorithm leave_one_out --loss.entropy 1", "did you mean 'loss.entropy_coef'?"),
-        ("--policy soft_promt", "did you mean 'soft_prompt'?"),
-        ("--policy soft_prompt --policy.lenght 3", "option 'policy.lenght' is unknown; did you mean 'policy.length'?"),
-        ("--tasks counting --tasks.up 3", "option 'tasks.up' is unknown; did you mean 'tasks.upto'?"),
-        ("--engine.tries 3", "option engine.tries: the run names no engine that has it; set engine too"),
-        (
-            "--reward letters:e --reward.target 3",
-            "option reward.target: reward 'letters:e' has no options; leave it out",
-        ),
-    ],
-)
-def test_a_mistake_in_a_part_is_a_sentence(as_user, capsys, tmp_path, words, message):
-    words = words.replace("{brevity:{targt:3}}", "{brevity:{targt:\xa03}}").split(" ")
-    words = [word.replace("\xa0", " ").replace(":{", ": {") for word in words]
+@pytest.mark.parametrize(("words", "message"), mistyped("parts of a package"))
+def test_a_mistake_in_a_part_is_a_sentence(words, message, as_user, capsys, tmp_path):
     rest = [] if "--tasks" in words else ["--tasks", "counting"]
     rest += [] if "--reward" in words else ["--reward", "brevity"]
     assert main(["train", *words, *rest, "--out", str(tmp_path / "run")]) == 2

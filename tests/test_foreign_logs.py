@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from cases import cases
 
 from operant import OperantError, diagnose
 from operant.metrics.registry import METRICS, describe
@@ -68,9 +69,7 @@ def openrlhf_console(path, table):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize(
-    ("library", "write"), [("grpo", trainer_state), ("verl", verl_console), ("openrlhf", openrlhf_console)]
-)
+@cases(("grpo", trainer_state), ("verl", verl_console), ("openrlhf", openrlhf_console))
 def test_a_planted_fault_is_found(library, write, fault, tmp_path, capsys):
     audit = audit_log(path := write(tmp_path, rows(library, fault)))
     findings, named = diagnose(audit.history), LIBRARIES[library]
@@ -140,6 +139,10 @@ def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):
     history = audit_log(trainer_state(tmp_path, table)).history
     expected = [row["kl"] * row["completions/mean_length"] for row in table]
     assert history.values("kl/per_reply") == pytest.approx(expected)
+    without = [{name: x for name, x in row.items() if name != "completions/mean_length"} for row in table]
+    fallen = [row | {"entropy": 2.0 - 0.04 * i} for i, row in enumerate(without)]
+    found = diagnose(audit_log(trainer_state(tmp_path, fallen)).history)
+    assert "unmeasured" not in {finding.name for finding in found}  # it has the KL of a token
 
 
 BROKEN = {
@@ -149,7 +152,7 @@ BROKEN = {
     "some.jsonl": (b'{"loss": 1\n{"loss": 2}', "line 1: invalid JSON"),
     "list.jsonl": (b"[1]\n", "line 1 is"),
     "words.log": (b"nothing to see\n", "no metrics that can be read"),
-    "names.csv": (b"step,apples\n1,2\n", "none of its 1 names is a metric of TRL.*apples"),
+    "names.csv": (b"step,apples\n1,2\n", "none of its 1 names is a metric of operant.*apples"),
     "picture.bin": (b"\x89PNG\0\0\0", "no text"),
     "run.wandb": (b":W&B", "no metrics"),
     "other.wandb": (b"RIFF0000", "does not begin as a file of W&B"),

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from published import ROWS, TABLE
+from cases import cases
+from published import ROWS
 from toys import letters
 
 from operant.data import DataOptions, load_tasks
@@ -16,6 +17,7 @@ from operant.options import Factory, arguments
 from operant.runs import named_parts
 from operant.types import OperantError, Task
 
+TABLE = ROWS["totto"][0]["table"]
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 LINEARISED = (
     "<table> <cell> 15.3 <col_header> Points </col_header> <row_header> 2010 </row_header> </cell> "
@@ -55,23 +57,20 @@ def test_a_published_row_becomes_a_task(name):
     assert (task.prompt, task.references, task.target) == EXPECTED[name]
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "row", "prompt"),
-    [
-        ("imdb", {"words": "3"}, None, "The film was"),
-        ("imdb", {"share": 0.28}, None, "The film was"),
-        ("summarize", {"prefix": "", "cue": " TL;DR:"}, {"document": "A b.", "summary": "A"}, "A b. TL;DR:"),
-        ("summarize", {"source": "title"}, {"title": ["One.", "Two."]}, "summarize: One. Two.\nTL;DR:\n"),
-        ("translate", {"source": "en", "target": "xx"}, {"en": "A"}, "translate English to xx: A\nxx:\n"),
-        ("commongen", {"end": ""}, {"concept_set": "cat_N#eat_V"}, "generate a sentence with: cat eat\n"),
-        ("narrativeqa", {"context": "none"}, None, "question: Who left?\nanswer:\n"),
-        ("narrativeqa", {"context": "text"}, None, "question: Who left? context: Long.\nanswer:\n"),
-        ("narrativeqa", {}, {"question": "Q?", "summary": "S."}, "question: Q? context: S.\nanswer:\n"),
-        ("extract", {"prompt": "title"}, None, "Dogs\nTL;DR:\n"),
-        ("totto", {}, None, TITLED + LINEARISED + "\n"),
-        ("totto", {"repeat": True}, None, f"{LINEARISED} {TITLED}{LINEARISED}\n"),
-        ("totto", {"titles": "false", "cue": ""}, None, LINEARISED),
-    ],
+@cases(
+    ("imdb", {"words": "3"}, None, "The film was"),
+    ("imdb", {"share": 0.28}, None, "The film was"),
+    ("summarize", {"prefix": "", "cue": " TL;DR:"}, {"document": "A b.", "summary": "A"}, "A b. TL;DR:"),
+    ("summarize", {"source": "title"}, {"title": ["One.", "Two."]}, "summarize: One. Two.\nTL;DR:\n"),
+    ("translate", {"source": "en", "target": "xx"}, {"en": "A"}, "translate English to xx: A\nxx:\n"),
+    ("commongen", {"end": ""}, {"concept_set": "cat_N#eat_V"}, "generate a sentence with: cat eat\n"),
+    ("narrativeqa", {"context": "none"}, None, "question: Who left?\nanswer:\n"),
+    ("narrativeqa", {"context": "text"}, None, "question: Who left? context: Long.\nanswer:\n"),
+    ("narrativeqa", {}, {"question": "Q?", "summary": "S."}, "question: Q? context: S.\nanswer:\n"),
+    ("extract", {"prompt": "title"}, None, "Dogs\nTL;DR:\n"),
+    ("totto", {}, None, TITLED + LINEARISED + "\n"),
+    ("totto", {"repeat": True}, None, f"{LINEARISED} {TITLED}{LINEARISED}\n"),
+    ("totto", {"titles": "false", "cue": ""}, None, LINEARISED),
 )
 def test_the_options_of_a_form(name, options, row, prompt):
     assert made(name, row and [row], **options)[0].prompt == prompt
@@ -139,8 +138,6 @@ def test_a_form_of_ones_own_and_fields_beside_it():
 
 
 # --- prompts that are too long ----------------------------------------------------------------------------------------
-
-
 def test_a_prompt_is_cut_between_what_stands_around_it():
     assert shortened([1, 7, 8, 9, 5, 2], 5, "start", [[], [5]], {1, 2}) == [1, 7, 8, 5, 2]
     assert shortened([1, 4, 7, 8, 9, 2], 5, "end", [[4], []], {1, 2}) == [1, 4, 8, 9, 2]
@@ -168,8 +165,6 @@ def test_only_demonstrations_that_are_cut_become_ids():
 
 
 # --- files and names --------------------------------------------------------------------------------------------------
-
-
 def test_two_parallel_files_are_rows_of_translations(tmp_path):
     (tmp_path / "test.de").write_text("Ein Hund.\nZwei.\n", encoding="utf-8")
     (tmp_path / "test.en.gz").write_bytes(gzip.compress(b"A dog.\r\nTwo.\r\n"))
@@ -215,28 +210,19 @@ def test_synthetic_tasks_need_no_file():
 
 
 # --- sentences --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        ["We train it, e.g. GPT-2.", "It works!"],
-        ["See Fig. 3 of Smith et al. They did it.", '"Why?"', "(No.)", "3 are left."],
-        ["J. Smith is 3.5 m tall...", "Is he?"],
-        ["the local authority said . ", "it wants ."],
-        ["No end"],
-    ],
+@cases(
+    ["We train it, e.g. GPT-2.", "It works!"],
+    ["See Fig. 3 of Smith et al. They did it.", '"Why?"', "(No.)", "3 are left."],
+    ["J. Smith is 3.5 m tall...", "Is he?"],
+    ["the local authority said . ", "it wants ."],
+    ["No end"],
 )
 def test_sentences(parts):
     assert sentences(" ".join(parts)) == [part.strip() for part in parts]
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "options", "why"),
-    [
+@cases(
         (
             "summarize",
             {"id": 1, "artikle": "A"},
@@ -259,7 +245,6 @@ def test_sentences(parts):
         ("totto", {"table": "x", "highlighted_cells": [[0, 0]]}, {}, r"cannot be linearised: it is 'x' and not a list"),
         ("totto", {"table": [["x"]], "highlighted_cells": [[0, 0]]}, {}, r"linearised: in its row 1 stands 'x'"),
         ("totto", {"table": TABLE, "highlighted_cells": [[2, 3]]}, {}, r"cell \[2, 3\] is not in the table of 3"),
-    ],
 )  # fmt: skip
 def test_a_row_that_a_form_cannot_read_is_named(name, row, options, why):
     with pytest.raises(OperantError, match=why):
@@ -271,16 +256,13 @@ def test_empty_texts_are_left_out_on_request():
     assert len(made("summarize", rows, DataOptions(min_chars=1))) == 1
 
 
-@pytest.mark.parametrize(
-    ("form", "why"),
-    [
-        (lambda row: row["x"], r"row 1, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
-        (lambda row: 5, r"it returned 5; it must return a mapping, or a list"),
-        (lambda row: [{"text": "a"}], r"it returned \{'text': 'a'\}; it must be a mapping with a prompt"),
-        (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, cue"),
-        (lambda row: {"prompt": 3}, r"it returned 3 where a text must be"),
-        (lambda row: {"prompt": [{"role": "user", "content": "a"}], "cue": "b"}, r"messages with before or cue"),
-    ],
+@cases(
+    (lambda row: row["x"], r"row 1, form '<lambda>': it raised KeyError: 'x' \(fields: text\)"),
+    (lambda row: 5, r"it returned 5; it must return a mapping, or a list"),
+    (lambda row: [{"text": "a"}], r"it returned \{'text': 'a'\}; it must be a mapping with a prompt"),
+    (lambda row: {"prompt": "a", "reference": "b"}, r"it returned 'reference'; a form returns prompt, before, cue"),
+    (lambda row: {"prompt": 3}, r"it returned 3 where a text must be"),
+    (lambda row: {"prompt": [{"role": "user", "content": "a"}], "cue": "b"}, r"messages with before or cue"),
 )
 def test_a_form_that_is_wrong_is_named(form, why):
     with pytest.raises(OperantError, match=why):
@@ -297,12 +279,8 @@ def test_data_options_whose_work_a_form_does_are_refused():
 
 
 # --- the public files -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"public data is not at {SHARED}")
-@pytest.mark.parametrize(
-    ("name", "file", "count", "options"),
-    [
+@cases(
         ("imdb", "imdb/imdb_test.jsonl.gz", 50, {}),
         ("summarize", "summ_cnn_dm/cnn_dm_sample.jsonl.gz", 100, {}),
         ("summarize", "summ_scitldr/scitldr_a_dev.jsonl.gz", 619, {}),
@@ -312,7 +290,6 @@ def test_data_options_whose_work_a_form_does_are_refused():
         ("commongen", "commongen/test_concept_sets_with_gpt2_samples.jsonl.gz", 1497, {}),
         ("totto", "totto_sample/dev_sample.jsonl.gz", 5, {}),
         ("dialog", "dailydialog/dialogues_part.jsonl.gz", None, {}),
-    ],
 )  # fmt: skip
 def test_public_files_are_read(name, file, count, options):
     paths = [str(SHARED / part) for part in file.split(",")]

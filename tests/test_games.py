@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import cases
 from houses import ROOMS, House, record
 from pages import low_contrast, overflows
 from toys import letters, lm
 
-from operant import Task, check_env
+from operant import Rollout, Task, Turn, check_env
 from operant.api import runs
 from operant.metrics.games import of_games, of_replies, transcript
 from operant.runs.folder import RunFolder
@@ -20,7 +21,6 @@ from operant.tools.report import games, parquet, run_report
 from operant.tools.report.runs import read_run
 from operant.tools.report.server import Server, Serving
 from operant.tools.report.summary import results
-from operant.types import Rollout, Turn
 
 WON = ["kitchen", "cellar", "kitchen", "garden", "vault"]
 LOST = ["attic", "", "kitchen"]
@@ -64,8 +64,6 @@ def test_a_transcript_has_the_options_and_their_probabilities():
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A short run in houses, with held-out ones."""
@@ -131,22 +129,17 @@ def test_long_texts_and_games_are_cut_and_it_is_said():
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
-
-
 def played(steps=40, **series):
     base = {"reward/mean": 0.0, "reward/std": 0.2, "rollout/count": 16, "game/turns": 20.0, "game/won": 0.3}
     base |= {"actions/valid": 0.9, "actions/copied_from_prompt": 0.1, "actions/empty": 0.0, "text/top_word": 0.2}
     return [{"step": i + 1} | base | {k.replace("__", "/"): v for k, v in series.items()} for i in range(steps)]
 
 
-@pytest.mark.parametrize(
-    ("name", "series", "said"),
-    [
-        ("invalid_commands", {"actions__valid": 0.3}, "does not understand 70 %"),
-        ("copied_commands", {"actions__copied_from_prompt": 0.6, "actions__valid": 0.3}, "60 % of the policy's"),
-        ("empty_commands", {"actions__empty": 0.2, "actions__valid": 0.3, "text__empty": 0.2}, "20 % of the policy's"),
-        ("never_won", {"game__won": 0.0, "game__score": 0.25}, "None of the 640 games of 40 steps"),
-    ],
+@cases(
+    ("invalid_commands", {"actions__valid": 0.3}, "does not understand 70 %"),
+    ("copied_commands", {"actions__copied_from_prompt": 0.6, "actions__valid": 0.3}, "60 % of the policy's"),
+    ("empty_commands", {"actions__empty": 0.2, "actions__valid": 0.3, "text__empty": 0.2}, "20 % of the policy's"),
+    ("never_won", {"game__won": 0.0, "game__score": 0.25}, "None of the 640 games of 40 steps"),
 )
 def test_a_rule_of_games_reports_its_fault_alone(name, series, said):
     (finding,) = (f for f in diagnose(History(played(**series))) if f.name not in ("flat",))
@@ -168,8 +161,6 @@ def test_the_verdict_counts_wins_once_there_is_one():
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
 def write(path):
     """A run of two steps with hand-made games: a lost one, and a won one with all that a turn may have."""
     lost, won = record(LOST, name=EVIL, lost=True), record(WON, by=["policy", "random", "expert", "policy", "policy"])
@@ -252,6 +243,27 @@ def test_games_fit_and_can_be_read(browser, url, size, scheme):
         panes(page)
         page.evaluate("document.querySelector('#replies').remove()")
         assert overflows(page) == [] and low_contrast(page) == []
+
+
+def test_branches_of_an_episode_are_a_tree(browser, tmp_path):
+    said = (("start", "a", -1), ("two?", "b", 0), ("two?", "c", 0), ("go on", "d", 1))
+    turns = [dict(zip(("state", "command", "parent"), turn)) | {"by": "policy", "valid": True} for turn in said]
+    folder = RunFolder.create(tmp_path / "tree", {"steps": 1})
+    folder.log(1, {"reward/mean": 0.5})
+    known = {"task": "t", "query": "q", "reply": "r", "end": "stop", "rollout": 0, "ids": [1], "reward": 1.0}
+    folder.rollouts(1, [known | {"turn": 3, "game": json.dumps({"name": "t", "turns": turns})}])
+    folder.close()
+    with visit(browser, run_report.write_report(Path(folder.path)).as_uri()) as page:
+        log = panes(page)[0].locator(".log > li")
+        assert [text.split() for text in log.all_inner_texts()] == [
+            ["start"],
+            ["1", "a", "two?"],
+            ["2", "branch", "1", "of", "2", "b", "go", "on"],
+            ["4", "d"],
+            ["3", "branch", "2", "of", "2", "c"],
+        ]
+        left = [log.nth(i).bounding_box()["x"] for i in range(5)]
+        assert left[1] < left[2] == left[3] == left[4]
 
 
 def test_a_run_without_games_shows_none_of_this(browser, tmp_path):

@@ -7,9 +7,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys import letters, lm
 from transformers import PreTrainedTokenizerFast
 
-from operant import train
+from operant import Policy, train
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
 from operant.sampling import ReplyText, Sampling
 from operant.tools.cli import main
 from operant.tools.cli.generate import Session, Speaker

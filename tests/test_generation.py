@@ -9,14 +9,13 @@ from sampled import model_of, replies
 from toys import bare_logprobs
 from transformers import RoCBertConfig, RoCBertForCausalLM
 
+from operant import Policy, ValueOptions
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.decoding import Cached, Pooled, Whole
 from operant.engines.native.engine import NativeEngine
 from operant.engines.native.kv_cache import Window, plain_layers
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.sampling import Sampling, task_key
 
 GROUPS = [[5, 6, 7, 8, 9]] * 3 + [[4]] * 2 + [[12, 13, 14], [3, 3], [10, 11, 4, 5, 6, 7, 8]] * 2 + [[15, 16], [4], [4]]
@@ -43,8 +42,6 @@ def same(mine, plain):
 
 
 # --- the same replies -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_are_the_same_for_every_number_of_rows(kind):
     policy = policy_of(kind)
@@ -131,8 +128,6 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
 
 
 # --- less work --------------------------------------------------------------------------------------------------------
-
-
 class Counted:
     """Record the number of rows and columns of every call of the model."""
 
@@ -200,8 +195,6 @@ def test_an_encoder_reads_a_group_once():
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
-
-
 def test_only_plain_keys_and_values_share_one_buffer():
     gpt2, t5, mistral = (Policy(model_of(kind)) for kind in ("gpt2", "t5", "mistral"))
     assert plain_layers(gpt2, 20) == 2 and plain_layers(t5, 20) is None
@@ -240,8 +233,6 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
 
 
 # --- shapes that never change -----------------------------------------------------------------------------------------
-
-
 FIXED = {}
 
 
@@ -342,8 +333,6 @@ def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
 
 
 # --- trunk states -----------------------------------------------------------------------------------------------------
-
-
 class Below:
     """A substitute for a trunk, which records the input of a block."""
 

@@ -9,18 +9,16 @@ from dataclasses import fields
 
 import pytest
 import torch
+from cases import cases
 from golden_runs import ALGORITHMS, ISLANDS, METRICS, RUNS, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
-from operant import Task
-from operant.models.policy import Policy
+from operant import Batch, Policy, Sampling, Task
 from operant.models.value_head import ValueHead, ValueOptions
 from operant.objectives import advantages, losses
 from operant.rollouts import collate
-from operant.sampling import Sampling
 from operant.training import scoring, update, update_rules
 from operant.training.optimizer import MasterAdamW
-from operant.types import Batch
 
 
 def test_there_is_a_golden_run_of_every_algorithm():
@@ -31,7 +29,11 @@ def test_there_is_a_golden_run_of_every_algorithm():
     assert set(ALGORITHMS) == table and {algorithm for _, algorithm in RUNS.values()} == table
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+BRIEF = "trpo dapo dr-grpo gspo cispo sapo dppo opo pass-at-k reinforce++ reinforce++-baseline".split()
+"""Three of their steps are compared every day: steps of TRPO are long, and the others go on as GRPO does."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in BRIEF)) for n in ALGORITHMS])
 def test_twenty_steps_are_what_they_were(name):
     mine, right = run(name), read(name)
     assert mine["replies"] == right["replies"]
@@ -48,19 +50,19 @@ def test_where_norms_are_float32_they_are_to_the_fourth_digit(kind):
     assert gap < 1e-4, where
 
 
-def test_two_threads_make_the_same_run():
-    """Its first steps: two threads that share a core wait for each other."""
+@cases(("grpo", 2), *((name, 1) for name in BRIEF))
+def test_the_first_steps_are_what_they_were(name, threads):
+    """Also with two threads, which wait for each other where they share a core."""
     try:
-        torch.set_num_threads(2)
-        mine = run("grpo", steps=2)
+        torch.set_num_threads(threads)
+        mine = run(name, steps=3)
     finally:
         torch.set_num_threads(1)
-    told = {name: x[:2] for name, x in read("grpo").items() if name in METRICS}
+    told = {name: x[:3] for name, x in read(name).items() if name in METRICS}
     assert farthest({name: mine[name] for name in told}, told)[0] < 1e-8
 
 
 # --- they can fail ----------------------------------------------------------------------------------------------------
-
 EARLY = 3
 
 
@@ -106,8 +108,6 @@ def test_a_small_fault_anywhere_is_seen(name, early, monkeypatch):
 
 
 # --- float64 from end to end ------------------------------------------------------------------------------------------
-
-
 def widths(thing) -> dict[str, torch.dtype]:
     """Of every field that holds numbers with a point."""
     found = {}

@@ -12,7 +12,6 @@ from toys import CAUSAL
 from operant.sampling import counter
 
 # --- one process ------------------------------------------------------------------------------------------------------
-
 MICRO = {1: 8192, 3: 42, 8: 1}
 """Micro-batches of the eight attempts under a budget of tokens."""
 
@@ -63,7 +62,6 @@ def test_the_order_of_rows_does_not_change_the_gradient():
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
-
 DEALT = {2: [[0, 1, 2, 3, 4, 5, 6], [7, 8]], 3: [[1, 3, 5, 6, 4, 8], [0, 7], [2]]}
 """Who holds which attempts: very unequal numbers of tokens."""
 REDUCTIONS = ["token", "episode", "sequence", "horizon"]

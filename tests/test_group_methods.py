@@ -5,6 +5,7 @@ from math import exp, log, prod
 
 import pytest
 import torch
+from cases import cases
 from torch import Tensor
 
 from operant.algorithms import ALGORITHMS
@@ -112,8 +113,6 @@ def test_the_two_bounds_of_cispo_meet():
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
-
-
 def test_the_baseline_of_opo_is_weighted_by_length():
     returns, groups = torch.tensor([1.0, 0.0, 4.0, 2.0, 2.0]), torch.tensor([7, 3, 7, 3, 7])
     lengths = torch.tensor([1, 5, 3, 5, 2])
@@ -210,38 +209,9 @@ def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("gspo", {"ratio": "word"}, "loss.ratio='word': it must be reply or token"),
-        ("gspo", {"clip": 0.0}, "loss.clip=0.0: it must be above 0"),
-        ("cispo", {"bound": "ratio"}, "loss.bound='ratio': it must be weight"),
-        ("cispo", {"high": -1.0}, "loss.high=-1.0: it must be above 0"),
-        ("grpo", {"clip_high": -1.0}, "loss.clip_high=-1.0: it must be above 0"),
-        ("sapo", {"temperature": 0.0}, "loss.temperature=0.0: it must be above 0"),
-        ("dppo", {"distance": "js"}, "loss.distance='js': it must be tv or kl"),
-        ("dppo", {"max_distance": 0.0}, "loss.max_distance=0.0: it must be above 0"),
-    ],
-)
-def test_an_option_of_a_loss_is_refused(name, options, sentence):
-    with pytest.raises(OperantError, match=sentence.replace("(", r"\(")):
-        ALGORITHMS[name].loss(*rows(), **options)
-
-
-@pytest.mark.parametrize(
-    ("made", "sentence"),
-    [
-        (
-            lambda r, g: group_baselines.best_of(r, g, 4),
-            "a group of 3 replies: the best of advantage.k=4 needs samples",
-        ),
-        (
-            lambda r, g: group_baselines.by_success(r - 1, g),
-            "a return of -1: maxrl divides by the mean return of a group",
-        ),
-    ],
+@cases(
+    (lambda r, g: group_baselines.best_of(r, g, 4), "a group of 3 replies: the best of advantage.k=4 needs samples"),
+    (lambda r, g: group_baselines.by_success(r - 1, g), "a return of -1: maxrl divides by the mean return of a group"),
 )
 def test_an_advantage_that_cannot_be_computed_is_refused(made, sentence):
     with pytest.raises(OperantError, match=sentence):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import architecture
 import pytest
+from cases import cases
 from processes import HIDE, run_python
 
 import operant
@@ -76,9 +77,8 @@ def test_no_files_import_each_other() -> None:
     assert architecture.circles(GRAPH) == []
 
 
-@pytest.mark.parametrize(
-    ("graph", "found"),
-    [({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]])],
+@cases(
+    ({"a": {"b"}, "b": {"c"}, "c": set()}, []), ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]])
 )
 def test_circles_are_seen(graph: dict[str, set[str]], found: list[list[str]]) -> None:
     assert architecture.circles(graph) == found
@@ -113,19 +113,16 @@ def test_no_two_classes_have_one_name() -> None:
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "inside"),
-    [
-        ("objectives.kl", "from operant.training.learner import Learner", ()),
-        ("types", "import operant.storage", ()),
-        ("sampling", "def f():\n    from operant import objectives", ()),
-        ("engines.native", "from ..learner import Learner", ("engines",)),
-        ("types", "from .training.learner import Learner", ()),
-        ("apps.code.problems", "from operant.runs.run import Run", ()),
-        ("data.tasks", "from operant import Task", ("data",)),
-        ("runs.run", "from operant.mystery import x", ()),
-        ("runs.run", "from operant.tools.report.run_report import write_report", ()),
-    ],
+@cases(
+    ("objectives.kl", "from operant.training.learner import Learner", ()),
+    ("types", "import operant.storage", ()),
+    ("sampling", "def f():\n    from operant import objectives", ()),
+    ("engines.native", "from ..learner import Learner", ("engines",)),
+    ("types", "from .training.learner import Learner", ()),
+    ("apps.code.problems", "from operant.runs.run import Run", ()),
+    ("data.tasks", "from operant import Task", ("data",)),
+    ("runs.run", "from operant.mystery import x", ()),
+    ("runs.run", "from operant.tools.report.run_report import write_report", ()),
 )
 def test_climbing_imports_are_seen(module: str, source: str, inside: tuple[str, ...]) -> None:
     assert len(climbs(module, source, inside)) == 1
@@ -137,8 +134,6 @@ def test_going_down_and_staying_in_the_package_are_fine() -> None:
 
 
 # --- habits -----------------------------------------------------------------------------------------------------
-
-
 @cache
 def nodes(source: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(source)))
@@ -203,7 +198,7 @@ def salted_hashes(source: str) -> list[str]:
 
 
 def imports_torch_distributed(source: str) -> list[str]:
-    """`distributed.py` alone knows ranks."""
+    """`distributed.py` and `training/sharding.py` alone know ranks."""
     forms = r"^\s*(?:import|from) torch\.distributed.*|^\s*from torch import .*\bdistributed\b.*"
     return re.findall(forms, source, re.M)
 
@@ -218,13 +213,14 @@ def stands_on_a_test(source: str) -> list[str]:
     return re.findall(r"^\s*(?:from|import) (?:test_\w+|benchmarks)\b.*", source, re.M)
 
 
+KNOW_RANKS = ("distributed.py", "sharding.py")
 RULES = {
     masks_from_ids: (FILES, "mask = ids != tokenizer.pad_token_id"),
     averages: ([PACKAGE / "objectives/losses.py"], "loss = (ratio * advantages).mean()"),
     opens_without_encoding: (FILES, "open('b.txt')\nPath('x').open('w')"),
     unpickles: (FILES, "torch.load('weights.pt')"),
     salted_hashes: (FILES, "seed = hash((seed, task.id))"),
-    imports_torch_distributed: ([f for f in FILES if f.name != "distributed.py"], "import torch.distributed as dist"),
+    imports_torch_distributed: ([f for f in FILES if f.name not in KNOW_RANKS], "import torch.distributed as dist"),
     stands_on_a_test: (TESTS, "from test_trainer import SMALL\nimport benchmarks.kept"),
     renders_chat: ([f for f in FILES if f.name != "sampling.py"], "tokenizer.apply_chat_template(messages)"),
 }
@@ -249,8 +245,6 @@ def test_binary_files_and_named_encodings_are_fine() -> None:
 
 
 # --- the package from outside -----------------------------------------------------------------------------------
-
-
 def test_import_without_any_extra() -> None:
     every_module = """
 import importlib, pkgutil, operant
@@ -273,13 +267,33 @@ def test_public_names_are_sorted_and_there() -> None:
     assert operant.__all__ == sorted({*operant.__all__}) and all(getattr(operant, name) for name in operant.__all__)
 
 
-def test_the_command_line_answers_without_torch() -> None:
-    code = """
+OLD = Path(__file__).parent / "old"
+
+
+@cases(
+    (["--help"], "operant train RECIPE", ""),
+    (["runs", str(OLD)], "ppo", "numpy pyarrow"),
+    (["diagnose", str(OLD / "ppo/run")], "step", "numpy pyarrow"),
+)
+def test_the_command_line_answers_without_torch(words: list[str], said: str, paid: str) -> None:
+    code = f"""
 import contextlib, io, sys
 from operant.tools.cli import main
 with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-    main(["--help"])
-assert "operant train RECIPE" in printed.getvalue()
-print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "transformers", "pyarrow", "numpy"}))
+    main({words})
+assert {said!r} in printed.getvalue(), printed.getvalue()
+print(*sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "transformers", "pyarrow", "numpy"}}))
 """
-    assert run_python(code) == "", "`operant --help` must not pay for these imports"
+    assert run_python(code) == paid, f"`operant {words[0]}` must not pay for other imports"
+
+
+def test_a_function_that_uses_torch_has_torch() -> None:
+    code = """
+from operant.tools.cli.without_torch import without_torch
+def double():
+    import torch
+    from operant.objectives.advantages import whiten
+    return whiten(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, True]]), unbiased=False).tolist()
+print([[round(x) for x in row] for row in without_torch(double)()])
+"""
+    assert run_python(code) == "[[-1, 1]]"

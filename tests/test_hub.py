@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from cases import cases
 from published import a_model
 
 from operant.storage import hub
@@ -107,8 +108,6 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkey
 
 
 # --- revisions --------------------------------------------------------------------------------------------------------
-
-
 def test_a_name_is_pinned_to_its_current_commit(cache, builtin, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     first = cache("a/model", "1111", config__json="{}", model__safetensors="")
@@ -127,10 +126,8 @@ def test_what_is_no_hub_name_is_pinned_as_it_is(builtin, tmp_path):
     assert hub.find_model(folder) == str(folder)
 
 
-@pytest.mark.parametrize(
-    "revision", ["", "../../etc", "a/../b", "/abs", ".hidden", "a b", "a\0", "a\n", "x" * 200, "a@b"]
-)
-def test_an_invalid_revision_is_refused_before_any_request(cache, monkeypatch, revision):
+@cases("", "../../etc", "a/../b", "/abs", ".hidden", "a b", "a\0", "a\n", "x" * 200, "a@b")
+def test_an_invalid_revision_is_refused_before_any_request(revision, cache, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("the network was asked"))
     for find in (hub.find_model, hub.find_config):
         with pytest.raises(OperantError, match="is not a revision; give a branch, tag or commit after @"):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 import operant
 from operant import OperantError, Rollout, Task
@@ -34,16 +35,13 @@ def answering(path, answer, name="anna"):
             store.add_label(item_id, name, answer(store.item(item_id)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "replies", "answer", "wanted"),
-    [
-        ("pick", ("a", "b", "b", "c"), {"best": 1}, [0, 1, 1, 0]),
-        ("rank", ("a", "b", "c", "d"), {"ranks": [2, 1, 3, None]}, [0.5, 1, 0, None]),
-        ("rank", ("a", "b"), {"ranks": [1, 1]}, [0.5, 0.5]),
-        ("rank", ("a", "b"), {"all_bad": True}, [0, 0]),
-        ("rate", ("a", "b"), {"ratings": [4]}, [0.75, 0.75]),
-        ("good", ("a", "b"), {"good": [True]}, [1, 1]),
-    ],
+@cases(
+    ("pick", ("a", "b", "b", "c"), {"best": 1}, [0, 1, 1, 0]),
+    ("rank", ("a", "b", "c", "d"), {"ranks": [2, 1, 3, None]}, [0.5, 1, 0, None]),
+    ("rank", ("a", "b"), {"ranks": [1, 1]}, [0.5, 0.5]),
+    ("rank", ("a", "b"), {"all_bad": True}, [0, 0]),
+    ("rate", ("a", "b"), {"ratings": [4]}, [0.75, 0.75]),
+    ("good", ("a", "b"), {"good": [True]}, [1, 1]),
 )
 def test_answers_become_scores(kind, replies, answer, wanted, tmp_path):
     reward = Humans(str(tmp_path / "labels.sqlite"), kind=kind, minutes=1)
@@ -143,7 +141,7 @@ def test_the_road_is_walked_and_goes_on_where_it_stopped(tmp_path, monkeypatch, 
     sys.path[:0] = [str(ROOT / "recipes")]
     import rlhf
 
-    words = ["rlhf.py", "--work", str(tmp_path), "--labels", "20", "--steps", "1", "--rounds", "2"]
+    words = ["rlhf.py", "--work", str(tmp_path), *"--labels 20 --steps 1 --rounds 2 --limit 16".split()]
     monkeypatch.setattr(sys, "argv", words)
     rlhf.main()
     found = json.loads((tmp_path / "eval.json").read_text())

@@ -7,12 +7,10 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import Learner, OperantError, Policy, Sampling, Task, ValueOptions, load_policy, train
-from operant.models.loading import export
+from operant import Batch, Learner, OperantError, Policy, Sampling, Task, ValueOptions, export, load_policy, train
 from operant.models.value_head import ActionValueHead
 from operant.runs.build import trained
 from operant.sampling import counter
-from operant.types import Batch
 
 QUERIES, REPLIES = [[3, 4], [5], [3, 4, 6, 7, 8]], [[6, 7], [8, 9, 10], [9]]
 """The first and the last are two turns of one episode: the second prompt goes on from the first reply."""
@@ -85,7 +83,6 @@ def test_loss_and_gradient_are_those_of_a_hand_calculation(chunk, awac, monkeypa
 
 
 # --- a chain ----------------------------------------------------------------------------------------------------------
-
 START, LEFT, RIGHT, LENGTH = 3, 4, 5, 3
 """Three steps to the right pay 1; any other reply pays 0.1 for a left as its last step, and else nothing."""
 
@@ -126,13 +123,11 @@ def taught():
 def test_guided_play_beats_the_player_it_learnt_from(taught):
     """The player's mean is 0.175. Q of the last of three steps to the right is 1, and of the left there 0.1."""
     unguided, guided = played(taught, 0.0), played(taught, 16.0)
-    print(unguided, guided)
     assert unguided < 0.3 and guided > 0.9
     batch = Batch.given([[START]] * 2, [[RIGHT] * LENGTH, [RIGHT, RIGHT, LEFT]])
     with torch.no_grad():
         out = taught.policy.forward(batch)
     least = out.q["one"].minimum(out.q["two"])[:, 1:]
-    print(least)
     assert float(least[0, -1]) == pytest.approx(1.0, abs=0.25) and float(least[1, -1]) == pytest.approx(0.1, abs=0.2)
 
 
@@ -168,8 +163,6 @@ def test_an_option_is_chosen_by_its_guided_tokens(taught):
 
 
 # --- heads on disk ----------------------------------------------------------------------------------------------------
-
-
 def test_heads_are_saved_with_the_learner_and_loaded_alone(tmp_path):
     learner = Learner(lm(), algorithm="ilql", lr=1e-2, max_tokens=3)
     learner.step(QUERIES, REPLIES, SCORES)

@@ -5,18 +5,17 @@ import shutil
 
 import pytest
 import torch
+from cases import cases
 from disks import FULL, Watched
 from toys import letters, lm
 
-from operant.api import train
+from operant import OperantError, export, load_policy, train
 from operant.models import lora
 from operant.models.adapters import LoraOptions, base_of
-from operant.models.loading import export, load_policy
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.storage import atomic_io, manifest
-from operant.types import OperantError
 
 TASKS = [[1, 2, 3], [4, 5], [6], [8, 9]]
 SMALL = {"steps": 2, "batch": 8, "minibatch": 8, "max_tokens": 4, "fixed_length": True, "probes": 0}
@@ -56,8 +55,6 @@ def names(folder):
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
-
-
 def test_a_plain_folder_is_kept_with_its_tokenizer_alone(model, run):
     config = config_of(policy=str(model))
     copy_initial_models(config, run)
@@ -127,8 +124,6 @@ def test_a_critic_beside_the_model_is_kept(tmp_path, run):
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
-
-
 def an_adapter(base, folder):
     pytest.importorskip("peft")
     policy = load_policy(str(base), lora=LoraOptions(rank=2))
@@ -177,25 +172,20 @@ def test_an_adapter_names_the_commit_of_a_model_of_the_hub(cache, model, run, tm
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-
-
 def change(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "damage, said",
-    [
-        (lambda start: change(start / "policy/model.safetensors"), "policy/model.safetensors was changed since"),
-        (lambda start: (start / "policy/config.json").unlink(), "config.json is missing"),
-        (lambda start: shutil.rmtree(start / "policy"), "is missing"),
-        (lambda start: (start / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda start: (start / "manifest.json").write_text("{}"), "manifest.json cannot be read"),
-    ],
+@cases(
+    (lambda start: change(start / "policy/model.safetensors"), "policy/model.safetensors was changed since"),
+    (lambda start: (start / "policy/config.json").unlink(), "config.json is missing"),
+    (lambda start: shutil.rmtree(start / "policy"), "is missing"),
+    (lambda start: (start / "manifest.json").unlink(), "manifest.json is missing"),
+    (lambda start: (start / "manifest.json").write_text("{}"), "manifest.json cannot be read"),
 )
-def test_a_kept_model_that_was_changed_is_named(model, run, damage, said):
+def test_a_kept_model_that_was_changed_is_named(damage, said, model, run):
     config = config_of(policy=str(model))
     copy_initial_models(config, run)
     damage(run / "start")
@@ -236,8 +226,6 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_resumes_without_the_folder_that_it_began_from(model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     given = SMALL | {"reference": str(other), "model": {"train_layers": 1}}

@@ -92,25 +92,6 @@ def test_words_that_the_model_never_says_are_told(folder):
         judge(resolve(f"judge:{folder}", {"words": "qq,zz", "template": "{reply}"}), [said("a")])
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        ("judge", {}, "reward 'judge' needs a model that judges"),
-        ("judge:m", {"template": "good?"}, "it must contain {reply}"),
-        ("judge:m", {"template": "{reply} {who}"}, "may contain {query} and {target}; other braces are doubled"),
-        ("judge:m", {"words": "yes"}, "at least two different words"),
-        ("judge:m", {"words": "yes,yes"}, "at least two different words"),
-        ("judge:http://localhost:1/v1", {}, "name the model behind the address"),
-        ("judge:m", {"cache": "c.sqlite"}, "only an endpoint's answers are kept"),
-        ("judge:./nowhere", {}, "nowhere"),
-    ],
-)
-def test_what_cannot_judge_is_refused(spec, options, message):
-    with pytest.raises(OperantError) as refused:
-        check(resolve(spec, options))
-    assert message in str(refused.value)
-
-
 def test_labels_that_are_all_equal_are_refused(server, tmp_path):
     path = tmp_path / "gold.jsonl"
     path.write_text('{"prompt": "p", "replies": ["a", "b"], "ratings": [1, 1]}\n', encoding="utf-8")

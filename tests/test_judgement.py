@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from cases import cases
 from page_commands import read
 from scored import fixed, rollout_of
 from toys import letters, lm
 
-from operant import Judgement, Learner, OperantError, Rollout, Task, isolated, train
-from operant.metrics.rollout_table import rows
+from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, isolated, train
+from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge, reward_metrics
 from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
@@ -21,11 +22,9 @@ from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
 from operant.runs.scored_rollouts import join_judgements
-from operant.sampling import Sampling
 from operant.tools.report.replies import Index
 from operant.trackers import base
 from operant.trackers.console import Console
-from operant.types import Completion
 
 ROOT = Path(__file__).parents[1]
 FAILED = Judgement(-0.6, {"passed": 3, "failed": 1}, "runtime error", "IndexError: list index out of range, line 4")
@@ -80,8 +79,6 @@ def asking(*numbers) -> list[Rollout]:
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_judgement_is_read_and_its_parts_are_not_summed():
     judged = judge(tests, asking(*range(len(ALLOWED))))
     for i, (_, score, parts, classes, message) in enumerate(ALLOWED):
@@ -167,8 +164,6 @@ def test_chunks_are_put_together_as_if_said_at_once():
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
-
-
 def classes(*named) -> Judged:
     return Judged([0.0] * len(named), {"a": []}, remarks=[Remark((n,) if n else ()) for n in named])
 
@@ -190,7 +185,6 @@ def test_too_many_classes_are_counted_together():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
 TASKS = ["ab", "cde", "the end", "h"]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 2, "probe_every": 1}
 
@@ -229,12 +223,13 @@ def test_a_run_shows_it_everywhere(tmp_path):
 
 
 def test_console_and_trackers_show_it():
-    table = rows(
+    table = as_rows(
         [rollout_of("eel"), rollout_of("x")], [1.0, None], remarks=[Remark(("bad\x1b", "b"), "why\n" * 50), Remark()]
     )
-    named = rows([rollout_of("y")], [0.0], remarks=[Remark(("failed test",), "failed test: 1 of 2").under("tests")])
+    named = as_rows([rollout_of("y")], [0.0], remarks=[Remark(("failed test",), "failed test: 1 of 2").under("tests")])
     console = Console(1, samples_every=1, samples=3, output=(output := io.StringIO()))
-    console.rollouts(1, [*table, *named])
+    console.rollouts(1, table)
+    console.rollouts(2, named)
     first, second, third = output.getvalue().splitlines()
     assert third.endswith(" (tests/failed test: 1 of 2)"), "the message has the outcome, too, and it is said once"
     assert "[1.00] (bad , b: why why" in first and first.endswith("...)") and second.endswith("| x")
@@ -257,8 +252,6 @@ def test_a_step_takes_judgements_in_place_of_scores(kind):
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
-
-
 def ends_in_e(rollouts):
     """Wants a reply that ends in e, and says so."""
     good = [r.reply.endswith("e") for r in rollouts]
@@ -305,14 +298,11 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
     assert beside.remarks == [(("runtime error", "world/won"), FAILED.message)] and beside.scores == [-0.6]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Feedback(ends_in_e, turns=0), "env.turns=0"),
-        (lambda: Feedback(ends_in_e, text="no"), "must contain {message}"),
-        (lambda: Feedback("leters:e"), "did you mean 'letters'"),
-        (lambda: judge(None, [replace(rollout_of(""), info={"judgement": Verdict(1.0)})], pays=True), "fields line"),
-    ],
+@cases(
+    (lambda: Feedback(ends_in_e, turns=0), "env.turns=0"),
+    (lambda: Feedback(ends_in_e, text="no"), "must contain {message}"),
+    (lambda: Feedback("leters:e"), "did you mean 'letters'"),
+    (lambda: judge(None, [replace(rollout_of(""), info={"judgement": Verdict(1.0)})], pays=True), "fields line"),
 )
 def test_a_world_that_cannot_judge_is_refused(make, message):
     with pytest.raises(OperantError, match=message):
@@ -320,8 +310,6 @@ def test_a_world_that_cannot_judge_is_refused(make, message):
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_snippets_of_the_page_print_what_they_claim(capsys):
     page = read("docs/rewards.md#rewards-by-name-or-your-own")
     known: dict = {}

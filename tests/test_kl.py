@@ -5,24 +5,20 @@ from itertools import product
 
 import pytest
 import torch
+from cases import cases
 from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
+from operant import Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.models.logprobs import divergence
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, KLOptions, controller, estimate, loss_term
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
-from operant.training.learner import Learner
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions
 from operant.training.scoring import score_batch
 from operant.training.update import UpdateOptions, update
-from operant.types import OperantError
 
 # --- one token, enumerated (test 10) ----------------------------------------------------------------------------------
-
 KINDS = ["k1", "k2", "k3", *EXACT]
 
 
@@ -75,7 +71,6 @@ def test_what_is_no_kl_is_refused_where_it_would_be_one():
 
 
 # --- through policy and update ----------------------------------------------------------------------------------------
-
 V, PROMPT, T = 6, [3, 4], 0.8
 SPOKEN = Sampling(max_tokens=1, fixed_length=True, temperature=T)
 
@@ -196,13 +191,10 @@ def whole_reply_gradient() -> torch.Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize(
-    ("options", "right"),
-    [
-        ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 1.0}, True),
-        ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 0.5}, False),
-        ({"kl.coef": 0.0, "kl.loss_coef": 0.2, "kl.loss_kind": "k1"}, False),
-    ],
+@cases(
+    ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 1.0}, True),
+    ({"kl.coef": 0.2, "kl.loss_coef": 0.0, "advantage.gamma": 0.5}, False),
+    ({"kl.coef": 0.0, "kl.loss_coef": 0.2, "kl.loss_kind": "k1"}, False),
     ids=["reward, gamma 1", "reward, gamma 0.5", "loss"],
 )
 def test_only_the_reward_form_has_the_gradient_of_a_replys_kl(options, right):
@@ -216,8 +208,6 @@ def test_only_the_reward_form_has_the_gradient_of_a_replys_kl(options, right):
 
 
 # --- the logged KL (test 11) ------------------------------------------------------------------------------------------
-
-
 P = torch.tensor([0.40, 0.30, 0.10, 0.10, 0.05, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.45, 0.35, 0.05, 0.05, 0.05, 0.05], dtype=torch.float64)
 
@@ -283,8 +273,6 @@ def whole_kl(model, ref, prompt: list[int], ids: list[int], kind: str) -> float:
 
 
 # --- who sets the price -----------------------------------------------------------------------------------------------
-
-
 def coefs(options: KLOptions, measured: list[tuple[float, float]], replies: int = 100) -> list[float]:
     rule, out = controller(options), []
     for step, (per_reply, per_token) in enumerate(measured):

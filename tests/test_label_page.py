@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import cases
 from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
@@ -84,8 +85,6 @@ def test_an_answer_follows_its_replies_into_another_order():
 
 
 # --- keys, mouse, touch -----------------------------------------------------------------------------------------------
-
-
 def test_picking_by_keys(browser, served):
     server = served()
     with labelling(browser, server) as page:
@@ -131,17 +130,14 @@ def test_ranking_by_keys_with_a_tie(browser, served):
     assert [answer for _, answer in answers(server)] == [{"ranks": [3, 1, 2]}, {"ranks": [1, 2, None]}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "keys", "expected"),
-    [
-        ("rate", ("5", "ArrowDown", "1", "Enter"), {"ratings": [5, None, 1]}),
-        ("rate", ("5", "2", "ArrowUp", "4", "3", "Enter"), {"ratings": [5, 4, 3]}),
-        ("good", ("g", "b", "g", "Enter"), {"good": [True, False, True]}),
-        ("good", ("2", "3", "3", "Enter"), {"good": [None, True, False]}),
-        ("good", ("x",), {"good": [False] * 3, "all_bad": True}),
-    ],
+@cases(
+    ("rate", ("5", "ArrowDown", "1", "Enter"), {"ratings": [5, None, 1]}),
+    ("rate", ("5", "2", "ArrowUp", "4", "3", "Enter"), {"ratings": [5, 4, 3]}),
+    ("good", ("g", "b", "g", "Enter"), {"good": [True, False, True]}),
+    ("good", ("2", "3", "3", "Enter"), {"good": [None, True, False]}),
+    ("good", ("x",), {"good": [False] * 3, "all_bad": True}),
 )
-def test_marks_by_keys(browser, served, kind, keys, expected):
+def test_marks_by_keys(kind, keys, expected, browser, served):
     """expected: by the order on the page."""
     server = served(kind)
     with labelling(browser, server) as page:
@@ -170,7 +166,8 @@ def test_ranking_by_dragging(browser, served):
             place.wait_for()
             page.mouse.up()
             page.locator("#ranked .card:not(.ghost)", has_text=colour).wait_for()
-            page.wait_for_timeout(500)  # the cards slide to their places
+            slides = "document.getAnimations().map((it) => it.finished)"  # of cards to their places
+            page.evaluate(f"Promise.allSettled({slides}).then(() => 0)")
         page.locator("#replies .card").wait_for(state="detached")
         page.get_by_role("button", name="Done").click()
         shows(page, "Question 1")
@@ -185,6 +182,7 @@ def test_everything_by_touch_on_a_phone(browser, served, kind, scheme):
     with labelling(browser, server, size=PHONE, scheme=scheme) as page:
         if kind == "pick":
             card(page, "0 blue").get_by_role("button", name="This one is best").click()
+            shows(page, "Question 1")  # buttons of the question that leaves have no height
         for colour, taps in (("blue", "Next best 5 Good"), ("red", "Next best 2 Bad")) if kind != "pick" else ():
             name = {"rank": taps[:9], "rate": taps[10:11], "good": taps[12:]}[kind]
             card(page, f"0 {colour}").locator("button:visible", has_text=name).click()
@@ -219,8 +217,6 @@ def test_undo_goes_back_and_shows_what_was_chosen(browser, served):
 
 
 # --- closed, killed, several pages ------------------------------------------------------------------------------------
-
-
 def test_a_half_finished_ranking_survives_a_reload(browser, served):
     server = served("rank")
     with labelling(browser, server) as page:
@@ -312,8 +308,6 @@ def test_a_page_without_replies_waits_for_those_of_another_process(browser, serv
 
 
 # --- hostile texts and requests ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["pick", "rank"])
 def test_replies_are_shown_as_text_and_nothing_else(browser, served, kind):
     hostile = Item("x", [{"role": "<u>system</u>", "content": HOSTILE[0]}], (*HOSTILE, "", " \n"))
@@ -340,9 +334,7 @@ def test_the_browser_never_learns_sources_and_ids(browser, served):
     assert not any(secret in body for body in bodies for secret in ("model-a", "secret-id"))
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
-    [
+@cases(
         ({}, 200),
         ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example:80"}, 403),
@@ -367,9 +359,8 @@ def test_the_browser_never_learns_sources_and_ids(browser, served):
         ({"label": {"answer": {"good": [True] * 3}}}, 400),
         ({"label": {"key": "short"}}, 400),
         ({"label": {"answer": {"best": 0, "comment": 5}}}, 400),
-    ],
 )  # fmt: skip
-def test_requests_that_are_not_of_the_page_are_refused(served, change, status):
+def test_requests_that_are_not_of_the_page_are_refused(change, status, served):
     server = served()
     headers = {
         "Origin": f"http://127.0.0.1:{server.port}",

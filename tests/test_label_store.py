@@ -13,9 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import cases
 from labelling import post, serving, write
 from page_commands import commands, read
 from processes import Child
+from texts import mistyped
 
 from operant.data.replies import labelled_task
 from operant.tools.cli import main
@@ -41,8 +43,6 @@ def store(tmp_path):
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
 def found(*given):
     return items_of((row, f"row {i}") for i, row in enumerate(given, 1))
 
@@ -63,9 +63,7 @@ def test_the_forms_of_rows():
     assert (talk.prompt, talk.replies) == (TALK, ([yes], [no]))
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+@cases(
         ([{"prompt": "p"}], "the fields are prompt; a row has prompt and replies"),
         (["text"], "row 1 is 'text'; it must be an object"),
         ([{"prompt": "p", "replies": []}], "has 0 replies; a page shows 1 to 9"),
@@ -82,7 +80,6 @@ def test_the_forms_of_rows():
         ([{"prompt": "p", "replies": ["a", "b"], "good": [1, 0]}], "good="),
         ([{"prompt": "p", "replies": ["a", "b"], "ratings": [None, None]}], "ratings="),
         ([{"prompt": "p", "replies": ["a", "b"], "best": 0, "ranks": [1, 2]}], "must have one of best, ranks"),
-    ],
 )  # fmt: skip
 def test_wrong_rows_are_a_sentence(given, said):
     with pytest.raises(OperantError, match=said):
@@ -109,8 +106,6 @@ def test_answers_have_one_form():
 
 
 # --- the database -----------------------------------------------------------------------------------------------------
-
-
 def test_the_last_label_counts_and_everything_stays_in_the_history(store):
     store.add_items(items(2))
     first = store.add_label("i0", "anna", {"best": 0})
@@ -171,16 +166,10 @@ def test_gold_items_come_in_between_and_are_not_exported(tmp_path):
             store.add_items([Item("x", "p", ("a", "b"))], gold=True)
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ({"best": 3}, "best=3 of 3 replies"),
-        ({}, "must have one of"),
-        ("best", "is no answer"),
-        ({"best": True}, "best="),
-    ],
+@cases(
+    ({"best": 3}, "best=3 of 3 replies"), ({}, "must have one of"), ("best", "is no answer"), ({"best": True}, "best=")
 )
-def test_a_wrong_answer_is_a_sentence_and_changes_nothing(store, answer, said):
+def test_a_wrong_answer_is_a_sentence_and_changes_nothing(answer, said, store):
     store.add_items(items(1))
     with pytest.raises(OperantError, match=said):
         store.add_label("i0", "anna", answer)
@@ -238,8 +227,6 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
 
 
 # --- a server that is killed ------------------------------------------------------------------------------------------
-
-
 def label_until_killed(url, name, stored):
     """Label as fast as possible, and note every label that the server has acknowledged."""
     while True:
@@ -307,16 +294,13 @@ def columns(rows, kind=int):
     return [[kind(value) for value in column if value != "."] for column in zip(*rows)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind", "level", "expected"),
-    [
-        (A, int, "nominal", 0.095),
-        (B, str, "nominal", 0.692),
-        (C, int, "nominal", 0.743),
-        (C, int, "ordinal", 0.815),
-        (C, int, "interval", 0.849),
-        (["1212", "1212"], int, "ordinal", 1.0),
-    ],
+@cases(
+    (A, int, "nominal", 0.095),
+    (B, str, "nominal", 0.692),
+    (C, int, "nominal", 0.743),
+    (C, int, "ordinal", 0.815),
+    (C, int, "interval", 0.849),
+    (["1212", "1212"], int, "ordinal", 1.0),
 )
 def test_alpha_is_that_of_the_literature(rows, kind, level, expected):
     assert alpha(columns(rows, kind), level) == pytest.approx(expected, abs=5e-4)
@@ -360,23 +344,18 @@ def test_agreement_of_labellers(store):
 
 
 # --- exports ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "answer", "form", "expected"),
-    [
-        ("pick", {"best": 1}, "pairs", [("b", "a"), ("b", "c")]),
-        ("rank", {"ranks": [2, 1, 2]}, "pairs", [("b", "a"), ("b", "c")]),
-        ("rate", {"ratings": [5, None, 2]}, "pairs", [("a", "c")]),
-        ("pick", {"best": 1, "comment": "ok"}, "ranked", {"best": 1, "comment": "ok"}),
-        ("rank", {"ranks": [2, 1, None]}, "ranked", {"ranks": [2, 1, None]}),
-        ("rank", {"all_bad": True}, "ranked", {"ranks": [None] * 3, "all_bad": True}),
-        ("rate", {"ratings": [5, None, 2]}, "ranked", {"ranks": [1, None, 2]}),
-        ("rate", {"ratings": [5, None, 2]}, "ratings", {"ratings": [5, None, 2]}),
-        ("good", {"good": [True, None, False]}, "good", {"good": [True, None, False]}),
-    ],
+@cases(
+    ("pick", {"best": 1}, "pairs", [("b", "a"), ("b", "c")]),
+    ("rank", {"ranks": [2, 1, 2]}, "pairs", [("b", "a"), ("b", "c")]),
+    ("rate", {"ratings": [5, None, 2]}, "pairs", [("a", "c")]),
+    ("pick", {"best": 1, "comment": "ok"}, "ranked", {"best": 1, "comment": "ok"}),
+    ("rank", {"ranks": [2, 1, None]}, "ranked", {"ranks": [2, 1, None]}),
+    ("rank", {"all_bad": True}, "ranked", {"ranks": [None] * 3, "all_bad": True}),
+    ("rate", {"ratings": [5, None, 2]}, "ranked", {"ranks": [1, None, 2]}),
+    ("rate", {"ratings": [5, None, 2]}, "ratings", {"ratings": [5, None, 2]}),
+    ("good", {"good": [True, None, False]}, "good", {"good": [True, None, False]}),
 )
-def test_forms_of_exports(tmp_path, kind, answer, form, expected):
+def test_forms_of_exports(kind, answer, form, expected, tmp_path):
     out = tmp_path / "out.jsonl"
     with Store(tmp_path / "l.sqlite", kind=kind) as store:
         store.add_items([Item("i", TALK, ("a", "b", "c"))])
@@ -405,43 +384,14 @@ def test_pairs_have_no_empty_reply(store):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("label", "expected a file of replies or a database"),
-        ("label missing.jsonl", "there is no file 'missing.jsonl'"),
-        ("label missing.sqlite", "there is no database missing.sqlite"),
-        ("label replies.jsonl --kind best", "--kind 'best': it must be pick, rank, rate, good"),
-        ("label replies.jsonl --kind", "lacks its value|expected one argument"),
-        ("label replies.jsonl --colour red", "option 'colour' is unknown"),
-        ("label replies.jsonl --overlap 0", "overlap=0: it must be at least 1"),
-        ("label replies.jsonl --port 99999", "port=99999"),
-        ("label replies.jsonl --port many", "port='many': it must be a whole number"),
-        ("label replies.jsonl --host 203.0.113.9", "--host must be an address of this machine"),
-        ("label replies.jsonl --open --no-open", "give one of the two"),
-        ("label replies.jsonl --gold replies.jsonl", "has no answer"),
-        ("label replies.jsonl --form pairs", "give --export FILE too"),
-        ("label replies.jsonl --agreement", "there is no database replies.labels.sqlite"),
-        ("label empty.jsonl", "empty.jsonl has no rows"),
-        ("label broken.jsonl", "broken.jsonl, line 1: invalid JSON"),
-        ("label old.sqlite --export replies.jsonl", "the file exists"),
-        ("label old.sqlite --export x.jsonl", "has no labels to export as pairs"),
-        ("label old.sqlite --export x.jsonl --form ratings", "these labels are of kind pick"),
-        ("label old.sqlite --export x.jsonl --form best", "it must be pairs, ranked, ratings or good"),
-        ("label old.sqlite --export x.jsonl --port 1", "--port is for the page"),
-        ("label old.sqlite --database x.sqlite", "is a database itself"),
-        ("label replies.jsonl --database nowhere/x.sqlite", "cannot write nowhere/x.sqlite: no such file"),
-    ],
-)
-def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, typed, said):
+@pytest.mark.parametrize(("typed", "said"), mistyped("label"))
+def test_mistakes_are_one_sentence(typed, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(Path("replies.jsonl"), {"prompt": "p", "replies": ["a", "b"]})
     Path("empty.jsonl").touch()
     Path("broken.jsonl").write_text("{\n", encoding="utf-8")
     Store("old.sqlite").close()
-    assert main(typed.split()) == 2
+    assert main(typed) == 2
     error = capsys.readouterr().err
     assert re.search(said, error) and error.count("\n") == 1
 

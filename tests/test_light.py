@@ -11,6 +11,7 @@ from toys import lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant.data.order import Order
+from operant.runs.checkpoints import snapshot
 from operant.storage.checkpoint import RunState, about, newest_whole
 from operant.training.learner import Learner
 
@@ -57,8 +58,6 @@ def trained(*, steps=1, **options):
 
 
 # --- what it holds ----------------------------------------------------------------------------------------------------
-
-
 def test_light_of_a_whole_model_is_its_weights_and_its_head_once(tmp_path):
     learner = trained()
     state = state_of(learner)
@@ -96,8 +95,6 @@ def test_light_of_a_separate_critic_holds_it(tmp_path):
 
 
 # --- going on from one ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"model.train_layers": 1}, {"model.precision": "bfloat16"}])
 def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, options):
     """For bfloat16 weights the optimizer has float32 masters, which must not restore the old weights."""
@@ -116,8 +113,6 @@ def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, opt
 
 
 # --- the first schema -------------------------------------------------------------------------------------------------
-
-
 def as_it_was():
     """The run whose checkpoint is in the fixture, before its first step."""
     torch.manual_seed(0)
@@ -159,8 +154,6 @@ def test_a_checkpoint_of_the_first_schema_is_rewritten_in_the_second(tmp_path):
 
 
 # --- a save changes nothing -------------------------------------------------------------------------------------------
-
-
 def everything(learner):
     numbers = np.random.get_state()
     chance = (torch.get_rng_state().tolist(), random.getstate(), numbers[0], numbers[1].tolist(), numbers[2:])
@@ -168,7 +161,7 @@ def everything(learner):
     modes = [m.training for m in learner.policy.modules()], [p.requires_grad for p in learner.policy.parameters()]
     kept = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), chance, modes)
     grads = [p.grad is None for p in learner.policy.parameters()]
-    return kept, grads, held, state_of(learner).snapshot()
+    return kept, grads, held, snapshot(state := state_of(learner), state.parts)
 
 
 def same(a, b):

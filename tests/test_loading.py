@@ -6,10 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from toys import CAUSAL, letters, lm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from operant import Learner, OperantError, ValueOptions, export, load_policy
 from operant.models.reference import fingerprint
+from operant.models.safe_loading import load_tokenizer
 from operant.models.value_head import ValueHead
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
@@ -86,3 +87,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "no-such-thing"}', encoding="utf-8")
     with pytest.raises(OperantError, match=str(tmp_path)):
         load_policy(str(tmp_path))
+
+
+def test_a_folder_without_a_tokenizer_has_none(tmp_path):
+    """transformers makes one of 104 special tokens for a T5 of any vocabulary, from its config alone."""
+    size = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    T5ForConditionalGeneration(T5Config(vocab_size=29, **size)).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path) is None

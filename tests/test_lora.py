@@ -8,20 +8,19 @@ from copy import deepcopy
 
 import pytest
 import torch
+from cases import cases
 from page_commands import read
 from safetensors.torch import load_file, save_file
 from toys import CAUSAL, letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
-from operant import Learner, OperantError, ValueOptions, export, load_policy
+from operant import Batch, Learner, OperantError, Policy, ValueOptions, export, load_policy
 from operant.models import lora as adapters
 from operant.models.adapters import LoraOptions, adapted, is_adapter
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
 from operant.models.reference import digest, fingerprint
 from operant.storage.checkpoint import RunState
-from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 FAST = {"optimizer.lr": 3e-2}
@@ -67,8 +66,6 @@ def scores(policy):
 
 
 # --- what starts, and what stays --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [*CAUSAL, "t5", "bart"])
 def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
     plain = Policy(lm(kind, vocab=40))
@@ -155,8 +152,6 @@ def test_the_reference_and_a_copied_critic_cost_only_an_adapter():
 
 
 # --- tests 6, 12 and 13 of what breaks such libraries -----------------------------------------------------------------
-
-
 def test_6_dropout_of_model_and_adapter_changes_no_ratio(folders):
     base, adapter = folders
     learner = Learner(base, **FAST | {"optimizer.lr": 0.0, "lora.adapter": adapter, "update.epochs": 2})
@@ -204,8 +199,6 @@ def test_13_a_thousand_syncs_leave_the_base_to_the_bit(precision):
 
 
 # --- out and in again -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
     from peft import PeftModel
@@ -278,8 +271,6 @@ def test_a_critic_network_is_exported_merged(tmp_path, folders):
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
 def registered(learner):
     state = RunState()
     for name, part in learner.parts().items():
@@ -329,27 +320,12 @@ def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"lora.rank": -1}, "lora.rank=-1: it must be at least 1"),
-        ({"lora.rank": 4, "lora.alpha": 0}, "lora.alpha=0.0: it must be above 0"),
-        ({"lora.rank": 4, "lora.targets": ()}, "lora.targets is empty"),
-        ({"lora.rank": 4, "lora.quantise": "2bit"}, "it must be none, 8bit or 4bit"),
-        ({"lora.rank": 4, "lora.quantise": "4bit", "device": "cpu"}, "needs a GPU"),
-        ({"lora.rank": 4, "lora.adapter": "x"}, "has rank, alpha, targets and scaling of its own"),
-        ({"lora.rslora": True, "lora.adapter": "x"}, "has rank, alpha, targets and scaling of its own"),
-        ({"lora.adapter": "no/such/folder"}, "no such folder"),
-        ({"lora.dropout": 0.1}, "unknown"),
-        ({"lora.rank": 4, "lora.targets": "q_projj"}, "its linear layers are c_attn, c_fc, c_proj"),
-        ({"lora.rank": 4, "lora.targets": "c_attn,lm_head"}, "output head"),
-        ({"lora.rank": 4, "lora.targets": "wte"}, "the adapter changes the"),
-    ],
-    ids=str,
+@cases(
+    ({"lora.rank": 4, "lora.targets": "q_projj"}, "its linear layers are c_attn, c_fc, c_proj"),
+    ({"lora.rank": 4, "lora.targets": "c_attn,lm_head"}, "output head"),
+    ({"lora.rank": 4, "lora.targets": "wte"}, "the adapter changes the"),
 )
-def test_impossible_options_are_refused(options, message, folders):
+def test_layers_that_cannot_be_adapted_are_refused(options, message, folders):
     with pytest.raises(OperantError, match=message):
         Learner(folders[0], **options)
 
@@ -383,16 +359,13 @@ def change(folder, **fields):
     path.write_text(json.dumps(config | fields), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"bias": "all"}, "bias=all"),
-        ({"init_lora_weights": "pissa"}, "changes the base weights"),
-        ({"peft_type": "IA3"}, "adapter of kind IA3"),
-        ({"r": 8}, "does not fit this GPT2LMHeadModel"),
-        ({"target_modules": ["c_attn"]}, "does not fit this GPT2LMHeadModel"),
-    ],
+@cases(
+    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"bias": "all"}, "bias=all"),
+    ({"init_lora_weights": "pissa"}, "changes the base weights"),
+    ({"peft_type": "IA3"}, "adapter of kind IA3"),
+    ({"r": 8}, "does not fit this GPT2LMHeadModel"),
+    ({"target_modules": ["c_attn"]}, "does not fit this GPT2LMHeadModel"),
     ids=str,
 )
 def test_an_adapter_of_another_kind_is_refused(fields, message, folders, tmp_path):
@@ -426,8 +399,6 @@ def test_an_adapter_is_transplanted_onto_plain_weights():
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch, folders):
     page = read("docs/adapters.md#adapters-lora")
     monkeypatch.chdir(tmp_path)

@@ -1,16 +1,19 @@
 """Maths with answers that can be checked: answers in replies, verdicts, generated problems, published rows, rewards."""
 
+import inspect
 import json
+import re
 from fractions import Fraction
 from itertools import product
 
 import pytest
+from cases import cases
 
 from operant import OperantError, Rollout, Task, Turn, rewards
-from operant.apps.maths import answers, verifier
+from operant.apps.maths import answers, reasoning_gym, verifier
 from operant.apps.maths.forms import maths
 from operant.apps.maths.generated import arithmetic, arithmetic_held_out, countdown, countdown_held_out, is_held_out
-from operant.apps.maths.rewards import Maths, findings
+from operant.apps.maths.rewards import Maths, findings, sent, target_of
 from operant.data import load_tasks
 from operant.data.sources import SOURCES
 from operant.rewards import judge
@@ -22,81 +25,72 @@ def attempt(reply, target, query=""):
 
 
 # --- answers and exact verdicts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reply", "found"),
-    [
-        ("<think>1</think><answer> 42 </answer>", "42"),
-        ("<answer>1</answer> no, <answer>2</answer>", "2"),
-        ("<answer>so \\boxed{x^{2}}</answer>", "x^{2}"),
-        ("\\boxed{\\frac{1}{2}} or $\\boxed{3}$.", "3"),
-        ("12 apples\n#### 1,234\n", "1,234"),
-        ("\\boxed{4", None),
-        ("it is 42", None),
-        ("<think> \\boxed{42}", None),
-        ("<think>\\boxed{1}</think> it is 2", None),
-    ],
+@cases(
+    ("<think>1</think><answer> 42 </answer>", "42"),
+    ("<answer>1</answer> no, <answer>2</answer>", "2"),
+    ("<answer>so \\boxed{x^{2}}</answer>", "x^{2}"),
+    ("\\boxed{\\frac{1}{2}} or $\\boxed{3}$.", "3"),
+    ("12 apples\n#### 1,234\n", "1,234"),
+    ("\\boxed{4", None),
+    ("so $\\boxed 7$.", "7"),
+    ("it is 42", None),
+    ("<think> \\boxed{42}", None),
+    ("<think>\\boxed{1}</think> it is 2", None),
 )
 def test_the_marked_answer(reply, found):
     assert answers.marked(reply) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+@cases(
         ("$1,234.50", "2469/2"), ("\\$42", "42"), ("42.", "42"), ("x = -5", "-5"), ("\u22123", "-3"), ("50\\%", "50"),
         ("-\\frac{1}{2}", "-1/2"), ("\\frac12", "1/2"), ("3/4", "3/4"), (".5", "1/2"), ("10 \\text{ cm}", "10"),
         ("90^\\circ", "90"), ("7 apples", "7"), ("5 million", None), ("2^{10}", None), ("3 or 4", None), ("5x", None),
-        ("1,2", None), ("1/0", None), ("", None), ("1" * 5000, None), ("1e5", None),
-    ],
+        ("1,2", None), ("1/0", None), ("", None), ("1" * 5000, None), ("1e5", None), ("1{,}000", "1000"),
+        ("1\\frac{1}{2}", "3/2"), ("-2 \\tfrac12", "-5/2"), ("1.5\\frac{1}{2}", None), ("5 and a half", None),
+        ("5 halves", None), ("3 squared", None), ("2 millions", None), ("8 ms", "8"),
 )  # fmt: skip
 def test_a_plain_number(text, value):
     assert answers.number(text) == (None if value is None else Fraction(value))
 
 
-@pytest.mark.parametrize(
-    ("reply", "answer", "more", "right"),
-    [
-        ("16 - 3 = 13, so 13 * 2 = $26.", "26", {}, True),
-        ("It is 26, or 27", "26", {}, False),
-        ("#### 26.0", "26", {}, True),
-        ("\\boxed{0.3333}", "1/3", {}, False),
-        ("\\boxed{2^{5}}", "5", {}, False),
-        ("2,600", "2600", {}, True),
-        ("so 16-3", "3", {}, True),
-        ("no idea", "26", {}, None),
-        ("it is 26", "26", {"only_marked": True}, None),
-        ("<think>26", "26", {}, None),
-        ("231", "132", {"order": "units"}, True),
-        ("021", "120", {"order": "units"}, True),
-        ("21", "120", {"order": "units"}, False),
-        ("2 3 1", "132", {"order": "units"}, None),
-    ],
+@cases(
+    ("16 - 3 = 13, so 13 * 2 = $26.", "26", {}, True),
+    ("It is 26, or 27", "26", {}, False),
+    ("#### 26.0", "26", {}, True),
+    ("\\boxed{0.3333}", "1/3", {}, False),
+    ("\\boxed{2^{5}}", "5", {}, False),
+    ("2,600", "2600", {}, True),
+    ("so 16-3", "3", {}, True),
+    ("it is \\frac{1}{2}.", "0.5", {}, True),
+    ("no idea", "26", {}, None),
+    ("it is 26", "26", {"only_marked": True}, None),
+    ("<think>26", "26", {}, None),
+    ("231", "132", {"order": "units"}, True),
+    ("021", "120", {"order": "units"}, True),
+    ("21", "120", {"order": "units"}, False),
+    ("2 3 1", "132", {"order": "units"}, None),
 )
 def test_numbers_are_compared_exactly(reply, answer, more, right):
     assert answers.is_equal(reply, answer, **more) is right
 
 
-@pytest.mark.parametrize(
-    ("expression", "odd"),
-    [
-        ("(2+5)*3", ""),
-        ("(5 + 2) \u00d7 3 = 21", ""),
-        ("3*5+2*3", "uses 3 once more than given"),
-        ("21", "uses 21 once more than given"),
-        ("2*5", "leaves out 3"),
-        ("2+5+3", "makes 10"),
-        ("5/2*3", "makes 15/2"),
-        ("2/(5-5)", "divides by 0"),
-        ("(2+5)*3=22", "no expression"),
-        ("2**3", "no expression"),
-        ("5//2", "no expression"),
-        ("__import__('os')", "no expression"),
-        ("(" * 150, "no expression"),
-        ("9" * 5000, "no expression"),
-        ("", "no expression"),
-    ],
+@cases(
+    ("(2+5)*3", ""),
+    ("(5 + 2) \u00d7 3 = 21", ""),
+    ("2\u22123*5", "makes -13"),
+    ("3*5+2*3", "uses 3 once more than given"),
+    ("21", "uses 21 once more than given"),
+    ("2*5", "leaves out 3"),
+    ("2+5+3", "makes 10"),
+    ("5/2*3", "makes 15/2"),
+    ("2/(5-5)", "divides by 0"),
+    ("(2+5)*3=22", "no expression"),
+    ("2**3", "no expression"),
+    ("5//2", "no expression"),
+    ("__import__('os')", "no expression"),
+    ("(" * 150, "no expression"),
+    ("9" * 5000, "no expression"),
+    ("", "no expression"),
 )
 def test_an_expression_of_given_numbers(expression, odd):
     assert answers.makes(expression, [2, 3, 5], 21) == odd
@@ -106,15 +100,12 @@ def test_countdown_may_leave_numbers_out():
     assert not answers.makes("3*7", [3, 7, 9], 21, every=False)
 
 
-@pytest.mark.parametrize(
-    ("text", "right"),
-    [
-        ("<think>a\nb</think>\n<answer>1</answer>", True),
-        ("<think>a</think><answer>1</answer> so", False),
-        ("<think> </think><answer>1</answer>", False),
-        ("<think>a</think><think>b</think><answer>1</answer>", False),
-        ("<answer>1</answer>", False),
-    ],
+@cases(
+    ("<think>a\nb</think>\n<answer>1</answer>", True),
+    ("<think>a</think><answer>1</answer> so", False),
+    ("<think> </think><answer>1</answer>", False),
+    ("<think>a</think><think>b</think><answer>1</answer>", False),
+    ("<answer>1</answer>", False),
 )
 def test_the_form_of_thought_and_answer(text, right):
     reward = rewards.resolve("think_answer")
@@ -124,8 +115,6 @@ def test_the_form_of_thought_and_answer(text, right):
 
 
 # --- generated problems -----------------------------------------------------------------------------------------------
-
-
 def test_no_pair_of_numbers_is_in_both_parts():
     """All of two digits: a held-out pair is in training in neither order, and about a fifth are held out."""
     pairs = list(product(range(10, 100), repeat=2))
@@ -161,18 +150,15 @@ def test_problems_depend_on_the_seed_alone():
         assert list(make(count=9))[:5] == list(make(count=5)) != list(make(count=5, seed=1))
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (arithmetic, {"count": 0}),
-        (arithmetic, {"digits": 10}),
-        (arithmetic, {"operations": "/"}),
-        (arithmetic, {"order": "tens"}),
-        (countdown, {"numbers": "1"}),
-        (countdown, {"numbers": "4-3"}),
-        (countdown, {"largest": 8}),
-        (countdown, {"part": "test"}),
-    ],
+@cases(
+    (arithmetic, {"count": 0}),
+    (arithmetic, {"digits": 10}),
+    (arithmetic, {"operations": "/"}),
+    (arithmetic, {"order": "tens"}),
+    (countdown, {"numbers": "1"}),
+    (countdown, {"numbers": "4-3"}),
+    (countdown, {"largest": 8}),
+    (countdown, {"part": "test"}),
 )
 def test_options_out_of_range_are_named(make, options):
     with pytest.raises(OperantError, match=f"tasks.{next(iter(options))}="):
@@ -180,15 +166,12 @@ def test_options_out_of_range_are_named(make, options):
 
 
 # --- published rows ---------------------------------------------------------------------------------------------------
-
 GSM8K = {"question": "How many?", "answer": "He has 2*3=<<2*3=6>>6.\n#### 1,006"}
 SVAMP = {"Body": "He has 6 apples", "Question": "How many?", "Answer": 145.0, "Equation": "( 6 )"}
 MATH = {"problem": "Half?", "solution": "So $\\boxed{\\frac{1}{2}}$.", "level": "Level 1"}
 
 
-@pytest.mark.parametrize(
-    ("row", "prompt", "target"),
-    [
+@cases(
         (GSM8K, "How many?", {"answer": "1,006"}),
         (SVAMP, "He has 6 apples. How many?", {"answer": "145"}),
         (MATH, "Half?", {"answer": "\\frac{1}{2}"}),
@@ -197,7 +180,6 @@ MATH = {"problem": "Half?", "solution": "So $\\boxed{\\frac{1}{2}}$.", "level": 
          {"numbers": [3, 7], "target": 21}),
         ({"prompt": "a", "answer": 4}, "a", {"answer": "4"}),
         ({"prompt": "1+1=", "target": {"answer": "2"}}, "1+1=", {"answer": "2"}),
-    ],
 )  # fmt: skip
 def test_rows_as_they_are_published(row, prompt, target):
     made = maths(row)
@@ -212,27 +194,7 @@ def test_the_reference_is_the_published_solution():
     assert maths(GSM8K, ask="boxed")["cue"].endswith("\\boxed{}.\n")
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ({"question": "How many?"}, "reads answer or Answer or solution, and the row has no such field"),
-        ({"text": "How many?", "answer": "4"}, "reads question or problem or prompt"),
-        ({"question": "a", "answer": ["4"]}, "must be a text or a number"),
-        ({"target": {"answer": "4"}}, "reads prompt"),
-        ({"question": "a", "answer": ""}, "marks no final answer"),
-        ({"question": "a", "answer": "word " * 100}, "marks no final answer"),
-        ({"nums": [3, "b"], "target": 21}, "both must be whole numbers"),
-        ({"nums": [3, 7], "target": None}, "both must be whole numbers"),
-    ],
-)
-def test_a_row_without_an_answer_is_named(row, why):
-    with pytest.raises(OperantError, match=rf"row 1, form 'maths': .*{why}"):
-        load_tasks([row], form=maths)
-
-
 # --- the reward -------------------------------------------------------------------------------------------------------
-
-
 def test_outcomes_and_scores_of_plain_targets():
     numbers = {"numbers": [2, 3, 5], "target": 21}
     reward = Maths()
@@ -249,40 +211,31 @@ def test_outcomes_and_scores_of_plain_targets():
     assert judged.remarks[-1].message == "leaves out 3" and not judged.notes
 
 
-@pytest.mark.parametrize(
-    ("target", "options", "why"),
-    [
-        (None, {}, "no answer in its target"),
-        ({"numbers": [1]}, {}, "no numbers in its target"),
-        ({"answer": "\\sqrt{2}"}, {"verifier": "exact"}, "is no plain number"),
-        ({"answer": "\\sqrt{2}"}, {}, r"needs a package: pip install 'operant\[maths\]'"),
-        ({"answer": "2"}, {"verifier": "math_verify"}, r"pip install 'operant\[maths\]'"),
-        ({"set": "ab", "index": 0, "options": "{}"}, {}, r"pip install 'operant\[reasoning\]'"),
-    ],
+@cases(
+    (None, {}, "no answer in its target"),
+    ({"numbers": [1]}, {}, "no numbers in its target"),
+    ({"answer": "\\sqrt{2}"}, {"verifier": "exact"}, "is no plain number"),
+    ({"answer": "\\sqrt{2}"}, {}, r"needs a package: pip install 'operant\[maths\]'"),
+    ({"answer": "2"}, {"verifier": "math_verify"}, r"pip install 'operant\[maths\]'"),
+    ({"set": "ab", "index": 0, "options": "{}"}, {}, r"pip install 'operant\[reasoning\]'"),
 )
 def test_tasks_that_cannot_be_judged(target, options, why, monkeypatch):
-    monkeypatch.setattr(verifier, "find_spec", lambda name: None)
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
     with pytest.raises(OperantError, match=why):
         rewards.prepare(Maths(**options), [Task("t/0", [1], target)])
 
 
 def test_plain_numbers_need_no_package(monkeypatch):
-    monkeypatch.setattr(verifier, "find_spec", lambda name: None)
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
     reward = Maths()
     rewards.prepare(reward, [Task("t/0", [1], {"answer": "1,006"})])
     assert judge(reward, [attempt("\\boxed{1006}", "1,006")]).scores == [1]
 
 
-@pytest.mark.parametrize("options", [{"verifier": "sympy"}, {"seconds": 0}, {"workers": 0}])
-def test_options_of_the_reward_are_checked(options):
-    with pytest.raises(OperantError, match=next(iter(options))):
-        Maths(**options)
-
-
 @pytest.fixture
 def symbolic():
     pytest.importorskip("math_verify")
-    reward = Maths(seconds=0.7)
+    reward = Maths(seconds=2.0)
     rewards.prepare(reward, [Task("t/0", [1], {"answer": "\\sqrt{2}"})])
     yield reward
     reward.close()
@@ -303,12 +256,10 @@ def test_math_verify_in_a_process_that_hangs_or_not(symbolic):
     judged = judge(symbolic, [attempt(reply, {"answer": answer}) for reply, answer, _, _ in given])
     assert [remark.classes[0] for remark in judged.remarks] == [outcome for *_, outcome in given]
     assert judged.scores == [score for _, _, score, _ in given]
-    assert judged.remarks[1].message == "it took more than 0.7 s" and not judged.notes
+    assert judged.remarks[1].message == "it took more than 2 s" and not judged.notes
 
 
 # --- reasoning-gym ----------------------------------------------------------------------------------------------------
-
-
 def tasks_of(name, **options):
     pytest.importorskip("reasoning_gym")
     return load_tasks(lambda: SOURCES.find(f"reasoning_gym:{name}")(**options), form=maths)
@@ -327,20 +278,50 @@ def test_a_set_by_name_with_its_options():
     reward.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "why"),
-    [
-        ("countdwn", {}, "did you mean 'countdown'"),
-        ("countdown", {"min_numbers": 1}, "cannot be made: AssertionError: min_numbers must be greater than 1"),
-    ],
+@cases(
+    ("countdwn", {}, "did you mean 'countdown'"),
+    ("countdown", {"min_numbers": 1}, "cannot be made: AssertionError: min_numbers must be greater than 1"),
+    ("time_intervals", {"min_date": "2020-01-01", "max_date": "2020-01-09"}, "cannot be made: ValueError: empty"),
 )
 def test_an_unknown_set_or_a_wrong_option(name, options, why):
     with pytest.raises(OperantError, match=why):
         tasks_of(name, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "asked"),
+    [
+        ("word_sorting", {"transformation": "uppercase"}, r"[A-Z, ]+"),
+        ("composite", {"datasets": "[{name: chain_sum, weight: 1, config: {max_terms: 2}}]"}, ".*arithmetic problem.*"),
+        ("time_intervals", {"min_date": "2020-01-01", "max_date": "2020-12-31", "task_types": ["date"]}, ".*2020.*"),
+        ("arc_agi", {"board_format_opts": "{alphabet: [a, b, c, d, e, f, g, h, i, j]}"}, "[a-j ]+"),
+    ],
+)
+def test_options_that_are_no_plain_values(name, options, asked):
+    """Members of an enumeration, dates, and the parts of a dataclass as YAML."""
+    for task in tasks_of(name, size=2, **options):
+        assert re.search(rf"(?s)(?:^|: ?|\n){asked}\s*$", task.prompt), task.prompt
+
+
+def test_the_defaults_of_a_set_may_be_given_and_a_wrong_choice_is_named():
+    usual = inspect.signature(SOURCES.find("reasoning_gym:word_sorting")).parameters
+    assert usual["transformation"].default == "original"
+    assert len(tasks_of("word_sorting", **{name: each.default for name, each in usual.items()} | {"size": 2})) == 2
+    with pytest.raises(OperantError, match=r"tasks\.size=0: it must be at least 1"):
+        tasks_of("gcd", size=0)
+
+
+def test_the_time_of_a_reply_is_not_spent_on_making_its_problem_again(monkeypatch):
+    """The request has the problem; a problem with more than plain values is made again where it is judged."""
+    [task] = tasks_of("chain_sum", size=1)
+    request = {"reply": task.references[0], "marked": False} | sent(target_of(task))
+    monkeypatch.setattr(type(reasoning_gym.data_set("chain_sum", task.target["options"])), "__getitem__", None)
+    assert verifier.verifier([])(request) == {"score": 1.0, "outcome": "right"}
+    assert reasoning_gym.packed("knights_knaves", '{"seed": 0, "size": 1}', 0) is None
+
+
 def test_a_set_with_other_problems_is_refused():
-    with pytest.raises(OperantError, match="makes other problems in another process"):
+    with pytest.raises(OperantError, match=r"makes other problems in another process .* PYTHONHASHSEED=0"):
         rewards.prepare(Maths(), tasks_of("list_functions", size=8))
 
 
@@ -354,22 +335,17 @@ def test_a_verifier_that_raises_on_every_reply_is_named():
     reward.close()
 
 
-@pytest.mark.parametrize(
-    ("known", "nonsense", "said"),
-    [
+@cases(
         ([1.0, 1.0], {"a": [0.0], "b": [0.0]}, ["its own answer pays 1 for 2 of 2", "nonsense pays 0"]),
         ([1.0, 0.5, None], {"a": [0.0], "b": [1.0]},
          ["its own answer pays 1 for 1 of 2", "nonsense such as 'b' pays up to 1"]),
         ([None], {"a": [0.0]}, ["it has no answers of its own", "nonsense pays 0"]),
-    ],
 )  # fmt: skip
 def test_what_the_test_of_a_set_says(known, nonsense, said):
     assert findings({"known": known, "nonsense": nonsense}) == said
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["arithmetic", "countdown"])
 def test_a_run_from_the_package_alone(name, tmp_path, capsys):
     short = "--steps 1 --batch 16 --update.minibatch 16 --data.limit 8 --probes 0".split()
@@ -386,6 +362,6 @@ def test_a_file_of_problems_trains(tmp_path, capsys):
 
 
 def test_the_reasoning_extra_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(verifier, "find_spec", lambda name: None)
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
     assert main(["train", "maths", "--policy", "builtin:maths-lm", "--tasks", "reasoning_gym:countdown"]) == 2
     assert "pip install 'operant[reasoning]'" in capsys.readouterr().err

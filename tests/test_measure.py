@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
 from operant import Learner
@@ -44,10 +45,7 @@ def drawn(model, count, *, length=12, temperature=1.0, top_k=0, seed=0):
     return ids[:, 2:]
 
 
-@pytest.mark.parametrize(
-    "settings, low, high",
-    [({}, -4, 4), ({"top_k": 3}, 6, 99), ({"temperature": 0.5}, 6, 99), ({"temperature": 2.0}, -99, -6)],
-)
+@cases(({}, -4, 4), ({"top_k": 3}, 6, 99), ({"temperature": 0.5}, 6, 99), ({"temperature": 2.0}, -99, -6))
 def test_replies_of_another_sampler_show_at_the_first_step(settings, low, high):
     model = lm("gpt2", vocab=20, spread=0.2)
     model.generation_config.eos_token_id = None

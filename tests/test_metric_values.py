@@ -22,15 +22,13 @@ from houses import SHORTEST, House, ways
 from rigs import said
 from toys import bare_logprobs, letters, lm
 
-from operant import Judgement, Learner, Policy, Task, machine
+from operant import Judgement, Learner, Policy, Rollout, Step, Task, Turn, isolated, machine
 from operant.api import runs
 from operant.data.demonstrations import Demonstrations
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
-from operant.rewards.isolated import isolated
 from operant.runs import evaluate
 from operant.tools.report import observers
-from operant.types import Rollout, Step, Turn
 
 V = 40
 TESTS = Path(__file__).parent
@@ -70,7 +68,6 @@ UPDATE = {
 
 
 # --- a world, two judges and a run in it ------------------------------------------------------------------------------
-
 DOORS = ["up", "go on", "inn"]
 GAMMA, LAM, TURN_GAMMA, TURN_LAM, COEF, TARGET, HORIZON, CLIP = 0.97, 0.9, 0.8, 0.5, 0.1, 3.0, 30, 1.2
 RULES = Rules(whiten=True, entropy_coef=0.01, loss_coef=0.05, temperature=0.7, bound=0.5)
@@ -438,7 +435,6 @@ GAME |= {
 
 
 # --- steps on replies from elsewhere ----------------------------------------------------------------------------------
-
 PROMPTS = [[3, 4], [5], [6, 7, 8], [9], [10, 11], [12], [13, 14], [15]]
 REPLIES = [[16], [17, 18, 19, 20], [21], [22, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12], [13, 14, 2], [15, 16]]
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -564,9 +560,8 @@ DIRECTLY = {
     ),
 }
 
+
 # --- runs that show what these cannot ---------------------------------------------------------------------------------
-
-
 class Truncated(Known):
     """One step of a run that draws from the likeliest tokens; its KL is that of the whole distributions."""
 
@@ -873,8 +868,6 @@ NAMED = {
 
 
 # --- worlds that fail -------------------------------------------------------------------------------------------------
-
-
 def failures(folder, patch):
     """Episodes that failed in three ways, that outgrew the context, and with turns that are not trained on."""
     learner = Learner(lm(vocab=V), tokenizer=letters(), **{"kl.coef": 0.0, "epochs": 1})
@@ -906,8 +899,6 @@ FAILURES = {
 
 
 # --- time and size ----------------------------------------------------------------------------------------------------
-
-
 class Hands:
     """A clock that stands still but for what is spent, and a GPU that only counts."""
 
@@ -1010,7 +1001,7 @@ def clock(folder, patch):
             advantage = hands.around(learner.algorithm.advantage, 19, "advantage")
             learner.algorithm = replace(learner.algorithm, advantage=advantage)
             learner.optimizer.step = hands.around(learner.optimizer.step, 23, "update")
-            run.checkpoints._try_to_write = hands.around(run.checkpoints._try_to_write, 29, "checkpoint")
+            run.checkpoints._write = hands.around(run.checkpoints._write, 29, "checkpoint")
             hands.spent.clear()
     return witness.steps
 
@@ -1101,7 +1092,6 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
-
 RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
 RUNS |= {"truncated": (truncated, TRUNCATED), "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED})}
 RUNS |= {"chosen": (chosen, CHOSEN), "outcomes": (outcomes, OUTCOMES), "named": (named, NAMED)}

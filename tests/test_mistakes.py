@@ -8,11 +8,11 @@ import mistakes
 import pytest
 from transformers import GenerationConfig, TrainingArguments
 
+from operant import OperantError
 from operant import options as other_names
 from operant.algorithms import ALGORITHMS
 from operant.options import names, resolve
 from operant.runs.config import config_schema
-from operant.types import OperantError
 
 PAGE = (Path(__file__).parents[1] / "docs/mistakes.md").read_text(encoding="utf-8")
 ROWS = [typed for part in mistakes.TABLE.values() for typed in part]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import yaml
+from cases import cases
 
 from operant.api import runs
 from operant.apps.games.rooms import Rooms
@@ -58,15 +59,12 @@ class Broken:
         raise ValueError(f"level {level}")
 
 
-@pytest.mark.parametrize(
-    "option, text, value",
-    [
-        ("name", "maze", "maze"),
-        ("root", "here", Path("here")),
-        ("sizes", "1,2", [1, 2]),
-        ("mode", "y", "y"),
-        ("table", {"a": "0.5"}, {"a": 0.5}),
-    ],
+@cases(
+    ("name", "maze", "maze"),
+    ("root", "here", Path("here")),
+    ("sizes", "1,2", [1, 2]),
+    ("mode", "y", "y"),
+    ("table", {"a": "0.5"}, {"a": 0.5}),
 )
 def test_options_have_the_types_of_the_signature_and_come_back(option, text, value):
     config = configure({**GIVEN, f"env.{option}": text})
@@ -75,15 +73,12 @@ def test_options_have_the_types_of_the_signature_and_come_back(option, text, val
     assert configure(stored | {"tasks": ["a"]}).parts["env"] == config.parts["env"] and stored["env"] == WORLD
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        ({"env.sizes": "foo"}, "env.sizes='foo': it must be a whole number"),
-        ({"env.mode": "zzz"}, "env.mode='zzz': it must be x or y"),
-        ({"env.table": {"a": "x"}}, r"env.table.a='x': it must be a finite number"),
-        ({"reward": REWARD, "reward.target": "foo"}, "reward.target='foo': it must be a whole number"),
-        ({"env": {"name": WORLD, "mode": "x"}, "env.mode": "y"}, "option env.mode is given twice"),
-    ],
+@cases(
+    ({"env.sizes": "foo"}, "env.sizes='foo': it must be a whole number"),
+    ({"env.mode": "zzz"}, "env.mode='zzz': it must be x or y"),
+    ({"env.table": {"a": "x"}}, r"env.table.a='x': it must be a finite number"),
+    ({"reward": REWARD, "reward.target": "foo"}, "reward.target='foo': it must be a whole number"),
+    ({"env": {"name": WORLD, "mode": "x"}, "env.mode": "y"}, "option env.mode is given twice"),
 )
 def test_a_wrong_option_of_a_part_is_a_sentence(given, message):
     with pytest.raises(OperantError, match=message):
@@ -94,13 +89,10 @@ def test_a_missing_annotation_leaves_the_types_of_the_others():
     assert resolve(REWARD, {"target": "5"}).keywords == {"target": 5}  # pyright: ignore[reportFunctionMemberAccess]
 
 
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        ({"reward": f"{HERE}:Broken", "reward.level": 2}, r"reward '.*:Broken' cannot be made: ValueError: level 2"),
-        ({"tasks": TASKS, "tasks.fail": True}, r"tasks: rows raised KeyError: 'no file'"),
-        ({"env": f"isolated:{HERE}:Broken"}, r"environment isolated:.*:Broken lacks the methods reset, step"),
-    ],
+@cases(
+    ({"reward": f"{HERE}:Broken", "reward.level": 2}, r"reward '.*:Broken' cannot be made: ValueError: level 2"),
+    ({"tasks": TASKS, "tasks.fail": True}, r"tasks: rows raised KeyError: 'no file'"),
+    ({"env": f"isolated:{HERE}:Broken"}, r"environment isolated:.*:Broken lacks the methods reset, step"),
 )
 def test_a_part_that_cannot_be_made_is_a_sentence(given, message, tmp_path):
     everything: dict[str, Any] = {"policy": "builtin:reviews-lm", "tasks": ["a"], "reward": "letters:e", **given}

@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cases import cases
 
-from operant.models.reference import MaskOptions
-from operant.tools.diagnosis import diagnose
+from operant import Learner, diagnose
 from operant.tools.diagnosis.sampling import SETTINGS
-from operant.training.learner import Learner
+from operant.training.setup import MaskOptions
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -56,15 +56,12 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     assert SETTINGS[cause].remedy in finding.remedy
 
 
-@pytest.mark.parametrize(
-    ("cause", "word", "opposite"),
-    [
-        ("top_k", "top_k", "dropout"),
-        ("min_length", "min_length", "top_k"),
-        ("dropout", "dropout", "top_k"),
-        pytest.param("top_p", "top_p", "dropout", marks=pytest.mark.slow),
-        pytest.param("cold", "a temperature below 1", "dropout", marks=pytest.mark.slow),
-    ],
+@cases(
+    ("top_k", "top_k", "dropout"),
+    ("min_length", "min_length", "top_k"),
+    ("dropout", "dropout", "top_k"),
+    pytest.param("top_p", "top_p", "dropout", marks=pytest.mark.slow),
+    pytest.param("cold", "a temperature below 1", "dropout", marks=pytest.mark.slow),
 )
 def test_undeclared_it_is_one_candidate_of_several(cause, word, opposite):
     learner = wrong(cause, False)

@@ -1,10 +1,11 @@
 """`operant new`: what it writes passes its own test and trains; names that cannot be are refused."""
 
-import os
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from cases import cases
+from processes import Child
 
 from operant.tools.cli import main
 
@@ -14,24 +15,21 @@ def test_a_starting_point_passes_its_own_test_and_trains(kind, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main(["new", kind, "first_try"]) == 0
     train = capsys.readouterr().out.split("operant train ")[1].split()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_first_try.py"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    sys.modules.pop("first_try", None)
+    test = Child(lambda: pytest.main(["-q", "-p", "no:cacheprovider", "test_first_try.py"]), output="said.txt")
+    assert test.ends(300) == 0, Path("said.txt").read_text(encoding="utf-8")
     steps = [] if "--steps" in train else ["--steps", "1"]
     assert main(["train", *train, *steps, *"--batch 8 --minibatch 8 --probes 0 --evaluate none".split()]) == 0
 
 
-@pytest.mark.parametrize(
-    "words, reason",
-    [
-        (["reward"], "give a kind (reward, world, method) and a name"),
-        (["rewards", "brevity"], "give a kind (reward, world, method) and a name"),
-        (["reward", "class"], "'class' cannot be a module"),
-        (["reward", "random"], "'random' cannot be a module"),
-        (["reward", "a/b"], "'a/b' cannot be a module"),
-        (["reward", "there"], "there.py exists"),
-        (["method", "tested"], "test_tested.py exists"),
-    ],
+@cases(
+    (["reward"], "give a kind (reward, world, method) and a name"),
+    (["rewards", "brevity"], "give a kind (reward, world, method) and a name"),
+    (["reward", "class"], "'class' cannot be a module"),
+    (["reward", "random"], "'random' cannot be a module"),
+    (["reward", "a/b"], "'a/b' cannot be a module"),
+    (["reward", "there"], "there.py exists"),
+    (["method", "tested"], "test_tested.py exists"),
 )
 def test_a_name_that_cannot_be_is_refused(words, reason, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -21,9 +21,8 @@ from rigs import on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
 
-from operant import Learner, OperantError
+from operant import Learner, OperantError, export
 from operant.api import runs
-from operant.models.loading import export
 from operant.objectives import losses
 from operant.runs.replay import Replayed, replay
 from operant.storage.state_codec import NamedTensors, encode
@@ -92,8 +91,6 @@ def word_without_norm(student: Learner) -> None:
 
 
 # --- where numbers break ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
 def test_an_overflowing_forward_pass_is_refused(algorithm):
     student = learner(algorithm)
@@ -224,8 +221,6 @@ def test_a_policy_of_nan_still_draws_tokens_of_its_vocabulary():
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def named(tmp_path):
     """A model that lies in a folder, so that another process can load it."""
@@ -328,7 +323,6 @@ def test_a_bundle_takes_what_a_checkpoint_refuses():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
 
 
@@ -410,8 +404,6 @@ def test_another_step_draws_other_random_numbers(named, tmp_path):
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------
-
-
 def constant(out, given, **options):
     """PPO's loss with an infinite constant in it, of which no gradient tells the other ranks."""
     told = losses.ppo(out, given, **options)

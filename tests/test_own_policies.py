@@ -15,6 +15,7 @@ from operant.models.loading import load_own_weights
 from operant.sampling import uniforms
 
 sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
+from cases import cases
 from operant_example.policy import SoftPrompt
 
 V, WANTED = 6, 4
@@ -105,16 +106,13 @@ class Valued(Bigrams):
     has_values = True
 
 
-@pytest.mark.parametrize(
-    "policy, message, algorithm",
-    [
-        (Empty, "policy Empty lacks a number `vocabulary` and a method `forward` and parameters", "rloo"),
-        (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", "rloo"),
-        (Valued, "policy Valued lacks a method `values`", "ppo"),
-        (Bigrams, "needs a critic, and the policy has none: set has_values and write values", "ppo"),
-        (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", "rloo"),
-        (lambda: object(), "is no policy: .* derived from operant.PolicyBase", "rloo"),
-    ],
+@cases(
+    (Empty, "policy Empty lacks a number `vocabulary` and a method `forward` and parameters", "rloo"),
+    (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", "rloo"),
+    (Valued, "policy Valued lacks a method `values`", "ppo"),
+    (Bigrams, "needs a critic, and the policy has none: set has_values and write values", "ppo"),
+    (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", "rloo"),
+    (lambda: object(), "is no policy: .* derived from operant.PolicyBase", "rloo"),
 )
 def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
     with pytest.raises(OperantError, match=message):

@@ -7,23 +7,19 @@ from itertools import pairwise
 import pytest
 import torch
 import transformers as t
+from cases import cases
 from gradients import batch_of, caught, truth
 from rigs import gap, partitions
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
-from operant.models import capabilities, packing
+from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, load_policy
+from operant.models import capabilities, kernels
 from operant.models.adapters import LoraOptions
-from operant.models.loading import load_policy
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import cut, units
-from operant.sampling import Sampling
-from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
-from operant.types import Batch, OperantError
 
 WIDE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
 GATED = WIDE | {"intermediate_size": 48, "num_key_value_heads": 2, "initializer_range": 0.3}
@@ -154,8 +150,6 @@ def test_odd_rows(change):
 
 
 # --- what stands around it --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama", "opt"])
 def test_a_trunks_states_are_kept_and_taken(name):
     rows = ragged()
@@ -225,8 +219,6 @@ def test_a_step_is_the_same_step(preset):
 
 
 # --- the cut ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
 @pytest.mark.parametrize("budget", [30, 60, 8192])
 def test_the_cut_counts_real_tokens(budget, setup):
@@ -260,8 +252,6 @@ def test_ragged_batches_take_fewer_passes_to_the_same_gradient():
 
 
 # --- what is not packed -----------------------------------------------------------------------------------------------
-
-
 class Counting(t.GPT2LMHeadModel):
     """A model that counts positions over all packed tokens."""
 
@@ -290,15 +280,12 @@ def made_of(kind: type, **more) -> t.PreTrainedModel:
     return kind(t.LlamaConfig(**GATED | more))
 
 
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda: made_of(Counting), "its states differ"),
-        (lambda: made_of(Mixing), "its states differ"),
-        (lambda: made_of(Own), "no function by name"),
-        (MADE["gemma2"], "knows no softcap"),
-        (MADE["bloom"], "no function by name"),
-    ],
+@cases(
+    (lambda: made_of(Counting), "its states differ"),
+    (lambda: made_of(Mixing), "its states differ"),
+    (lambda: made_of(Own), "no function by name"),
+    (MADE["gemma2"], "knows no softcap"),
+    (MADE["bloom"], "no function by name"),
 )
 def test_what_does_not_pack_exactly_is_padded_with_one_warning(make, why):
     capabilities._warn_once.cache_clear()
@@ -352,21 +339,19 @@ def test_attention_is_as_it_was_afterwards():
     made(ragged())
     with pytest.raises(IndexError):  # an id that the model has not
         made(ragged().with_(tokens=ragged().tokens + 1000))
-    assert made.config._attn_implementation == name != packing.NAME
+    assert made.config._attn_implementation == name != kernels.NAME
 
 
 def test_attention_that_was_not_laid_out_is_refused():
     made = policy()
     q = torch.zeros(1, 2, 5, 8)
     with made.packing.within([3, 1], made.device), pytest.raises(ValueError, match="not the rows"):
-        packing.attend(made.model, q, q, q, None)
+        kernels.attend(made.model, q, q, q, None)
     with made.packing.within([3, 2], made.device), pytest.raises(ValueError, match="knows no mask"):
-        packing.attend(made.model, q, q, q, None, is_causal=False)
+        kernels.attend(made.model, q, q, q, None, is_causal=False)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
-
-
 def one_by_one(query, key, value, edges, edges_too, longest, longest_too, *, scale, window_size, enable_gqa):
     """The function of torch's kernel, computed for one row at a time, with the same parameters."""
     from torch.nn.attention.varlen import varlen_attn
@@ -396,7 +381,7 @@ def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
         used.append(len(args[0]))
         return one_by_one(*args, **kwargs)
 
-    monkeypatch.setattr(packing, "kernel", lambda device, numbers: twin)
+    monkeypatch.setattr(kernels, "kernel", lambda device, numbers: twin)
     made = policy(name)
     used.clear()
     mine = outputs_of(made, ragged())
@@ -406,7 +391,7 @@ def test_the_kernel_is_told_the_same_rows(name, monkeypatch):
 
 
 def test_there_is_no_kernel_for_a_processor_or_float32():
-    assert packing.kernel(torch.device("cpu"), torch.bfloat16) is None
-    assert packing.kernel(torch.device("cuda"), torch.float32) is None
-    assert packing.quick(torch.device("cpu"), torch.float32)
-    assert not packing.quick(torch.device("cuda"), torch.float32)
+    assert kernels.kernel(torch.device("cpu"), torch.bfloat16) is None
+    assert kernels.kernel(torch.device("cuda"), torch.float32) is None
+    assert kernels.quick(torch.device("cpu"), torch.float32)
+    assert not kernels.quick(torch.device("cuda"), torch.float32)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from plans import SMALL, four_layers
 from toys import letters, lm
 
-from operant import OperantError, machine
+from operant import Learner, OperantError, machine
 from operant.runs.config import configure
 from operant.tools.cli import main
 from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
-from operant.training.learner import Learner
 from operant.training.optimizer import MasterWeights
 
 
@@ -47,19 +47,16 @@ def sizes(learner: Learner) -> dict[str, int]:
     return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in tensors_of.items()}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"model.train_layers": 2},
-        {"model.precision": "bfloat16"},
-        {"model.train_layers": 1, "model.train_head": False},
-        {"optimizer.kind": "rmsprop"},
-        {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "model.precision": "bfloat16", "keep_gradients": True},
-    ],
+@cases(
+    {},
+    {"model.train_layers": 2},
+    {"model.precision": "bfloat16"},
+    {"model.train_layers": 1, "model.train_head": False},
+    {"optimizer.kind": "rmsprop"},
+    {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "model.precision": "bfloat16", "keep_gradients": True},
     ids=["full", "trunk", "bfloat16", "top", "rmsprop", "sgd"],
 )
-def test_permanent_memory_is_that_of_a_real_learner(folder, options):
+def test_permanent_memory_is_that_of_a_real_learner(options, folder):
     model = four_layers()
     real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options))
     estimated = planned(folder, device="cpu", **options).permanent

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import cases
 from plans import SMALL, four_layers
 
 from operant.runs.config import configure
@@ -108,15 +109,12 @@ def test_the_command_plans_from_a_config_alone(config_file, capsys):
         assert why in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gpt2", "n_embd": -4},
-        {"model_type": "gpt2", "n_embd": 33, "n_head": 2},
-        {"model_type": "bert", "num_hidden_layers": 1},
-    ],
+@cases(
+    {"model_type": "gpt2", "n_embd": -4},
+    {"model_type": "gpt2", "n_embd": 33, "n_head": 2},
+    {"model_type": "bert", "num_hidden_layers": 1},
 )
-def test_a_config_that_makes_no_language_model_gets_a_sentence(tmp_path, capsys, config):
+def test_a_config_that_makes_no_language_model_gets_a_sentence(config, tmp_path, capsys):
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     assert main(["doctor", "--plan", "--gpus", "2", "--gpu", "l4", "--policy", str(path)]) == 2

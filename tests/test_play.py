@@ -5,6 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from cases import cases
+from texts import mistyped, parts
 from toys import letters
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -44,16 +46,13 @@ def test_players_side_by_side_on_the_same_games(capsys):
     assert found["random"]["games"] == "10" and found["random"]["won"] != "10 (100 %)"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"memory": 1},
-        {"memory": "none"},
-        {"template": "thought"},
-        {"template": "what_do_you_do"},
-        {"choose": "true"},
-    ],
+@cases(
+    {},
+    {"memory": 1},
+    {"memory": "none"},
+    {"template": "thought"},
+    {"template": "what_do_you_do"},
+    {"choose": "true"},
     ids=str,
 )
 def test_a_recorded_game_is_what_the_policy_sees_and_writes(options, tmp_path, capsys):
@@ -121,8 +120,6 @@ def test_the_commands_of_the_page_play(tmp_path, monkeypatch, capsys):
 
 
 # --- a person ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def typed(monkeypatch):
     def answers(*lines):
@@ -154,6 +151,41 @@ def test_a_person_plays_to_the_end(typed, capsys):
     assert f"Won in {len(solution) + 1} turns." in out and "human" in out
 
 
+OWN = """
+from operant import Step
+class Count:
+    def __init__(self, goal: int = 3):
+        self.goal = goal
+    def reset(self, tasks):
+        return {slot: Step() for slot in tasks}
+    def step(self, replies):
+        won = {slot: reply == str(self.goal) for slot, reply in replies.items()}
+        return {slot: Step(" no. Again:", reward=float(right), terminated=right) for slot, right in won.items()}
+def choose(task):
+    reply = yield __import__("operant").Step("Left or right?", options=["left", "right"])
+    return float(reply == "right")
+"""
+
+
+def test_a_person_plays_a_world_of_ones_own(typed, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(OWN, encoding="utf-8")
+    Path("tasks.jsonl").write_text('{"text": "A number?"}\n{"text": "Another?"}\n', encoding="utf-8")
+    typed("3", "5", "5", "quit")
+    play("--env", "my.py:Count", "--env.goal", 5, "--tasks", "tasks.jsonl", "--games", 2)
+    shown = "A number?\n no. Again:\n no. Again:\nThe episode has ended after 2 turns, with a reward of 1.\nAnother?\n"
+    assert capsys.readouterr().out.startswith(shown)
+    typed("up", "right")
+    play("my.py:choose", "--tasks", "tasks.jsonl")
+    out = capsys.readouterr().out
+    assert out.count("choose one: left, right") == 2 and "after 1 turn, with a reward of 1" in out
+    for player in ("human", "random"):
+        play("my.py:Count", "--player", player, code=2)
+        assert "Any other is played by a person, with --tasks FILE" in capsys.readouterr().err
+    play("rooms", "--tasks", "tasks.jsonl", code=2)
+    assert "rooms has games of its own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("end", ["quit", EOFError, KeyboardInterrupt])
 def test_leaving_a_game_keeps_what_was_recorded(end, typed, tmp_path, capsys):
     """But no command that the game has refused: nobody should learn it."""
@@ -174,8 +206,6 @@ def test_texts_of_a_world_move_no_cursor(typed, monkeypatch, capsys):
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A tiny model, and a run of it in small rooms with options of its own."""
@@ -239,33 +269,7 @@ def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
 
 
 # --- a player of one's own --------------------------------------------------------------------------------------------
-
-EASTWARD = """
-class Eastward:
-    def act(self, state, game, chance):
-        return "go east" if "go east" in state.commands else chance.choice(state.commands)
-
-class Broken:
-    def act(self, state, game, chance):
-        return state.commands[99]
-
-class Wordless:
-    def act(self, state, game, chance):
-        return None
-
-class Nothing:
-    pass
-
-class Unready:
-    def __init__(self):
-        raise ValueError("no book")
-
-class Jumping:
-    def act(self, state, game, chance):
-        return "jump"
-
-standing = Jumping()
-"""
+EASTWARD = parts("programs.txt")["players"]
 
 
 def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
@@ -290,30 +294,7 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "expected one world: operant play rooms"),
-        (["room"], "did you mean 'rooms'?"),
-        (["single_turn"], "has no text games to play; worlds that have: gem, jericho, openenv, rooms, "),
-        (["rooms", "--player", "rndom"], "did you mean 'random'?"),
-        (["rooms", "--player"], "--player: expected one argument"),
-        (["rooms", "--player", "runs/none"], "'runs/none' is not on this machine"),
-        (["rooms", "--env.memry", "3"], "option 'memry' is unknown; did you mean 'memory'?"),
-        (["rooms", "--memory", "many"], "memory"),
-        (["rooms", "--games", "0"], "--games 0"),
-        (["rooms", "--games", "few"], "games"),
-        (["rooms", "--split", "dev"], "it must be train or test"),
-        (["rooms", "--only-won"], "give --record FILE too"),
-        (["rooms", "--record", "none/x.jsonl"], "the folder of that file does not exist"),
-        (["rooms", "--record", "there.jsonl"], "the file exists"),
-        (["rooms", "--sampling.top_q", "1"], "top_q"),
-        (["rooms", "--seed", "1", "--seed", "2"], "--seed appears twice"),
-        (["rooms", "--player", "random", "--player", "."], "is not a transformers model"),  # before anything is played
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), mistyped("play"))
 def test_a_mistake_gets_a_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.jsonl").write_text("", encoding="utf-8")

@@ -6,10 +6,8 @@ import pytest
 import torch
 from toys import lm
 
-from operant import Learner, OperantError, ValueOptions
-from operant.models.policy import Policy
+from operant import Batch, Learner, OperantError, Policy, ValueOptions
 from operant.models.reference import PolicyCopy, fingerprint
-from operant.types import Batch
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 RULES = ["frozen", ("polyak", 0.25), ("every", 1)]

@@ -4,10 +4,8 @@ import pytest
 import torch
 from toys import bare_logprobs, bare_table, lm
 
-from operant import Learner, Policy
-from operant.models.value_head import ValueOptions
+from operant import Learner, Policy, Sampling, ValueOptions
 from operant.runs.config import configure, recipes
-from operant.sampling import Sampling
 
 PROMPTS = [[3, 4, 5], [6, 7]] * 8
 
@@ -76,8 +74,6 @@ def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
 
 
 # --- NLPO -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_a_mask_that_allows_everything_is_ppo(kind):
     """The same ids, and the same numbers to 1e-6, through the whole path of the mask."""

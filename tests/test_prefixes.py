@@ -6,7 +6,7 @@ import torch
 from sampled import model_of
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions
+from operant import Batch, Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import chooses_on, continues
 from operant.engines.native.cuda_graphs import static
@@ -16,7 +16,6 @@ from operant.engines.native.prefixes import Prefixes
 from operant.envs import SingleTurn
 from operant.models.options import ModelOptions
 from operant.rollouts.play import play
-from operant.types import Batch
 
 FIRST = [[5, 6, 7, 8, 9], [12, 13, 14, 4, 3], [10, 11, 4, 5, 6], [15, 16, 17, 3, 4]]
 NEXT = [[11, 5, 12], [6, 7, 13], [14, 15, 8], [9, 9, 16]]
@@ -70,8 +69,6 @@ def both(engine, prompts, keys, turn):
 
 
 # --- the same numbers -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [*KEPT, "bloom", "mistral", "t5"])
 @pytest.mark.parametrize(("ask", "at_once"), [(generated, 3), (both, 4), (both, 2)])
 def test_numbers_are_those_of_a_fresh_pass(kind, ask, at_once):
@@ -174,8 +171,6 @@ def test_a_model_that_goes_on_otherwise_reads_everything(monkeypatch):
 
 
 # --- how long, and how much -------------------------------------------------------------------------------------------
-
-
 class Rooms:
     """Appends text, or shows a new prompt with the same first sentence, for three turns."""
 

@@ -13,20 +13,16 @@ import torch
 from rigs import Caught, gap, said
 from toys import CAUSAL, lm
 
+from operant import Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.objectives.kl import KLOptions, estimate
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
-from operant.sampling import Sampling
-from operant.training.learner import Learner
 from operant.training.objective import Objective
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer
 from operant.training.scoring import score_batch
 from operant.training.update import UpdateOptions, update
-from operant.types import OperantError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [4], [12, 2, 2, 13], [3, 9], [6, 6, 6]]
 SAMPLING = Sampling(max_tokens=6, stop_tokens=(2, 7, 11), temperature=0.9)

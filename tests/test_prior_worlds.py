@@ -7,22 +7,17 @@ import torch
 from rigs import said
 from toys import CAUSAL, letters, lm
 
-from operant import distributed
+from operant import Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions, distributed
 from operant.data import DataOptions, load_tasks
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives import advantages
 from operant.objectives.advantages import whiten, with_gae
 from operant.rewards import NAMES, judge, resolve
 from operant.rewards.shaping import RunningMoments, ScoreOptions, as_seen, processed
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
-from operant.sampling import Sampling
 from operant.text_scores import SCORES
-from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
-from operant.types import OperantError, Step, Task
 
 
 class Corridor:

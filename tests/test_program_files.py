@@ -8,7 +8,9 @@ from itertools import combinations
 from statistics import fmean
 
 import pytest
+from cases import cases
 from page_commands import commands
+from texts import mistyped
 from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import lm
 from transformers import PreTrainedTokenizerFast
@@ -134,31 +136,7 @@ def test_candidates_become_pairs_for_a_repair_model(candidates, place):
     assert {task.prompt: task.replies[0] for task in made} == asked
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--tasks", "problems.jsonl", "--refine"], "--refine is about programs that tests judge: give --tests too"),
-        (["--prompt", "Twice:", "--tests"], "--tests is about the programs for the tasks of a file"),
-        (["--tests", "--best-of", 4], "--best-of beside --tests"),
-        (["--tests", "--cut", "line"], "--cut line says where programs are cut to be refined: give --refine too"),
-        (["--tests", "--refine", "--cut", "critic"], "--cut critic needs a critic"),
-        (["--tests", "--refine", "--cut", "best"], "--cut best: programs are cut by critic, line, random"),
-        (["--tests", "--repairs", 2], "--repairs is about repairing"),
-        (["--tests", "--rounds", 2], "--rounds counts what is refined and repaired"),
-        (["--tests", "--samples", 8, "--refine", "--budget", 4], "budget=4 is below samples=8"),
-        (["--tests", "--submit", 2], "--submit 2 of --samples 1"),
-        (["--tests", "--critic", "nowhere"], "nowhere"),
-        (["--tests", "--critic", "model"], "model is no outcome critic: train one"),
-        (["--tests", "--critic", "ones.py:Nothing"], "Nothing has no method prefixes"),
-        (["--tests", "--repair", "nowhere"], "nowhere"),
-        (["--tests", "--repair", "policy", "--repair-template", "{program}"], "has no {prompt}"),
-        (["--tests", "--jail", "{second: 2}"], "second"),
-        (["--tests", "--jail", "4"], "give options in braces"),
-        (["--tests", "--out", "x.parquet"], "must end in .jsonl"),
-        (["--tests", "--tasks", "bare.jsonl"], "none of 2 tasks, first 'bare/0', has example tests"),
-        (["--tests", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "told"), mistyped("generate programs"))
 def test_wrong_options_get_a_sentence(words, told, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     with monkeypatch.context() as no:
@@ -262,8 +240,6 @@ def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch)
 
 
 # --- pass@k and n@k in evaluations ------------------------------------------------------------------------------------
-
-
 def test_eval_compares_models_by_pass_at_k(place, capsys):
     """Means over tasks, the paired difference of two models, and the replies that it came from."""
     out = place / "compared.json"
@@ -357,13 +333,10 @@ def test_a_run_without_a_reward_is_judged_by_tests(place, tmp_path, capsys):
     assert "of 1 program each" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("Short", "critic Short, about a program for task 'problems/0': returned ()"),
-        ("Odd", "nan"),
-        ("Broken", "raised ZeroDivisionError: division by zero"),
-    ],
+@cases(
+    ("Short", "critic Short, about a program for task 'problems/0': returned ()"),
+    ("Odd", "nan"),
+    ("Broken", "raised ZeroDivisionError: division by zero"),
 )
 def test_a_critic_of_ones_own_that_is_wrong(name, told, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
@@ -396,24 +369,7 @@ def test_a_run_evaluates_by_pass_at_k(place, tmp_path):
     assert 0 <= after["metrics"]["1@10"] <= 1
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["eval", "model", "--metrics", "pass@8"], "pass@8 needs 8 replies to each task, and there are 1: --samples 8"),
-        (["eval", "model", "--metrics", "bleu"], "--metrics bleu: models are compared by pass@k and n@k"),
-        (["eval", "model", "--metrics", "pass@0"], "pass@0: write pass@k or n@k"),
-        (["eval", "model", "--metrics", "{pass@1: {second: 2}}"], "second"),
-        (["eval", "model", "--metrics", "1@1", "--tasks", "bare.jsonl"], "task 'bare/0' has none: ask for pass@1"),
-        (["eval", "model", "--metrics", "pass@1", "--tasks", "plain.jsonl"], "task 'plain/0' has no tests"),
-        (["eval", "model", "--refine"], "--refine is about programs that tests judge: give --tests too"),
-        (["eval", "model", "--tests", "--metrics", "pass@1"], "--metrics beside --tests"),
-        (["eval", "model", "--tests", "--beams", 2], "--beams 2 beside --tests"),
-        (["eval", "model", "--reward", "false"], "--reward false leaves nothing to compare models by"),
-        (["eval", "model", "--tests", "--submit", 2], "submit"),
-        (["eval", "model", "--tests", "--tasks", "bare.jsonl"], "none of 2 tasks, first 'bare/0', has example tests"),
-        (["train", "--policy", "model", "--reward", "length:3", "--metrics", "pass@2"], "1: --evaluation.samples 2"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "told"), mistyped("compare programs"))
 def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     assert run(*words, *([] if "--tasks" in words else ["--tasks", "problems.jsonl"])) == 2
@@ -422,8 +378,6 @@ def test_wrong_metrics_get_a_sentence(words, told, place, capsys, monkeypatch):
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_page_run_in_their_order(place, tmp_path, monkeypatch, capsys):
     """With a model that writes sums for `runs/code`, fewer samples and a single step."""
@@ -458,7 +412,6 @@ def test_humaneval_is_read_by_its_fields(place, capsys):
 
 
 # --- a file of samples ------------------------------------------------------------------------------------------------
-
 SAMPLES = {"Twice": [" 2 * x", " x + x", " x", " x +", " x[0]"], "Same": [" x", " 2 * x", " 3", " None", " 0"]}
 
 
@@ -488,21 +441,18 @@ def test_samples_of_anyone_are_scored_as_humaneval_does(place, capsys):
     assert "\npass@1 0.3000\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("rows", "words", "told"),
-    [
-        ([{"task_id": "HumanEval/Twice", "completion": " x"}], [], "1 of 2 tasks, first 'humaneval/HumanEval/Same'"),
-        ([{"task_id": "HumanEval/9", "completion": " x"}], [], "there is no task 'HumanEval/9', but humaneval/Human"),
-        (
-            [{"task_id": "HumanEval/Twice", "text": " x"}],
-            [],
-            "{'task_id': 'HumanEval/Twice', 'text': ' x'} is no sample; give {task_id, completion}",
-        ),
-        (None, ["--metrics", "pass@6"], "pass@6 needs 6 replies to each task, and there are 5"),
-        (None, ["--metrics", "bleu"], "--metrics bleu: samples are scored by pass@k and n@k"),
-        (None, ["--beams", 4], "--beams is about models that write"),
-        (None, ["model"], "samples.jsonl is a file of samples: score it alone"),
-    ],
+@cases(
+    ([{"task_id": "HumanEval/Twice", "completion": " x"}], [], "1 of 2 tasks, first 'humaneval/HumanEval/Same'"),
+    ([{"task_id": "HumanEval/9", "completion": " x"}], [], "there is no task 'HumanEval/9', but humaneval/Human"),
+    (
+        [{"task_id": "HumanEval/Twice", "text": " x"}],
+        [],
+        "{'task_id': 'HumanEval/Twice', 'text': ' x'} is no sample; give {task_id, completion}",
+    ),
+    (None, ["--metrics", "pass@6"], "pass@6 needs 6 replies to each task, and there are 5"),
+    (None, ["--metrics", "bleu"], "--metrics bleu: samples are scored by pass@k and n@k"),
+    (None, ["--beams", 4], "--beams is about models that write"),
+    (None, ["model"], "samples.jsonl is a file of samples: score it alone"),
 )
 def test_what_is_no_file_of_samples_gets_a_sentence(rows, words, told, place, tmp_path, capsys):
     every = [{"task_id": f"HumanEval/{name}", "completion": x} for name, some in SAMPLES.items() for x in some]

@@ -6,20 +6,18 @@ from fractions import Fraction
 from math import comb, prod
 
 import pytest
+from cases import cases
 from tokenizers import Tokenizer, models, pre_tokenizers
 from toys import letters, lm
 from transformers import PreTrainedTokenizerFast
 
-from operant import OperantError, Policy, Task
+from operant import Completion, OperantError, Policy, Sampling, Task
 from operant.apps.code.search import Candidate, Search, SearchOptions, Writer, chosen
 from operant.engines.native.engine import NativeEngine
 from operant.metrics.passes import n_at_k, numbers_in, pass_at_k
-from operant.sampling import Sampling
 from operant.sandbox.jail import Verdict
-from operant.types import Completion
 
 # --- pass@k and n@k ---------------------------------------------------------------------------------------------------
-
 CASES = [(n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)]
 
 
@@ -54,20 +52,17 @@ def test_n_at_k_is_the_share_of_all_draws_and_submissions(samples):
             assert n_at_k(samples, kept, right, n, k) == expected, (kept, right, n, k)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (lambda: pass_at_k(4, 5, 1), "pass@1 of 4 samples, 5 of them right"),
-        (lambda: pass_at_k(4, 1, 5), "at most the samples"),
-        (lambda: pass_at_k(4, 1, 0), "pass@0"),
-        (lambda: n_at_k(4, 2, 3, 1, 4), "2 are kept and 3 right"),
-        (lambda: n_at_k(4, 2, 1, 3, 2), "3@2"),
-        (lambda: numbers_in("pass@0"), "pass@0: write pass@k"),
-        (lambda: numbers_in("9@8"), "1 <= n <= k"),
-        (lambda: SearchOptions(refine="best"), "refine='best': programs are cut by critic, line, random"),
-        (lambda: SearchOptions(samples=4, budget=3), "budget=3 is below samples=4"),
-        (lambda: SearchOptions(rounds=0), "rounds=0: it must be at least 1"),
-    ],
+@cases(
+    (lambda: pass_at_k(4, 5, 1), "pass@1 of 4 samples, 5 of them right"),
+    (lambda: pass_at_k(4, 1, 5), "at most the samples"),
+    (lambda: pass_at_k(4, 1, 0), "pass@0"),
+    (lambda: n_at_k(4, 2, 3, 1, 4), "2 are kept and 3 right"),
+    (lambda: n_at_k(4, 2, 1, 3, 2), "3@2"),
+    (lambda: numbers_in("pass@0"), "pass@0: write pass@k"),
+    (lambda: numbers_in("9@8"), "1 <= n <= k"),
+    (lambda: SearchOptions(refine="best"), "refine='best': programs are cut by critic, line, random"),
+    (lambda: SearchOptions(samples=4, budget=3), "budget=3 is below samples=4"),
+    (lambda: SearchOptions(rounds=0), "rounds=0: it must be at least 1"),
 )
 def test_wrong_numbers_get_a_sentence(wrong, words):
     with pytest.raises(OperantError, match=words.replace("(", r"\(")):
@@ -83,8 +78,6 @@ def test_names_of_metrics():
 
 
 # --- replies that go on from given tokens -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
 def test_a_reply_goes_on_with_its_own_numbers(kind):
     """With the key of the whole reply, what follows its own beginning is its own rest, whatever the batch."""
@@ -104,7 +97,6 @@ def test_a_reply_goes_on_with_its_own_numbers(kind):
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------
-
 WORDS = ["<pad>", "</s>", "P", "Q", "a", "b", "c", "d", "x", ";\n"]
 
 
@@ -185,9 +177,7 @@ def test_programs_that_pass_are_cut_at_the_critics_best():
     assert len({key for *_, key in script.asked}) == 8
 
 
-@pytest.mark.parametrize(
-    ("cut", "allowed"), [("line", {"a ;\n", "a ;\n b ;\n"}), ("random", {"a", "a ;\n", "a ;\n b", "a ;\n b ;\n"})]
-)
+@cases(("line", {"a ;\n", "a ;\n b ;\n"}), ("random", {"a", "a ;\n", "a ;\n b", "a ;\n b ;\n"}))
 def test_a_program_is_cut_at_the_end_of_a_line_or_anywhere(cut, allowed):
     lines = ["a ;\n b ;\n d </s>"] + ["x </s>"] * 31 + ["d </s>"] * 32
     _, script, _ = search(lines, {"samples": 32, "refine": cut})
@@ -220,16 +210,13 @@ def test_the_best_failures_are_repaired_by_what_became_of_them():
     assert texts(chosen(found, 2)) == ["d", "bbx"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "options", "made"),
-    [
-        (["d </s>"] * 2, {"repair": 1}, 2),  # a program passes, and nothing is to be repaired
-        (["x </s>"] * 2, {"refine": "line"}, 2),  # none passes, and nothing is to be refined
-        (["d </s>"] * 2, {"refine": "random"}, 2),  # a single token cannot be cut
-        (["a d </s>"] * 20, {"refine": "random", "rounds": 3, "budget": 5}, 5),
-        (["a d </s>"] * 20, {"refine": "random", "rounds": 3}, 8),
-        (["x </s>"] * 20, {"repair": 1, "rounds": 2, "budget": 2}, 2),
-    ],
+@cases(
+    (["d </s>"] * 2, {"repair": 1}, 2),  # a program passes, and nothing is to be repaired
+    (["x </s>"] * 2, {"refine": "line"}, 2),  # none passes, and nothing is to be refined
+    (["d </s>"] * 2, {"refine": "random"}, 2),  # a single token cannot be cut
+    (["a d </s>"] * 20, {"refine": "random", "rounds": 3, "budget": 5}, 5),
+    (["a d </s>"] * 20, {"refine": "random", "rounds": 3}, 8),
+    (["x </s>"] * 20, {"repair": 1, "rounds": 2, "budget": 2}, 2),
 )
 def test_how_many_programs_are_made(lines, options, made):
     found, script, _ = search(list(lines), {"samples": 2, **options})

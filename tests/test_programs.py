@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from cases import cases
 from page_commands import read
 from toys import letters, lm
 
@@ -49,7 +50,6 @@ def rollout(reply, target=DOUBLE, name="t/0", references=()):
 
 
 # --- published rows ---------------------------------------------------------------------------------------------------
-
 MBPP = {"text": "Write a function to double.", "code": "def f(x):\r\n  return 2 * x", "task_id": 1}
 MBPP |= {"test_setup_code": "N = 2", "test_list": ["assert f(1) == N", "assert f(2) == 4", "assert f(0) == 0"]}
 MBPP |= {"challenge_test_list": ["assert f(9) == 18"]}
@@ -74,9 +74,7 @@ CALLED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("form", "row", "options", "prompt", "references", "target"),
-    [
+@cases(
         ("mbpp", MBPP, {}, "Write a function to double.\nassert f(1) == N\n", ("def f(x):\n  return 2 * x",),
          {"tests": MBPP["test_list"][1:], "examples": MBPP["test_list"][:1], "setup": "N = 2"}),
         ("mbpp", MBPP, {"shown": "none", "challenge": True, "cue": " [BEGIN]", "prefix": "Task: "},
@@ -98,7 +96,6 @@ CALLED = {
          f"QUESTION:\nDouble.\n{CALLED['starter_code']}", (),
          {"tests": ["assert same(Solution().f([2]), [[2, 2]])"],
           "examples": ["assert same(Solution().f(1), [2])"], "before": "", "judge": "apps"}),
-    ],
 )  # fmt: skip
 def test_a_published_row_becomes_a_problem(form, row, options, prompt, references, target):
     [task] = tasks_of([row], form, **options)
@@ -107,9 +104,7 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
     assert task.id.endswith(f"/{row.get('task_id', 0)}")
 
 
-@pytest.mark.parametrize(
-    ("lines", "examples"),
-    [  # as the docstrings of HumanEval write them
+@cases(  # as the docstrings of HumanEval write them
         (">>> f(1)\n2\n>>> f('a=>b')\n'c'", ["assert f(1) == 2", "assert f('a=>b') == 'c'"]),
         (">>> f([1, 2]) == None\n>>> f([])\nTrue", ["assert f([1, 2]) == None", "assert f([]) == True"]),
         ("f(1, 4) => true\n* f(2) ==> [3, 4].\nf(3) \u279e 'x' # why", ["assert f(1, 4) == True",
@@ -117,7 +112,6 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
         ("for f('=') == 'a'\nf(2)   # returns \"b\"\nf(3) should return 4.\nf(4) = 5", ["assert f('=') == 'a'",
          "assert f(2) == 'b'", "assert f(3) == 4", "assert f(4) == 5"]),
         ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value", []),
-    ],
 )  # fmt: skip
 def test_the_examples_of_a_docstring_are_read(lines, examples):
     indented = lines.replace("\n", "\n    ")
@@ -126,18 +120,15 @@ def test_the_examples_of_a_docstring_are_read(lines, examples):
     assert task.target["examples"] == examples
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (MBPP | {"test_list": []}, r"tasks, row 2, form 'code': test_list is \[\]: the row has no tests"),
-        (MBPP | {"language": "C++"}, "language is 'C\\+\\+': tests run in Python only"),
-        (STDIN | {"input_output": {"inputs": []}}, "it has no tests"),
-        (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
-        (STDIN | {"input_output": "{"}, "which is no JSON"),
-        (HUMANEVAL | {"test": "assert True"}, r"must define check\(candidate\)"),
-        (HUMANEVAL | {"test": "def check(c):\nx"}, "test is no Python"),
-        ({"text": "a"}, "it reads tests, and the row has no such field"),
-    ],
+@cases(
+    (MBPP | {"test_list": []}, r"tasks, row 2, form 'code': test_list is \[\]: the row has no tests"),
+    (MBPP | {"language": "C++"}, "language is 'C\\+\\+': tests run in Python only"),
+    (STDIN | {"input_output": {"inputs": []}}, "it has no tests"),
+    (STDIN | {"input_output": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0 outputs"),
+    (STDIN | {"input_output": "{"}, "which is no JSON"),
+    (HUMANEVAL | {"test": "assert True"}, r"must define check\(candidate\)"),
+    (HUMANEVAL | {"test": "def check(c):\nx"}, "test is no Python"),
+    ({"text": "a"}, "it reads tests, and the row has no such field"),
 )
 def test_a_row_that_is_no_problem_is_refused_with_its_number(row, words):
     with pytest.raises(OperantError, match=words):
@@ -167,9 +158,7 @@ def printing(*pairs):
 BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\nprint(input())"
 
 
-@pytest.mark.parametrize(
-    ("row", "program", "outcome", "as_own_row"),
-    [  # as_own_row: the outcome of the same pair of input and output in a row of one's own
+@cases(  # as_own_row: the outcome of the same pair of input and output in a row of one's own
         (called([[3]], [[3, 4]]), "def f(x): return x, x + 1", "passed", None),
         (called([[3]], [[[3, 4]]]), "def f(x): return [(x, x + 1)]", "passed", None),
         (called([[3]], [[3, 4]]), "def f(x): return x", "failed test", None),
@@ -188,7 +177,6 @@ BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() 
         (printing(("4", "0.5 1\n")), "print(0.5000001, '1.0')", "passed", "failed test"),
         (printing(*[("4", "4")] * 3), BUSY, "passed", "runtime error"),
         (printing(*[("4", "4")] * 3), "while True: pass", "runtime error", "runtime error"),
-    ],
 )  # fmt: skip
 def test_apps_is_judged_as_its_own_judge_does(row, program, outcome, as_own_row):
     given = row["input_output"]
@@ -227,8 +215,6 @@ def test_verdicts_on_samples_of_coderl_are_its_own():
 
 
 # --- generated problems -----------------------------------------------------------------------------------------------
-
-
 def shape(reference):
     """A reference without its numbers and letters: its composition."""
     return re.sub(r'"\w"', '"c"', re.sub(r"\d+", "0", reference))
@@ -278,17 +264,12 @@ def test_generated_problems_refuse(options):
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, [-1.0, -0.6, -0.3, 1.0]),
-        ({"outcomes": "-2,-1,0,3"}, [-2.0, -1.0, 0.0, 3.0]),
-        ({"outcomes": {"compile error": -0.5}}, [-0.5, -0.6, -0.3, 1.0]),
-        ({"kind": "passed"}, [0.0, 0.0, 0.0, 1.0]),
-        ({"kind": "fraction"}, [0.0, 0.0, 0.5, 1.0]),
-    ],
+@cases(
+    ({}, [-1.0, -0.6, -0.3, 1.0]),
+    ({"outcomes": "-2,-1,0,3"}, [-2.0, -1.0, 0.0, 3.0]),
+    ({"outcomes": {"compile error": -0.5}}, [-0.5, -0.6, -0.3, 1.0]),
+    ({"kind": "passed"}, [0.0, 0.0, 0.0, 1.0]),
+    ({"kind": "fraction"}, [0.0, 0.0, 0.5, 1.0]),
 )
 def test_four_outcomes_and_their_scores(options, expected):
     judged = judge(resolve("tests", options), [rollout(program) for program in OF_OUTCOME.values()])
@@ -299,19 +280,10 @@ def test_four_outcomes_and_their_scores(options, expected):
     assert judged.remark(3).message == ""
 
 
-@pytest.mark.parametrize("outcomes", [[1, 2], "nan,0,0,1", {"passed": "x"}, {"solved": 1.0}, 3, {}])
-def test_other_ladders_are_refused(outcomes):
-    with pytest.raises(OperantError, match="four finite numbers, from the worst"):
-        resolve("tests", {"outcomes": outcomes})
-
-
-@pytest.mark.parametrize(
-    ("test", "reason"),
-    [
-        ("console.assert(f(1) === 1);", "task 'js': test 'console.* is not Python .*invalid syntax"),
-        ("assert f('\\0') == 1\0", "is not Python .*null bytes"),
-        (5, "task 'js': test 5 is neither code nor"),
-    ],
+@cases(
+    ("console.assert(f(1) === 1);", "task 'js': test 'console.* is not Python .*invalid syntax"),
+    ("assert f('\\0') == 1\0", "is not Python .*null bytes"),
+    (5, "task 'js': test 5 is neither code nor"),
 )
 def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
     with pytest.raises(OperantError, match=reason):
@@ -324,40 +296,33 @@ WAITS = "import asyncio\nasync def main():\n    try: await asyncio.wait_for(f(),
 UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
 
 
-@pytest.mark.parametrize(
-    ("setup", "test", "reason"),
-    [
-        (
-            "",
-            "class Mine(Shape):\n    def area(self): return 4\nassert Mine().twice() == 8",
-            "derives Mine from Shape, a",
-        ),
-        ("", "class A: pass\nclass B(A, module.Base): pass", "derives B from module.Base, a class of the program"),
-        ("", "import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", "says .sys.stdin = .* does not reach"),
-        ("", "import builtins\nbuiltins.input = lambda: '3'\nassert f() == 3", "says .builtins.input = "),
-        ("", MOCK + "with patch('builtins.input', return_value='3'):\n    f()", "says .patch.*builtins.input"),
-        ("", MOCK + "@patch.object(A, 'b')\ndef g(x): f()", "says .patch.object"),
-        ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
-        ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
-        ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
-        ("", "assert eval(f('3 * 4')) == 12", "says .eval.* would run what the program returns"),
-        ("", "import pickle\nassert pickle.loads(pickle.dumps(f(1))) == 2", "says .*pickle.loads"),
-        ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2", ""),
-        ("", "def test_f():\n    assert f(2) == 4", "defines test_f and never runs it"),
-        ("", "def check(f):\n    assert f(2) == 4", "defines check and never runs it"),
-        ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
-        ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
-        ("", THREAD + "t = threading.Thread(target=run)", "says .*Python loses the assertions of a thread"),
-        ("", WAITS + "    except asyncio.TimeoutError: pass", "says 'asyncio.wait_for.*awaits a TimeoutError"),
-        ("", WAITS + "    except ValueError: pass", ""),
-        ("", THREAD + "assert threading.Thread(target=f)", ""),
-        ("def test_f(): assert f(2) == 4", "test_f()", ""),
-        ("class A: pass", "class B(A): pass\nassert f(B())", ""),
-        ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
-        ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),
-        ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1", ""),
-        ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
-    ],
+@cases(
+    ("", "class Mine(Shape):\n    def area(self): return 4\nassert Mine().twice() == 8", "derives Mine from Shape, a"),
+    ("", "class A: pass\nclass B(A, module.Base): pass", "derives B from module.Base, a class of the program"),
+    ("", "import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", "says .sys.stdin = .* does not reach"),
+    ("", "import builtins\nbuiltins.input = lambda: '3'\nassert f() == 3", "says .builtins.input = "),
+    ("", MOCK + "with patch('builtins.input', return_value='3'):\n    f()", "says .patch.*builtins.input"),
+    ("", MOCK + "@patch.object(A, 'b')\ndef g(x): f()", "says .patch.object"),
+    ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
+    ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
+    ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
+    ("", "assert eval(f('3 * 4')) == 12", "says .eval.* would run what the program returns"),
+    ("", "import pickle\nassert pickle.loads(pickle.dumps(f(1))) == 2", "says .*pickle.loads"),
+    ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2", ""),
+    ("", "def test_f():\n    assert f(2) == 4", "defines test_f and never runs it"),
+    ("", "def check(f):\n    assert f(2) == 4", "defines check and never runs it"),
+    ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
+    ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
+    ("", THREAD + "t = threading.Thread(target=run)", "says .*Python loses the assertions of a thread"),
+    ("", WAITS + "    except asyncio.TimeoutError: pass", "says 'asyncio.wait_for.*awaits a TimeoutError"),
+    ("", WAITS + "    except ValueError: pass", ""),
+    ("", THREAD + "assert threading.Thread(target=f)", ""),
+    ("def test_f(): assert f(2) == 4", "test_f()", ""),
+    ("class A: pass", "class B(A): pass\nassert f(B())", ""),
+    ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
+    ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),
+    ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1", ""),
+    ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
 )
 def test_a_test_that_needs_the_programs_process_is_refused(setup, test, reason):
     task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
@@ -436,8 +401,6 @@ def test_bad_references_are_named_dropped_or_refused():
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
-
-
 def test_the_world_shows_examples_and_pays_by_hidden_tests():
     world = ENVS.find("programs")(turns=2)
     world.reset({slot: Task(f"t/{slot}", "Return twice x.", DOUBLE) for slot in range(3)})
@@ -451,8 +414,6 @@ def test_the_world_shows_examples_and_pays_by_hidden_tests():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def gold(canary):
     """Gold programs of an MBPP file of which four are bad: an endless loop, a deletion, no Python, a wrong answer."""
     bad = {
@@ -499,7 +460,6 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
 PAGE = read("docs/code.md#programs-that-pass-their-tests")
 
 

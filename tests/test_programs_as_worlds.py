@@ -1,8 +1,11 @@
 """A world that is a program: equal to the same world as an `Env`, over HTTP too, and each failure costs its episode."""
 
 import contextlib
+import json
 import os
 import re
+import socket
+import struct
 import sys
 import threading
 import time
@@ -12,13 +15,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
 import operant
 from operant import OperantError, Policy, Sampling, Step, Task
+from operant.apps.agents import program as program_file
 from operant.apps.agents.program import AgentWorld, EpisodeOverError
 from operant.engines.native.engine import NativeEngine
+from operant.metrics import rollout_table
 from operant.metrics.collect import of_rollouts
+from operant.rewards import judge
+from operant.rollouts.branches import branches
 from operant.rollouts.play import play as play_tasks
 from operant.tools.report import games
 
@@ -32,6 +40,19 @@ def policy():
 
 def pay(target, reply):
     return float(reply.count(target)) - 0.1 * len(reply)
+
+
+class Scripted:
+    """Answers every reply with one step."""
+
+    def __init__(self, step):
+        self.answer = step
+
+    def reset(self, tasks):
+        return {slot: Step() for slot in tasks}
+
+    def step(self, replies):
+        return dict.fromkeys(replies, self.answer)
 
 
 class Twice:
@@ -115,6 +136,78 @@ def test_a_prompt_that_continues_joins_the_row_with_the_ids_that_were_sampled():
         assert second.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
         assert third.prompt == letters()("c d")["input_ids"]
         assert (rollout.info["requests"], rollout.info["fresh_rows"]) == (3, 2)
+
+
+def tree(task, client):
+    """Two replies to what follows the first one; the first of them goes on."""
+    reply = client.complete(task.prompt)
+    client.reward(0.5)
+    one, two = client.complete(task.prompt + reply + " b a", n=2)
+    client.reward(1.0, choice=0)
+    client.reward(-1.0, choice=1)
+    assert isinstance(one, str) and client.complete(task.prompt + reply + " b a" + one + " c") is not two
+    return 4.0
+
+
+def tree_by_openai(task, client):
+    import openai
+
+    with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as api:
+        [model] = api.models.list().data
+        reply = api.completions.create(model=model.id, prompt=task.prompt).choices[0].text
+        client.reward(0.5)
+        made = api.completions.create(model="any", prompt=task.prompt + reply + " b a", n=2).choices
+        api.post("/rewards", body={"reward": 1.0, "choice": 0}, cast_to=object)
+        api.post("/rewards", body={"reward": -1.0, "choice": 1}, cast_to=object)
+        for wrong in ({"reward": 1.0, "choice": 2}, {"reward": 1.0}, {"reward": "1", "choice": 0}, {"pay": 1}, [1]):
+            with pytest.raises(openai.BadRequestError, match=r"which reply|finite number|give `reward`"):
+                api.post("/rewards", body=wrong, cast_to=object)
+        api.completions.create(model="any", prompt=task.prompt + reply + " b a" + made[0].text + " c")
+    return 4.0
+
+
+def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
+    for rollout, over_http in zip(played(tree), played(tree_by_openai), strict=True):
+        first, one, two, after = rollout.turns
+        assert [turn.parent for turn in rollout.turns] == [None, None, 0, 1]
+        assert (
+            one.prompt == two.prompt and one.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
+        )
+        assert after.prompt[: len(one.prompt + one.action)] == one.prompt + one.action
+        assert [turn.reward for turn in rollout.turns] == [0.5, 1.0, -1.0, 4.0] and rollout.paid == 4.5
+        assert [(t.prompt, t.action, t.reward) for t in over_http.turns] == [
+            (t.prompt, t.action, t.reward) for t in rollout.turns
+        ]
+    rows = rollout_table.as_rows([rollout], [2.0], pieces=lambda ids: [str(token) for token in ids])
+    assert [row["parent"] for row in rows] == [-1, 0, 0, 1]
+    shown = json.loads(rows[-1]["game"])["turns"]
+    assert [turn["parent"] for turn in shown] == [-1, 0, 0, 1] and shown[1]["state"] == shown[2]["state"]
+    assert len(shown[2]["state"]) < len(shown[0]["state"] + shown[1]["state"])  # what was read behind the turn before
+    plain = {"score.centre": False, "kl.coef": 0.0}
+    with pytest.raises(OperantError, match="task 'letter/c': a step names turn 7 of 1"):
+        jumps = Scripted(Step(at=7))
+        jumps.branches = True
+        played_in(jumps, TASKS[:1])
+    learner = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **plain)
+    batch, places = learner.preview([rollout], [2.0])
+    numbers = [part.place for one in played(tree) for part, _ in branches(one, 0.0)]
+    assert len(numbers) == len(set(numbers)) == 3 * len(TASKS)
+    # What follows a reply: 0.5 and the mean of 7 and -1; 1, 4 and the score 2; -1; 4 and 2.
+    expected = [x for turn, x in zip((first, one, after, two), (3.5, 7.0, 6.0, -1.0)) for x in [x] * turn.count]
+    assert batch.advantages[batch.actions].tolist() == pytest.approx(expected) and places == [0, -1, -1]
+    centred = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **{"kl.coef": 0.0})
+    assert centred.preview([rollout], [2.0])[0].rewards.sum() == pytest.approx(
+        0.0, abs=1e-5
+    )  # over branches, not episodes
+    cut = replace(
+        rollout, turns=rollout.turns[:3], texts=rollout.texts[:3], end="outgrown", following=one.prompt + one.action
+    )
+    assert [(part.end, part.following is None) for part, _ in branches(cut, None)] == [
+        ("world", True),
+        ("outgrown", False),  # of the branch that was to go on, not of the last one drawn
+        ("world", True),
+    ]
+    assert int(batch.actions.sum()) == rollout.count
 
 
 def test_a_conversation_has_the_ids_of_its_template():
@@ -252,6 +345,11 @@ def from_two_threads(task, client):
     threads[0].join()
 
 
+def endless(task, client):
+    while True:
+        client.complete("a")
+
+
 def exits(task, client):
     client.complete("a")
     raise SystemExit(3)
@@ -261,26 +359,42 @@ def sets_options(task, client):
     client.complete("a", max_tokens=100)
 
 
-@pytest.mark.parametrize(
-    ("bad", "end", "why"),
-    [
-        (lambda task, client: 1.0, "raised", "ended without a request"),
-        (swallows, "raised", "returned 'good'; it must return a reward"),
-        (hangs, "timeout", "neither asked nor ended within 0.5 seconds"),
-        (exits, "raised", "SystemExit: 3"),
-        (from_two_threads, "raised", "asked twice at a time"),
-        (sets_options, "raised", "max_tokens=100: the run's own sampling"),
-        (lambda task, client: client.reward(1.0), "raised", "no reply yet"),
-        (lambda task, client: client.complete("a", n=2), "raised", "one reply at a time"),
-    ],
+@cases(
+    (lambda task, client: 1.0, "raised", "ended without a request"),
+    (swallows, "raised", "returned 'good'; it must return a reward"),
+    (hangs, "timeout", "neither asked nor ended within 0.5 seconds"),
+    (exits, "raised", "SystemExit: 3"),
+    (endless, "raised", "asked for 9 replies or more: let it end"),
+    (from_two_threads, "raised", "asked twice at a time"),
+    (sets_options, "raised", "max_tokens=100: the run's own sampling"),
+    (lambda task, client: client.reward(1.0), "raised", "no reply yet"),
+    (lambda task, client: client.complete("a") and 10**400, "raised", "it must return a reward"),
+    (lambda task, client: client.report(x="high"), "raised", "report(x='high'): it must be a finite number"),
+    (lambda task, client: client.complete("a", n=2), "raised", "it must return a reward"),
+    (lambda task, client: client.complete("a", n=2) and client.reward(1.0, 2), "raised", "say which reply is paid"),
 )
-def test_a_program_that_fails_costs_its_episode_alone(bad, end, why):
+def test_a_program_that_fails_costs_its_episode_alone(bad, end, why, monkeypatch):
     def program(task, client):
         return (bad if task.target == "d" else direct)(task, client)
 
+    monkeypatch.setattr("operant.apps.agents.program.MAX_TURNS", 9)
     right, found = played(direct), played(program, deadline=0.5 if bad is hangs else 20.0)
     assert found[1].end == end and re.search(re.escape(why), found[1].info["failure"]), found[1].info
     assert [said(rollout) for rollout in found if rollout.place != 1] == [said(r) for r in right if r.place != 1]
+    (note,) = judge(None, found, pays=True).notes
+    assert "1 of 4 episodes left out: the program " in note
+
+
+def test_a_first_prompt_that_does_not_fit_is_refused():
+    def program(task, client):
+        with pytest.raises(OperantError, match="the prompt has 4 tokens, and a reply needs 1 to 2"):
+            client.complete("a b c")
+        return len(client.complete("a b"))
+
+    env = AgentWorld(program)
+    env.measure(len, 2)
+    [rollout] = played_in(env, TASKS[:1])
+    assert not rollout.failed and len(rollout.turns) == 1
 
 
 def said(rollout):
@@ -297,7 +411,32 @@ def test_a_call_after_the_end_is_refused():
         said.append("caught")
     except BaseException as error:
         said.append(str(error))
+    with pytest.raises(EpisodeOverError):  # a payment that comes too late is not lost without a word
+        kept[0].reward(1.0)
     assert said == ["the episode has ended"]
+
+
+def test_bad_requests_over_http_get_a_sentence_and_print_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(program_file._AgentRequests, "timeout", 0.3)
+    found = []
+
+    def program(task, client):
+        head = f"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer {client.api_key}\r\nContent-Length: "
+        large, whole = b"a" * 10_000_000, b'{"prompt":"a"}'
+        address = ("127.0.0.1", int(client.base_url.split(":")[2].removesuffix("/v1")))
+        for length, sent in ((len(large), large), (90, whole), (8, whole[:8]), (14, whole)):
+            with socket.create_connection(address, timeout=10) as connection:
+                connection.sendall(f"{head}{length}\r\n\r\n".encode() + sent)
+                if length == 14:  # it goes away with a reset, and reads no reply
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                else:
+                    found.append(connection.recv(100).split(b"\r\n")[0].split()[1])
+        time.sleep(0.3)
+        return 1.0
+
+    [rollout] = played(program, tasks=TASKS[:1])
+    assert found == [b"413", b"408", b"400"] and [turn.reward for turn in rollout.turns] == [1.0]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_wrong_program_is_refused(tmp_path, monkeypatch):
@@ -314,7 +453,7 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     defined, used = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     Path("agent.py").write_text(defined, encoding="utf-8")
     space = {"policy": policy()}
-    exec(defined + used, space)
+    exec((defined + used).replace('"builtin:reviews-lm"', "policy"), space)
     named = [
         operant.train(policy(), space["tasks"], steps=2, batch=8, max_tokens=4, out=f"runs/{i}", **options)
         for i, options in enumerate(({"env": "agent.py:play"}, {"env": "program", "env.play": "agent.py:play"}))

@@ -8,7 +8,7 @@ from browsing import LAPTOP, PHONE, visit
 from pages import low_contrast, overflows
 
 from operant.runs.folder import RunFolder
-from operant.tools.report import prompt_page, run_report
+from operant.tools.report import prompts, run_report
 from operant.tools.report.server import Server, Serving
 
 EVIL = "</script><img src=x onerror=alert(1)>\u202e\x1b{mask}"
@@ -17,7 +17,7 @@ WORDS = {1: " early", 2: "x", 3: " third", 4: "x", 5: " late"}
 
 
 def row(text, score, **more):
-    parts = {f"reward/{part}": score for part in prompt_page.PARTS}
+    parts = {f"reward/{part}": score for part in prompts.PARTS}
     known = {"task": "t", "query": "q", "end": "length", "rollout": 0, "turn": 0, "ids": [1, 2], "reply_tokens": 2}
     return known | {"reply": text, "tokens": [text[:-1], text[-1:]], "reward": score} | parts | more
 
@@ -70,10 +70,8 @@ def write(path, scores=SCORES, found=FOUND):
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_steps_by_hand(tmp_path):
-    data = prompt_page.embedded(write(tmp_path / "run", found=None))
+    data = prompts.embedded(write(tmp_path / "run", found=None))
     assert data is not None and data["found"] is None
     assert data["steps"] == {
         "step": [1, 2, 3, 4, 5],
@@ -90,7 +88,7 @@ def test_the_steps_by_hand(tmp_path):
 
 
 def test_what_is_pasted_is_what_the_task_model_reads(tmp_path):
-    data = prompt_page.embedded(write(tmp_path / "run"))
+    data = prompts.embedded(write(tmp_path / "run"))
     assert data is not None
     assert [(one["from"], one["paste"]) for one in data["found"]["rows"]] == [
         ("best in training, step 1", "{sentence}  it was {mask} ."),  # the template's space and the prompt's own
@@ -104,24 +102,22 @@ def test_what_is_pasted_is_what_the_task_model_reads(tmp_path):
 
 def test_a_step_that_has_changed_is_read_again(tmp_path):
     path = write(tmp_path / "run", {1: [3.0, 1.0], 2: [2.0, 0.0]}, None)
-    assert prompt_page.embedded(path)["steps"]["best"] == [3.0, 2.0]
+    assert prompts.embedded(path)["steps"]["best"] == [3.0, 2.0]
     write(tmp_path / "other", {1: [3.0, 1.0], 2: [7.0, 0.0]}, None)
     (tmp_path / "other/rollouts/step-00002.parquet").replace(path / "rollouts/step-00002.parquet")
-    assert prompt_page.embedded(path)["steps"]["best"] == [3.0, 7.0]
+    assert prompts.embedded(path)["steps"]["best"] == [3.0, 7.0]
     (path / "rollouts/step-00001.parquet").write_bytes(b"damaged")
-    assert prompt_page.embedded(path)["steps"]["best"] == [7.0]
+    assert prompts.embedded(path)["steps"]["best"] == [7.0]
 
 
 def test_other_replies_are_no_prompts(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {"steps": 1})
     folder.rollouts(1, [{"reply": "r", "reward": 1.0, "reward/accuracy": 1.0}])
     folder.close()
-    assert prompt_page.embedded(folder.path) is None
+    assert prompts.embedded(folder.path) is None
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     return run_report.write_report(write(tmp_path_factory.mktemp("pages") / "run")).as_uri()

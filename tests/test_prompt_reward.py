@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from cases import cases
 from page_commands import read
 
 from operant.apps.prompts import measures
@@ -47,8 +48,6 @@ def reward(**options) -> PromptReward:
 
 
 # --- measures -------------------------------------------------------------------------------------------------------
-
-
 def test_measures_by_hand():
     of = task()
     up, down = reward()([rollout("up", of), rollout("down", of)])
@@ -104,8 +103,6 @@ def test_contextual_calibration_by_hand():
 
 
 # --- which texts and prompts are computed -----------------------------------------------------------------------------
-
-
 def counted():
     asked = []
 
@@ -213,21 +210,16 @@ def test_the_built_in_task_model_agrees_with_plain_transformers():
 
 
 # --- what wrong input gets --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "of", "sentence"),
-    [
-        ({}, task(texts="ac"), r"all 2 texts have the label 1 \('good'\)"),
-        ({"words": ("bad", "good", "fine")}, task(), r"no text has the label 2 \('fine'\)"),
-        ({"words": ("bad",)}, task(), "at least two different"),
-        ({}, Task("t", "", target={"name": "toy", "examples": [["a", 0], ["b", 2]]}), "label 2, and there are 2 words"),
-        ({"words": None}, task(), "'toy' is no published set"),
-        ({"calibrate": "mean"}, task(texts="a"), "scored on 1 text"),
-        ({"calibrate": "mean", "examples": 1}, task(), "scored on 1 text"),
-        ({"template": "{sentence} {prompt} {mask}"}, task(), "leave {mask} out"),
-        ({}, Task("t", "", target=1), "labelled texts"),
-    ],
+@cases(
+    ({}, task(texts="ac"), r"all 2 texts have the label 1 \('good'\)"),
+    ({"words": ("bad", "good", "fine")}, task(), r"no text has the label 2 \('fine'\)"),
+    ({"words": ("bad",)}, task(), "at least two different"),
+    ({}, Task("t", "", target={"name": "toy", "examples": [["a", 0], ["b", 2]]}), "label 2, and there are 2 words"),
+    ({"words": None}, task(), "'toy' is no published set"),
+    ({"calibrate": "mean"}, task(texts="a"), "scored on 1 text"),
+    ({"calibrate": "mean", "examples": 1}, task(), "scored on 1 text"),
+    ({"template": "{sentence} {prompt} {mask}"}, task(), "leave {mask} out"),
+    ({}, Task("t", "", target=1), "labelled texts"),
 )
 def test_tasks_that_cannot_be_scored_are_refused_before_training(options, of, sentence):
     made = reward(**options)
@@ -256,21 +248,6 @@ def test_the_longest_text_must_leave_room_for_the_prompt(prompt_tokens, fits):
             prepare(made, [of])
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"measure": "gaps"}, "measure"),
-        ({"calibrate": "means"}, "calibrate"),
-        ({"examples": 0}, "examples=0"),
-        ({"template": "{prompt}"}, "{sentence} is missing"),
-        ({"tempo": 1}, "tempo"),
-    ],
-)
-def test_wrong_options(options, sentence):
-    with pytest.raises(OperantError, match=sentence):
-        resolve("prompt:builtin:reviews-lm", options)
-
-
 def test_the_name_has_its_options():
     made = factory("prompt:./roberta")
     assert made is not None
@@ -289,8 +266,6 @@ def test_examples_check_their_sizes():
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     page = read("docs/prompts.md#task-models-what-answers-a-prompt")
     monkeypatch.chdir(tmp_path)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+from texts import mistyped
 from transformers import AutoTokenizer
 
-from operant import OperantError, train
-from operant.apps.prompts.examples import prompt
+from operant import train
 from operant.apps.prompts.templates import set_named
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
@@ -41,29 +41,13 @@ def test_a_folder_is_one_task_and_its_test_file_held_out(place):
     assert [one.prompt for one in each] == [text for text, _ in ROWS] and each[1].target["examples"] == [["a bore", 0]]
 
 
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        ([{"text": "a", "label": 1}, {"text": "b", "label": 1}], "all 2 rows have the label 1"),
-        ([{"text": "a", "label": "good"}], "row 1: the label is 'good'; it must be the number of a class"),
-        ([{"text": "a", "label": True}], "the label is True"),
-        ([{"text": " ", "label": 1}], "row 1: the text is empty"),
-        ([{"words": "a", "label": 1}], "row 1: it reads text or sentence or review or content"),
-        (["a"], "row 1: it is of type str"),
-    ],
-)
-def test_rows_that_are_no_labelled_texts_are_refused(rows, message):
-    with pytest.raises(OperantError, match=message):
-        prompt({"rows": rows, "source": "mine"})
-
-
 @pytest.fixture
 def opinions(tmp_path):
-    """Files of 64 opinions to train with and 64 that are held out."""
+    """Files of 32 opinions to train with and 32 that are held out."""
     paths = []
     for source, name in (("builtin:opinions", "train"), ("builtin:opinions/held-out", "test")):
         [task] = load_tasks(source, form=form("prompt", {}))
-        rows = "".join(f"{text}\t{label}\n" for text, label in task.target["examples"][:64])
+        rows = "".join(f"{text}\t{label}\n" for text, label in task.target["examples"][:32])
         paths.append(tmp_path / f"{name}.tsv")
         paths[-1].write_text("sentence\tlabel\n" + rows, encoding="utf-8")
     return paths
@@ -80,8 +64,8 @@ def test_a_run_ends_with_its_best_prompts_beside_baselines(opinions, tmp_path, c
     found = json.loads((out / "prompts.json").read_text())
     assert {row["name"] for row in found["baselines"]} == {"none", "manual", "random"}
     spent = {row["name"]: row["calls"] for row in found["baselines"]}
-    assert found["calls"] == 2 * 4 * 8 + 64 * len(found["prompts"]), "of training, and of the last choice"
-    assert found["calls"] - 64 < spent["random"] <= found["calls"]
+    assert found["calls"] == 2 * 4 * 8 + 32 * len(found["prompts"]), "of training, and of the last choice"
+    assert found["calls"] - 32 < spent["random"] <= found["calls"]
     assert {one["source"] for one in found["prompts"]} == {"best in training", "greedy"}
     assert all(len(one["ids"]) == 5 for one in found["prompts"])
     assert sorted(path.name for path in (out / "export").glob("*.safetensors")) == ["adapter_model.safetensors"]
@@ -134,44 +118,7 @@ def recounted(written, sources, calibrated=False):
 TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "bad,good")
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["prompt"], "say what to do: show RUN"),
-        (["prompt", "show", "nowhere"], "nowhere is not a run folder"),
-        (["prompt", "show"], "takes one run"),
-        (["prompt", "search", "--tasks", "x.tsv"], "needs --tasks FOLDER and --task-model MODEL"),
-        (["prompt", "search", "--tasks", "x.tsv", "--task-model", "builtin:reviews-lm"], "there is no file 'x.tsv'"),
-        (["prompt", "transfer", "x"], "needs the models to try"),
-        (["train", "prompt", "--reward.words", "terrible,wonderfullest"], "'wonderfullest' is not one token"),
-        (["train", "prompt", "--template", "{prompt}"], "{sentence}"),
-        (["train", "prompt", "--tasks", "none.tsv", "--words", "bad,good"], "none.tsv has a header"),
-        (["train", "prompt", "--tasks", "none.csv", "--words", "bad,good"], "tasks of none.csv: it has no rows"),
-        (["train", "prompt", "--reward.keep", "0"], "keep=0: it must be at least 1"),
-        (["train", "prompt", "--reward.measure", "luck"], "measure='luck'"),
-        (["train", "prompt", "--task-model", "nothing-here"], "nothing-here"),
-        (["train", "prompt", "--data.limit", "1", "--reward.prompt-tokens", "400"], "too long for"),
-        (
-            ["train", "prompt", "--length", "21"],
-            "prompts of 21 tokens (--sampling.max-tokens), and reward 'prompt' leaves",
-        ),
-        (["train", "prompt", "--template", "{sentence} {prompt} {mask} ."], "a causal model, which answers behind"),
-        (["train", "prompt", "--template", "{sentence}{prompt}", "--reward.prompt-tokens", "400"], "too long for"),
-        (["train", "prompt", "--reward.compare", "none,randm"], "baseline 'randm' is unknown"),
-        (["train", "prompt", "--task-model", "asked.py:other", "--reward.compare", "head"], "leave this baseline out"),
-        (["train", "prompt", "--evaluate", "two.tsv", "--words", "bad,good,great"], "no text has the label 2"),
-        (["train", "prompt", "--tasks", "three.tsv", "--evaluate", "two.tsv", "--words", "good,bad,great"], "two.tsv"),
-        (["prompt", "search", *TWO, "--vocabulary", "asked.py:other"], "a function has no tokens"),
-        (["prompt", "search", *TWO, "--seeds", "0"], "seeds=0: it must be at least 1"),
-        (["prompt", "search", *TWO, "--length", "0"], "length=0: it must be at least 1"),
-        (["train", "prompt", "--reward.kind", "masked"], "is a gpt2, which transformers has no masked model of"),
-        (
-            ["train", "prompt", "--task-model", "asked.py:fails"],
-            "'asked.py:fails' raised KeyError: 'answer' (asked.py, line 2)",
-        ),
-        (["train", "prompt", "--task-model", "asked.py:other"], "named none of the words terrible, great in"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), mistyped("prompts"))
 def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_path, monkeypatch, capsys):
     asked = "def fails(texts):\n    return {}['answer']\ndef other(texts):\n    return ['positive'] * len(texts)\n"
     (tmp_path / "asked.py").write_text(asked, encoding="utf-8")
@@ -197,8 +144,9 @@ def test_a_search_compares_named_baselines_at_equal_calls(place, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_a_resumed_run_keeps_its_best_prompts(tmp_path):
+def test_a_resumed_run_keeps_its_best_prompts(opinions, tmp_path):
     options = {"reward.examples": 8, "batch": 4, "samples": 4, "threads": "1", "quiet": True, "probes": 0}
+    options |= {"tasks": str(opinions[0]), "evaluate": str(opinions[1]), "reward.words": "terrible,great"}
     whole = train(recipe="prompt", out=tmp_path / "a", steps=3, **options)
     train(recipe="prompt", out=tmp_path / "b", steps=2, **options)
     again = train(out=tmp_path / "b", resume=True, steps=3, quiet=True)

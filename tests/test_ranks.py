@@ -8,18 +8,14 @@ import torch
 from rigs import DEALT, REPLIES, SCORES, on_ranks, said
 from toys import lm
 
-from operant import distributed
+from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions, distributed
 from operant.metrics import collect
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives.advantages import whiten
 from operant.rewards import judge
 from operant.rewards.combine import weighted
 from operant.rewards.shaping import RunningMoments
-from operant.runs.evaluate import Probes
+from operant.runs.scored_rollouts import Probes
 from operant.tally import Tally
-from operant.training.learner import Learner
-from operant.types import Batch, OperantError, Task
 
 UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 """Three clipped tokens of 3, and none of 5: 3 / 8 of all, where a mean of two means would say a half."""

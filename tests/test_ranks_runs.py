@@ -7,12 +7,10 @@ import torch
 from rigs import on_ranks
 from toys import lm
 
-from operant import OperantError, Policy, Task
+from operant import Learner, OperantError, Policy, Task, ValueOptions
 from operant.distributed import rank
-from operant.models.value_head import ValueOptions
 from operant.rewards import judge
 from operant.runs.scored_rollouts import play_and_score
-from operant.training.learner import Learner
 
 IDS = ["a", "b", "c", "d", "e"]
 TASKS = [Task(name, [5 + i, 6]) for i, name in enumerate(IDS)]

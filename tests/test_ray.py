@@ -9,14 +9,14 @@ import socket
 
 import pytest
 import torch
+from cases import cases
 from page_commands import read
 from small_runs import SMALL, TASKS, count_a, model, told, weights
 from toys import letters, lm
 
-from operant import Learner, OperantError, Policy, Sampling, steps, train
+from operant import Learner, OperantError, Policy, Sampling, ValueOptions, steps, train
 from operant.engines.native.engine import NativeEngine
 from operant.engines.ray import RayEngine, as_arrays, deal, moving
-from operant.models.value_head import ValueOptions
 from operant.runs.config import configure
 from operant.sandbox.ray import ENGINE, RaySession, answers
 from operant.tools.cli import main
@@ -88,8 +88,6 @@ def pid(ray, actor):
 
 
 # --- the same replies -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_any_number_of_actors_says_what_the_native_engine_says(engine, count):
     engine.actors, engine.parts = engine.actors[:count], count
@@ -158,8 +156,6 @@ def test_choices_are_those_of_the_native_engine(engine):
 
 
 # --- actors that die --------------------------------------------------------------------------------------------------
-
-
 def test_a_killed_actor_is_started_again_with_current_weights(ray, engine):
     own = policy()
     trained(own)
@@ -189,8 +185,6 @@ def test_an_error_of_the_inner_engine_is_its_own_sentence(engine):
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
 def options(**more):
     return {"tokenizer": letters(), "engine": "ray", "engine.actors": 1, "engine.cpus": 0.25, **SMALL, **more}
 
@@ -213,17 +207,12 @@ def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
 
 
 # --- parts and refusals -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("sizes", "parts", "expected"),
-    [
-        ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
-        ([1, 9, 1, 1, 6], 2, [[1], [0, 2, 3, 4]]),
-        ([3, 2], 3, [[0], [1]]),
-        ([], 2, []),
-        ([4, 4, 9], 1, [[0, 1, 2]]),
-    ],
+@cases(
+    ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
+    ([1, 9, 1, 1, 6], 2, [[1], [0, 2, 3, 4]]),
+    ([3, 2], 3, [[0], [1]]),
+    ([], 2, []),
+    ([4, 4, 9], 1, [[0, 1, 2]]),
 )
 def test_prompts_are_dealt_by_their_tokens(sizes, parts, expected):
     assert deal(sizes, parts) == expected
@@ -235,16 +224,13 @@ def closed_port():
         return free.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"actors": 0}, r"engine\.actors=0: it must be at least 1"),
-        ({"cpus": float("nan")}, r"engine\.cpus=nan: it must be at least 0"),
-        ({"inner": "ray"}, "an actor needs an engine of another kind"),
-        ({"inner": "nativ"}, "did you mean 'native'"),
-        ({"actors": 9}, r"engine\.actors=9: this machine has 2 cores, .* at most 4 for each core, or a cluster"),
-        ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit the engine 'native': .*'bach'"),
-    ],
+@cases(
+    ({"actors": 0}, r"engine\.actors=0: it must be at least 1"),
+    ({"cpus": float("nan")}, r"engine\.cpus=nan: it must be at least 0"),
+    ({"inner": "ray"}, "an actor needs an engine of another kind"),
+    ({"inner": "nativ"}, "did you mean 'native'"),
+    ({"actors": 9}, r"engine\.actors=9: this machine has 2 cores, .* at most 4 for each core, or a cluster"),
+    ({"inner_options": {"bach": 3}}, r"engine\.inner_options=.*do not fit the engine 'native': .*'bach'"),
 )
 def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch):
     monkeypatch.setattr("operant.sandbox.ray.cores", lambda: 2)
@@ -276,8 +262,8 @@ def test_without_ray_the_extra_is_named_before_a_model_loads(monkeypatch, tmp_pa
 
 @pytest.mark.slow
 def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
-    """Its commands, with few steps and a share of a processor for each actor, and its snippet."""
-    page = read("docs/ahead.md#generating-ahead-and-on-ray")
+    """Its commands, with few steps, one actor where it has several, and a share of a processor; and its snippet."""
+    page = re.sub(r"(actors|workers|ray) [24] ", r"\1 1 ", read("docs/engines.md#generating-ahead-and-on-ray"))
     monkeypatch.chdir(tmp_path)
     short = {"steps": 2, "batch": 8, "probes": 2, "sampling.max-tokens": 24, "evaluate": "none"}
     commands = [shlex.split(line, comments=True) for line in re.findall(r"^    operant (train .*)$", page, re.M)]

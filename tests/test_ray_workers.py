@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import hostile_worlds
 import psutil
 import pytest
+from cases import cases
 from hostile_worlds import Letters
 from small_runs import SMALL, TASKS, model
 from toys import letters
@@ -66,8 +67,6 @@ def ray():
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
     """Also resumed, and with the state of the workers."""
@@ -162,7 +161,6 @@ def test_a_world_that_cannot_be_made_ends_its_processes(ray, tmp_path):
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
-
 DOUBLE = (Code("assert f(2) == 4"), Code("assert f(3) == 6"))
 
 
@@ -274,23 +272,18 @@ def test_a_run_has_one_ray_for_its_engine_world_and_programs(ray, tmp_path):
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: RayEnv(HOSTILE, workers=0), r"workers=0 for world 'Hostile': it must be at least 1"),
-        (lambda: RayEnv(HOSTILE, waves=0), r"waves=0 for world 'Hostile': it must be at least 1"),
-        (lambda: RayEnv(HOSTILE, cpus=-1.0), r"env\.cpus=-1\.0: it must be at least 0"),
-        (lambda: RayEnv(HOSTILE, cpus=float("nan")), r"env\.cpus=nan: it must be at least 0"),
-        (lambda: RayEnv(HOSTILE, workers=9), r"env\.workers=9: this machine has 2 cores, .*cluster \(env\.address\)"),
-        (lambda: UnitTests(ray=9), r"reward\.ray=9: this machine has 2 cores, .*cluster \(reward\.ray_address\)"),
-        (lambda: UnitTests(ray=-1), r"reward\.ray=-1 with .*ray is a number of actors"),
-        (lambda: UnitTests(ray_address="auto"), r"reward\.ray=0 with reward\.ray_address='auto'.* without an address"),
-        (lambda: configure({"env": "ray:rooms", "env.cpus": "many"}), r"env\.cpus='many': it must be a finite number"),
-        (lambda: configure({"env": "ray:rooms", "env.actors": 3}), r"env\.actors.* unknown|unknown.*env\.actors"),
-        (lambda: configure({"reward": "tests", "reward.ray": "x"}), r"reward\.ray='x': it must be a whole number"),
-    ],
+@cases(
+    (lambda: RayEnv(HOSTILE, workers=0), r"workers=0 for world 'Hostile': it must be at least 1"),
+    (lambda: RayEnv(HOSTILE, waves=0), r"waves=0 for world 'Hostile': it must be at least 1"),
+    (lambda: RayEnv(HOSTILE, cpus=-1.0), r"env\.cpus=-1\.0: it must be at least 0"),
+    (lambda: RayEnv(HOSTILE, cpus=float("nan")), r"env\.cpus=nan: it must be at least 0"),
+    (lambda: RayEnv(HOSTILE, workers=9), r"env\.workers=9: this machine has 2 cores, .*cluster \(env\.address\)"),
+    (lambda: UnitTests(ray=9), r"reward\.ray=9: this machine has 2 cores, .*cluster \(reward\.ray_address\)"),
+    (lambda: UnitTests(ray=-1), r"reward\.ray=-1 with .*ray is a number of actors"),
+    (lambda: UnitTests(ray_address="auto"), r"reward\.ray=0 with reward\.ray_address='auto'.* without an address"),
+    (lambda: configure({"env": "ray:rooms", "env.cpus": "many"}), r"env\.cpus='many': it must be a finite number"),
+    (lambda: configure({"env": "ray:rooms", "env.actors": 3}), r"env\.actors.* unknown|unknown.*env\.actors"),
+    (lambda: configure({"reward": "tests", "reward.ray": "x"}), r"reward\.ray='x': it must be a whole number"),
 )
 def test_wrong_options_are_refused_before_ray_starts(make, message, monkeypatch):
     monkeypatch.setattr(on_ray, "cores", lambda: 2)

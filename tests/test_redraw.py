@@ -1,17 +1,19 @@
 """Dynamic sampling (`--redraw`): which prompts stay, by enumeration; resuming, chunks, several ranks, refusals."""
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
-import torch
 from rigs import on_ranks
-from small_runs import count_a, model, options, told, weights
+from small_runs import count_a, model, same, stopped_and_whole, told
 from toys import letters
 
-from operant import Learner, OperantError, Task, steps, train
+from operant import Learner, Rollout, Task, Turn
 from operant.data import Order
+from operant.rewards import Judged
 from operant.runs.config import TrainOptions, configure
 from operant.runs.parts import RunParts
+from operant.runs.scored_rollouts import without_variance
 
 PROMPTS = list("abcdefgh")
 TASKS = [Task(prompt, prompt) for prompt in PROMPTS]
@@ -65,6 +67,16 @@ def test_prompts_stay_whose_rewards_differ(good, redraw):
         assert all(repr(prompt) in note for note in judged.notes for prompt in set(rounds[0]) - {*good})
 
 
+def test_branches_are_compared_one_by_one():
+    """One episode of a task, whose two branches are paid differently, teaches; one whose are paid alike does not."""
+    both = [Turn([1], [2], [-1.0], parent=-1), Turn([1], [3], [-1.0], parent=-1)]
+    episode = lambda group, paid: Rollout(  # noqa: E731
+        Task(str(group), "a"), group, [replace(turn, reward=x) for turn, x in zip(both, paid)], ["b", "c"], "world"
+    )
+    episodes = [episode(0, (0.0, 1.0)), episode(1, (1.0, 1.0))]
+    assert list(without_variance(episodes, Judged([0.0, 0.0]))) == ["1"]
+
+
 def some_a(rollouts):
     return [float("a" in r.reply or "e" in r.reply) for r in rollouts]
 
@@ -95,20 +107,12 @@ def test_ranks_draw_what_one_process_draws():
 
 
 def test_a_killed_run_resumes_bit_identically(tmp_path):
-    given = options(**GIVEN, redraw=2, steps=3)
-    whole = train(model(), PROMPTS, count_a, out=tmp_path / "whole", **given)
-    for metrics in steps(model(), PROMPTS, count_a, out=tmp_path / "cut", **given):
-        if metrics["step"] == 1:
-            break
-    resumed = train(model(), PROMPTS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert told(whole) == told(resumed) and all(m["rollout/redrawn"] for m in told(whole))
-    assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
+    again, whole = stopped_and_whole(tmp_path, 1, tasks=PROMPTS, **GIVEN, redraw=2, steps=3)
+    assert same(again, whole) and all(m["rollout/redrawn"] for m in told(whole))
     assert (tmp_path / "cut/log.txt").read_text(encoding="utf-8").count("redraw: ") == 3
 
 
 # --- prompts that are solved ------------------------------------------------------------------------------------------
-
-
 def test_prompts_that_are_solved_come_no_more():
     """a, b, c and d are solved in the first pass; a step needs three, so at most five of the eight are retired."""
     seen = []
@@ -129,32 +133,8 @@ def test_prompts_that_are_solved_come_no_more():
 
 
 def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
-    given = options(**GIVEN, redraw=1, retire=0.2, steps=4)
-    whole = train(model(), PROMPTS, some_a, out=tmp_path / "whole", **given)
-    for metrics in steps(model(), PROMPTS, some_a, out=tmp_path / "cut", **given):
-        if metrics["step"] == 2:
-            break
-    resumed = train(model(), PROMPTS, some_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert told(whole) == told(resumed) and told(whole)[1]["rollout/retired"] > 0
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"samples": 1, "algorithm": "reinforce"}, "samples=1: rewards of one reply never differ; use samples=2"),
-        ({"algorithm": "sft", "samples": 1}, "redraw=2 with algorithm=sft: it learns from demonstrations"),
-        ({"redraw": 0, "retire": 0.9, "rollouts_ahead": 1}, "rollouts_ahead=1 with retire=0.9: rewards decide"),
-        ({"redraw": 0, "retire": 0.9, "algorithm": "sft", "samples": 1}, "retire=0.9 with algorithm=sft: it learns"),
-        ({"rollouts_ahead": 1}, "rollouts_ahead=1 with redraw=2: rewards decide .*use redraw=0"),
-        ({"partial_rollout_tokens": 2}, "partial_rollout_tokens=2 with redraw=2: rewards decide .*use redraw=0"),
-        ({"algorithm": "distill", "reward": None}, "no reward: nothing is compared; set one, or leave it out"),
-        ({"redraw": -1}, "redraw=-1: .*at least 0"),
-        ({"retire": 0.0}, "retire=0.0: it must be above 0, or none"),
-    ],
-)
-def test_what_cannot_be_drawn_again_is_refused(given, said):
-    with pytest.raises(OperantError, match=said):
-        configure({"tasks": PROMPTS, "reward": count_a, "redraw": 2, **GIVEN, **given})
+    _, whole = stopped_and_whole(tmp_path, 2, some_a, PROMPTS, **GIVEN, redraw=1, retire=0.2, steps=4)
+    assert told(whole)[1]["rollout/retired"] > 0
 
 
 def test_dapo_draws_again_and_grpo_does_not():

@@ -6,13 +6,12 @@ import torch
 from rigs import said
 from toys import lm
 
-from operant import Learner, OperantError
+from operant import Learner, Outputs
 from operant.objectives import losses
 from operant.objectives.advantages import with_groups
 from operant.rollouts.collate import collate
 from operant.runs.config import configure
 from operant.training.update import weighted
-from operant.types import Outputs
 
 LENGTHS, GROUPS, GAINS = [3, 4, 1, 2, 5], [7, 7, 2, 2, 2], [1.5, -0.8, 0.6, 2.0, -1.0]
 SHARES = {
@@ -85,22 +84,6 @@ def test_the_critic_moves_first_and_alone(algorithm, critic):
         moved.append([not all(map(torch.equal, *pair)) for pair in zip(before, parts(), strict=True)])
         assert ("policy/loss" in metrics) == (step == 2) and metrics["value/loss"] > 0
     assert moved == [[True, False], [True, False], [True, True]]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"update.per": "word"}, "update.per='word': .*token, reply, group, constant or none"),
-        ({"update.per": "reply", "algorithm": "dpo"}, "update.per=reply with algorithm=dpo: its loss compares"),
-        ({"advantage.deviation": "step"}, "advantage.deviation='step': it must be one of population, sample, batch"),
-        ({"learner.drop_equal": True, "algorithm": "ppo"}, "learner.drop_equal with algorithm=ppo: it learns from"),
-        ({"learner.critic_steps": 3}, "critic_steps=3 with algorithm=grpo: it needs a critic"),
-        ({"learner.critic_steps": 3, "algorithm": "trpo"}, "critic_steps=3 with algorithm=trpo"),
-    ],
-)
-def test_options_that_do_nothing_are_refused(given, said):
-    with pytest.raises(OperantError, match=said):
-        Learner(lm(), **{"algorithm": "grpo", **given})
 
 
 def test_the_preset_scalerl_is_cispo_with_its_options():

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cases import cases
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,8 +28,7 @@ def public(reference: ModuleType) -> dict:
 
 
 # --- docstrings ---------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.slow  # `make check` says it every day
 def test_no_public_docstring_leaves_anything_out(reference: ModuleType, public: dict) -> None:
     assert list(reference.complaints(public.values())) == []
 
@@ -45,26 +45,23 @@ def _check(x):
 NOTHING, SHAPE, ERROR = "it has no docstring", "its docstring gives no shape", "its docstring has no `Raises:"
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "complaint"),
-    [
-        ("def f(x: int) -> int:\n    return x", "f", NOTHING),
-        ('LIMIT = 3\n"""Tokens."""\nOTHER = 4', "OTHER", NOTHING),
-        ('class C:\n    """A thing."""\n    def m(self): ...', "C.m", NOTHING),
-        ('class C:\n    """A thing."""\n    @property\n    def m(self): ...', "C.m", NOTHING),
-        ('@dataclass\nclass C:\n    """A thing."""\n    a: int = 0', "C.a", NOTHING),
-        ('def f(x: Tensor) -> float:\n    """The mean of x."""', "f", SHAPE),
-        ('def f(x: int) -> dict[str, Tensor]:\n    """A Policy [sic], `[b, t]`."""', "f", SHAPE),
-        ('@dataclass\nclass C:\n    """A thing."""\n    a: Tensor\n    """Numbers."""', "C.a", SHAPE),
-        ('def f(x):\n    """Add."""\n    raise OperantError("no")', "f", ERROR),
-        ('def f(x):\n    """Add."""\n    _check(x)', "f", ERROR),
-        ('@dataclass\nclass C:\n    """A thing."""\n    def __post_init__(self):\n        _check(1)', "C", ERROR),
-        ('def f(x: Tensor) -> Tensor:\n    """[B, T] -> [B]. Raises: OperantError below 0."""\n    _check(x)', "", ""),
-        ('@dataclass\nclass C:\n    """Each [B, T]."""\n    a: Tensor\n    """Numbers."""', "", ""),
-        ('class C:\n    """A thing."""\n    def __init__(self):\n        self.a = 1\n    def _m(self): ...', "", ""),
-    ],
+@cases(
+    ("def f(x: int) -> int:\n    return x", "f", NOTHING),
+    ('LIMIT = 3\n"""Tokens."""\nOTHER = 4', "OTHER", NOTHING),
+    ('class C:\n    """A thing."""\n    def m(self): ...', "C.m", NOTHING),
+    ('class C:\n    """A thing."""\n    @property\n    def m(self): ...', "C.m", NOTHING),
+    ('@dataclass\nclass C:\n    """A thing."""\n    a: int = 0', "C.a", NOTHING),
+    ('def f(x: Tensor) -> float:\n    """The mean of x."""', "f", SHAPE),
+    ('def f(x: int) -> dict[str, Tensor]:\n    """A Policy [sic], `[b, t]`."""', "f", SHAPE),
+    ('@dataclass\nclass C:\n    """A thing."""\n    a: Tensor\n    """Numbers."""', "C.a", SHAPE),
+    ('def f(x):\n    """Add."""\n    raise OperantError("no")', "f", ERROR),
+    ('def f(x):\n    """Add."""\n    _check(x)', "f", ERROR),
+    ('@dataclass\nclass C:\n    """A thing."""\n    def __post_init__(self):\n        _check(1)', "C", ERROR),
+    ('def f(x: Tensor) -> Tensor:\n    """[B, T] -> [B]. Raises: OperantError below 0."""\n    _check(x)', "", ""),
+    ('@dataclass\nclass C:\n    """Each [B, T]."""\n    a: Tensor\n    """Numbers."""', "", ""),
+    ('class C:\n    """A thing."""\n    def __init__(self):\n        self.a = 1\n    def _m(self): ...', "", ""),
 )
-def test_the_check_sees_what_is_left_out(reference, tmp_path, monkeypatch, request, source, name, complaint) -> None:
+def test_the_check_sees_what_is_left_out(source, name, complaint, reference, tmp_path, monkeypatch, request) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     module = f"operant_example_{request.node.callspec.indices['source']}"
     (tmp_path / f"{module}.py").write_text(HEAD + source + "\n", encoding="utf-8")
@@ -82,7 +79,7 @@ def imports(page: str) -> Iterator[tuple[str, str]]:
 
 
 def test_users_are_told_to_import_public_names_only(public: dict) -> None:
-    pages = [ROOT / "README.md", *(page for page in ROOT.glob("docs/*.md") if page.name != "log.md")]
+    pages = [ROOT / "README.md", *ROOT.glob("docs/methods/*.md"), *ROOT.glob("docs/[!l]*.md")]
     told = {pair for page in pages for pair in imports(page.read_text(encoding="utf-8"))}
     assert {("operant", "train"), ("operant.rewards", "judge"), ("operant.objectives", "advantages")} <= told
     known = {(module, name) for module, docs in public.items() for name in docs.members}
@@ -93,8 +90,6 @@ def test_users_are_told_to_import_public_names_only(public: dict) -> None:
 
 
 # --- pages --------------------------------------------------------------------------------------------------------
-
-
 def test_every_public_name_is_on_its_page_and_no_private_one(
     reference: ModuleType, public: dict, tmp_path: Path
 ) -> None:

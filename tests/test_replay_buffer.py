@@ -9,9 +9,8 @@ import pytest
 import torch
 from toys import lm
 
-from operant import Learner, OperantError, load_policy
+from operant import Batch, Learner, OperantError, load_policy
 from operant.models.adapters import OutputMlpOptions
-from operant.types import Batch
 
 
 def learner(seed=2, vocab=8, **options):
@@ -87,25 +86,6 @@ def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
     with pytest.warns(UserWarning, match="a step was refused"):
         one.step([[3]], [[1, 2]], [1.0])
     assert len(one.buffer) == size
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"replay.share": 1.5}, r"replay.share=1.5: it must be in \[0, 1\]"),
-        ({"replay.share": 0.5, "replay.capacity": 0}, "replay.capacity=0: it must be at least 1"),
-        ({"replay.share": 0.5, "advantage.standardise": "group"}, "stands alone, without the others to its task"),
-        ({"replay.share": 0.5, "learner.importance": "token"}, "no log-probs of its sampler, and the loss needs none"),
-        *(
-            ({"replay.share": 0.5, "kl.loss_coef": 0.1, "kl.loss_kind": kind}, "it has not drawn those of the buffer")
-            for kind in ("k1", "k2", "k3", "plain_k3")
-        ),
-        ({"algorithm": "grpo", "replay.share": 0.5}, "replay.share.*with algorithm=grpo: it belongs to soft_q"),
-    ],
-)
-def test_a_buffer_that_cannot_be_is_refused(options, message):
-    with pytest.raises(OperantError, match=message):
-        Learner(lm(), **{"algorithm": "soft_q"} | options)
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "plain_k3", "reverse", "forward"])

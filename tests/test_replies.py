@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cases import cases
 
 from operant.runs.folder import RunFolder
 from operant.tools.report import parquet, replies
@@ -48,8 +49,6 @@ def write_probes(run, step, rows):
 
 
 # --- selection -------------------------------------------------------------------------------------------------------
-
-
 def test_few_replies_are_all_embedded(run):
     many(run, 2, 3)
     data = replies.embedded(run.path)
@@ -82,9 +81,7 @@ def test_at_most_five_thousand_in_all_over_all_steps(run, monkeypatch):
     assert "60 of 240 replies are embedded, from 6 of 12 steps;" in data["summary"]
 
 
-@pytest.mark.parametrize(
-    ("most", "selected"), [(9, "abcde"), (5, "abcde"), (3, "ace"), (2, "ae"), (1, "e"), (0, "")], ids=str
-)
+@cases((9, "abcde"), (5, "abcde"), (3, "ace"), (2, "ae"), (1, "e"), (0, ""), ids=str)
 def test_spread(most, selected):
     assert "".join(replies.spread("abcde", most)) == selected
 
@@ -98,8 +95,6 @@ def test_parts_of_the_reward_are_embedded_if_there_are_several(run):
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
     run.rollouts(1, [row(3), row(4, ref_logprobs=None), row(5, reward=float("inf")), row(6, words=1)])
     data = replies.embedded(run.path)
@@ -121,8 +116,6 @@ def test_a_run_of_an_earlier_version_has_no_pieces(run):
 
 
 # --- the budget ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("budget", [300_000, 100_000, 30_000, 10_000])
 def test_the_budget_is_respected(run, budget):
     many(run, 6, 30, words=64, query="<" * 50, reply="ü" * 300)
@@ -155,8 +148,6 @@ def test_of_the_longest_replies_fewer_are_embedded_evenly(run):
 
 
 # --- probes ----------------------------------------------------------------------------------------------------------
-
-
 def test_probes_are_side_by_side(run):
     write_probes(run, 0, [row(i) for i in (1, 0)])
     write_probes(run, 5, [row(i, reply=f" later {i}") for i in (0, 1)])
@@ -191,8 +182,6 @@ def test_tokens_of_probes_come_before_those_of_old_replies(run):
 
 
 # --- unreadable files ------------------------------------------------------------------------------------------------
-
-
 def test_damaged_files_are_noted(run):
     many(run, 3, 2)
     write_probes(run, 0, [row(0)])

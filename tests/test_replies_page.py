@@ -107,8 +107,6 @@ def fits(page):
 
 
 # --- the probe prompts ------------------------------------------------------------------------------------------------
-
-
 def test_policy_and_reference_side_by_side(page):
     assert texts(page, ".probes td.query") == ["Query 0", "Query 1", "Query 2"]
     assert texts(page, ".probes td.reply:not(.policy) .text") == ["before 0", "before 1", "before 2"]
@@ -142,8 +140,6 @@ def test_probes_sort_by_gain(page):
 
 
 # --- all replies ------------------------------------------------------------------------------------------------------
-
-
 def test_the_newest_replies_come_first_and_pages_turn(page):
     replies(page)
     first = texts(page, ".replies td.reply")
@@ -206,8 +202,6 @@ def test_the_slider_picks_a_step_and_all_steps_come_back(page):
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
-
-
 def opened(page, text="step 3 reply 1"):
     replies(page).locator(".replies .line", has_text=text).first.click()
     page.wait_for_selector(".replies .token")
@@ -292,8 +286,6 @@ def test_colours_follow_light_and_dark(browser, urls):
 
 
 # --- static and live --------------------------------------------------------------------------------------------------
-
-
 def test_the_static_page_names_the_replies_that_it_lacks(browser, urls, run):
     with visit(browser, urls["static"]) as page:
         assert texts(replies(page), ".replies .summary") == ["All 91 replies are embedded."]

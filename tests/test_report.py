@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import cases
 from pages import low_contrast, overflows, overlaps
 
 from operant.metrics.registry import METRICS
@@ -83,8 +84,6 @@ def run(tmp_path_factory):
 
 
 # --- downsampling -----------------------------------------------------------------------------------------------------
-
-
 def test_a_short_curve_is_complete_and_a_metric_that_steps_lack_has_steps_of_its_own():
     metrics = [{"step": 3, "a": 1.0}, {"step": 4, "a": None, "b": 0.123456789}, {"step": 5, "a": 2.0}]
     assert downsample.curves(metrics) == {
@@ -178,8 +177,6 @@ def test_a_line_that_is_still_being_written_is_ignored(tmp_path):
 
 
 # --- the data of the page ---------------------------------------------------------------------------------------------
-
-
 def test_the_data_has_numbers_probes_and_distributions(run):
     data = run_report.page_data(run)
     assert data["name"] == run.name and data["steps"] == [12, 12] and data["steps_per_interval"] == 1
@@ -287,10 +284,8 @@ def test_penalty_and_return_are_drawn_in_units_of_the_reward(tmp_path):
     assert values["reward/return"] == [-0.8, -0.8]
 
 
-@pytest.mark.parametrize(
-    "score", [{"normalise": False}, {"normalise": True, "clip": 3.0}, {"scale": True, "missing_stop": -1.0}]
-)
-def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_path, score):
+@cases({"normalise": False}, {"normalise": True, "clip": 3.0}, {"scale": True, "missing_stop": -1.0})
+def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(score, tmp_path):
     folder = RunFolder.create(tmp_path / "x", {"score": score})
     folder.log(1, SCALED)
     folder.close()
@@ -299,55 +294,13 @@ def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(tmp_
     assert data["scaled"] == (True in score.values())
 
 
-@pytest.mark.parametrize(
-    ("config", "metrics", "phrases"),
-    [
-        (
-            {"algorithm": "ppo", "policy": "builtin:lm", "reward": "builtin:mood", "tasks": "builtin:films/train",
-             "reference": "copy", "score": {"normalise": True}},
-            {"kl/coef": 0.1, "kl/per_reply": 6.0, "value/mean": 0.0, "reward/mean": 0.9, "rollout/count": 128.0},
-            ["PPO trains lm, a language model", "prompts from films/train", "score high with the reward, mood, while",
-             "a frozen copy of it from before training.", "writes 128 replies", "gives each reply a number: 0.9",
-             "is 6 nats a reply", "The normalised score, minus 0.1 for each nat of KL, goes",
-             "than the critic expected"],
-        ),
-        (
-            {"algorithm": "grpo", "reward": "<function __main__:positive>", "tasks": ["a", "b"], "samples": 8,
-             "reference": "none"},
-            {"kl/coef": 0.1, "reward/mean": 0.9},
-            ["GRPO trains the policy", "to answer prompts with replies that score high with the reward, positive.",
-             "There is no reference", "The score goes to the tokens: was each better than the other 7 replies"],
-        ),
-        (
-            {"algorithm": "rloo", "reward": {"mood": 1.0, "/home/me/length.py": 0.5}, "reference": "./base/lm"},
-            {},
-            ["the reward, mood + length.py, while it stays close to the reference, lm."],
-        ),
-        (
-            {"algorithm": "coderl", "reward": "critic:r/critic", "reward.returns": "coderl", "samples": 4},
-            {"rollout/count": 1.0},
-            ["CodeRL trains the policy", "writes 1 reply.", "paid the score less that of the greedy reply to the same"],
-        ),
-        (
-            {"algorithm": "coderl", "reward": "critic:r/critic", "reward.returns": "difference", "samples": 4},
-            {},
-            ["Each token is paid the change of the score that the critic expects, and the last"],
-        ),
-        (
-            {"algorithm": "reinforce", "samples": 4},
-            {},
-            ["REINFORCE trains", "The score goes to the tokens: was each better than usual?"],
-        ),
-        (
-            {"algorithm": "sft", "policy": "~/lm", "tasks": "pairs.jsonl", "batch": 32},
-            {"supervised/loss": 2.5},
-            ["teaches lm, a language model, to write replies like those given in pairs.jsonl. There is no reward.",
-             "32 given replies", "loss of the last step: 2.5 nats"],
-        ),
-    ],
-    ids=["ppo", "grpo", "rloo", "coderl", "difference", "reinforce", "sft"],
-)  # fmt: skip
-def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(tmp_path, config, metrics, phrases):
+EXPLAINED = json.loads(Path(__file__).with_name("explained.json").read_text(encoding="utf-8"))
+"""Of each run: its configuration, its metrics, and what the page says of it."""
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(name, tmp_path):
+    config, metrics, phrases = EXPLAINED[name]
     folder = RunFolder.create(tmp_path / "x", config)
     for step, seconds in ((1, 9.0), (2, 1.0), (3, 3.0), (4, 50.0)):
         folder.log(step, metrics | {"time/update": seconds})
@@ -383,8 +336,6 @@ def test_metrics_without_a_description_or_without_a_finite_value(tmp_path):
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
-
-
 def test_no_text_of_a_run_becomes_markup(run):
     html = run_report.write_report(run).read_text(encoding="utf-8")
     assert html.count("</script") == 2 and html.count("<script") == 2  # those of the data and of the page
@@ -426,15 +377,13 @@ def test_the_page_of_a_long_run_with_long_replies_is_small(tmp_path):
     folder.metrics_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines = [json.dumps({"step": s} | spread) for s in range(1, 3001)]
     folder.distributions_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    for step in range(1, 3001, 100):
+    for step in range(1, 3001, 200):
         folder.rollouts(step, [row(i, " good <film>" * 1000) for i in range(64)])
     assert run_report.write_report(folder.path).stat().st_size < 8_000_000
     folder.close()
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------
-
-
 COLOURS = """() => [...document.querySelectorAll("figure.chart:has(canvas)")].map((figure) => {
     const canvas = figure.querySelector("canvas"), colours = new Set();
     const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });

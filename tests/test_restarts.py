@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from cases import cases
 from rigs import on_ranks
 from torchruns import told
 from toys import letters, lm
@@ -113,7 +114,6 @@ def test_a_port_in_use_is_a_sentence():
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
-
 JUDGE = """
 import os, signal
 from pathlib import Path
@@ -188,14 +188,11 @@ def test_the_ranks_that_are_left_go_on(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        (("--seed={RANK}",), "learner.seed is 0 on rank 0; 1 on rank 1"),
-        (("--tasks=few.txt",), "1 tasks for 2 ranks: each needs one"),
-    ],
+@cases(
+    (("--seed={RANK}",), "learner.seed is 0 on rank 0; 1 on rank 1"),
+    (("--tasks=few.txt",), "1 tasks for 2 ranks: each needs one"),
 )
-def test_one_rank_says_what_is_wrong_and_all_end(folder, more, expected):
+def test_one_rank_says_what_is_wrong_and_all_end(more, expected, folder):
     (folder / "few.txt").write_text("ab", encoding="utf-8")
     start = "import os, runpy, sys; sys.argv = ['operant', *(w.format(**os.environ) for w in sys.argv[1:])]; "
     (folder / "each.py").write_text(f"{start}runpy.run_module('operant', run_name='__main__')", encoding="utf-8")

@@ -7,22 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from small_runs import SMALL, TASKS, count_a, model, options, told, weights
+from cases import cases
+from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
 from toys import letters, lm
 
-from operant import Learner, OperantError, Task, steps, train
+from operant import Learner, OperantError, Task, train
 from operant.api import runs
 from operant.envs import SingleTurn
+from operant.runs.folder import state
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, newest_whole
 from operant.tools.cli import main
-
-
-def cut(out, after, reward=count_a, **more):
-    """A run that ends after a step without being asked, as by a kill: nothing is saved at the end."""
-    for metrics in steps(model(), TASKS, reward, out=out, **options(**more)):
-        if metrics["step"] == after:
-            break
 
 
 def again(out, reward=count_a, **given):
@@ -31,10 +26,6 @@ def again(out, reward=count_a, **given):
 
 def log(out):
     return (out / "log.txt").read_text(encoding="utf-8")
-
-
-def same(a, b):
-    return all(torch.equal(value, weights(b)[name]) for name, value in weights(a).items())
 
 
 @pytest.fixture
@@ -53,16 +44,13 @@ def command(folder, *more):
     return ["train", *(word for name, value in given.items() for word in (f"--{name}", str(value))), *more]
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda out: damage_all(out), r"is whole: step-00002 .*, step-00001 .*put back a copy"),
-        (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
-        (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
-    ],
+@cases(
+    (lambda out: damage_all(out), r"is whole: step-00002 .*, step-00001 .*put back a copy"),
+    (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
+    (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
 )
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_damaged_run_is_refused_before_anything_loads(tmp_path, damage, said, fresh, monkeypatch):
+def test_a_damaged_run_is_refused_before_anything_loads(damage, said, tmp_path, fresh, monkeypatch):
     out = tmp_path / "run"
     cut(out, 2)
     damage(out)
@@ -98,6 +86,18 @@ def test_a_resume_says_after_which_step_it_goes_on(tmp_path, capsys):
     capsys.readouterr()
     again(tmp_path / "run")
     assert step > 0 and f"it goes on after step {step}; Ctrl-C" in capsys.readouterr().out
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
+    stopped, broken = tmp_path / "stopped", tmp_path / "broken"
+    cut(stopped, 2)
+    with pytest.raises(OperantError, match="enough"):
+        train(model(), TASKS, Grumpy(fails=3), out=broken, **options())
+    for out, how in ((stopped, "interrupted"), (broken, "failed")):
+        assert state(out, 2, 6) == how
+        with pytest.raises(OperantError, match="no file"):
+            train(model(), out / "none.txt", count_a, out=out, resume=True, tokenizer=letters())
+        assert "the resume failed: tasks: there is no file" in log(out) and state(out, 2, 6) == how
 
 
 def test_a_file_is_no_folder_of_a_run(tmp_path):
@@ -144,8 +144,6 @@ def test_options_that_change_nothing_are_noted(folder, capsys):
 
 
 # --- changed options ------------------------------------------------------------------------------------------------
-
-
 def test_a_run_without_a_reference_resumes_beside_a_kl_price(tmp_path):
     """Earlier versions wrote the default price down; nothing was charged, as there was nothing to measure to."""
     out = tmp_path / "run"
@@ -224,22 +222,19 @@ def test_nothing_is_recorded_where_nothing_changed(tmp_path):
     assert not (out / "changes.jsonl").exists() and (out / "config.yaml").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' with --resume: the run has 'ppo'"),
-        ({"seed": 7}, "learner.seed=7 with --resume"),
-        ({"train_layers": 1}, "have that shape"),
-        ({"precision": "bfloat16"}, "have that shape"),
-        ({"lora.rank": 4}, "have that shape"),
-        ({"value.layers": 2}, "have that shape"),
-        ({"optimizer.states": "8bit"}, "--fresh-optimizer"),
-        ({"preset": "trl"}, "one by one"),
-        ({"kl.ceof": 1.0}, "did you mean"),
-        ({"steps": 0}, "steps=0"),
-    ],
+@cases(
+    ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' with --resume: the run has 'ppo'"),
+    ({"seed": 7}, "learner.seed=7 with --resume"),
+    ({"train_layers": 1}, "have that shape"),
+    ({"precision": "bfloat16"}, "have that shape"),
+    ({"lora.rank": 4}, "have that shape"),
+    ({"value.layers": 2}, "have that shape"),
+    ({"optimizer.states": "8bit"}, "--fresh-optimizer"),
+    ({"preset": "trl"}, "one by one"),
+    ({"kl.ceof": 1.0}, "did you mean"),
+    ({"steps": 0}, "steps=0"),
 )
-def test_what_cannot_change_is_refused_before_anything_loads(tmp_path, given, sentence, monkeypatch):
+def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, tmp_path, monkeypatch):
     out = tmp_path / "run"
     cut(out, 1)
     held = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
@@ -278,8 +273,6 @@ def test_fewer_steps_than_a_stopped_run_has_done_are_refused(tmp_path):
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
     """A longer log, a torn one, and one with garbage: the run that follows is the one that never stopped."""
@@ -322,22 +315,15 @@ def with_line_4(path):
     path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')
 
 
-@pytest.mark.parametrize(
-    ("name", "harm", "lost"),
-    [
-        ("metrics.jsonl", lambda path: path.write_bytes(b""), [1, 2, 3]),
-        (
-            "metrics.jsonl",
-            lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]),
-            [2, 3],
-        ),
-        ("metrics.jsonl", lambda path: path.unlink(), [1, 2, 3]),
-        ("metrics.jsonl", without_line_2, [2]),
-        ("distributions.jsonl", with_line_4, [2]),
-        ("distributions.jsonl", lambda path: path.unlink(), [1, 2, 3]),
-    ],
+@cases(
+    ("metrics.jsonl", lambda path: path.write_bytes(b""), [1, 2, 3]),
+    ("metrics.jsonl", lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]), [2, 3]),
+    ("metrics.jsonl", lambda path: path.unlink(), [1, 2, 3]),
+    ("metrics.jsonl", without_line_2, [2]),
+    ("distributions.jsonl", with_line_4, [2]),
+    ("distributions.jsonl", lambda path: path.unlink(), [1, 2, 3]),
 )
-def test_lost_lines_are_said_and_the_others_stay(tmp_path, name, harm, lost, capfd):
+def test_lost_lines_are_said_and_the_others_stay(name, harm, lost, tmp_path, capfd):
     out = tmp_path / "run"
     cut(out, 3)
     harm(out / name)
@@ -357,8 +343,6 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
 
 
 # --- what was found out by measuring --------------------------------------------------------------------------------
-
-
 def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
     """Threads, the ways of computing that the probe found to agree, and the tokens that memory held."""
     out, ran = tmp_path / "run", torch.get_num_threads()
@@ -420,8 +404,6 @@ def test_a_new_critic_is_drawn_from_the_seed(init):
 
 
 # --- a user's own state -----------------------------------------------------------------------------------------------
-
-
 class Grumpy:
     """A reward that gives less every time it is asked."""
 
@@ -513,8 +495,6 @@ def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
 
 
 # --- light ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsys):
     out = tmp_path / "run"
     cut(out, 2, checkpoint="light", **{"kl.control": "adaptive", "kl.horizon": 10})
@@ -528,7 +508,7 @@ def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsy
     assert run.parts.order.position == 3 * 4, "tasks go on where they were"
     assert lines[2]["kl/coef"] != lines[1]["kl/coef"] != 0.1, "and so does what KL costs"
     steps_taken = {int(state["step"]) for state in run.learner.optimizer.state.values()}
-    assert steps_taken == {8}, "of one step: 4 epochs of 2 minibatches"
+    assert steps_taken == {4}, "of one step: 2 epochs of 2 minibatches"
 
 
 def test_a_fresh_optimizer_takes_the_newest_weights(tmp_path):
@@ -541,8 +521,6 @@ def test_a_fresh_optimizer_takes_the_newest_weights(tmp_path):
 
 
 # --- which checkpoints ------------------------------------------------------------------------------------------------
-
-
 def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
     scores = {3: 5.0}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 from transformers import (
     AutoModelForSequenceClassification,
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 import operant
-from operant import Learner, OperantError, Rollout, Task
+from operant import Learner, OperantError, Rollout, Task, Turn
 from operant.apps.rlhf import judged_labels
 from operant.apps.rlhf.reward_model import RewardModel
 from operant.apps.rlhf.reward_model_score import RewardModelScore
@@ -30,7 +31,6 @@ from operant.tools.cli import main
 from operant.tools.diagnosis import History, diagnose
 from operant.tools.report.run_report import page_data
 from operant.tools.report.summary import brief
-from operant.types import Turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -104,10 +104,7 @@ def test_the_head_is_drawn_as_in_the_paper(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "steps", "shuffled", "least", "most"),
-    [("ranking", 40, False, 0.85, 1.0), ("ranking", 40, True, 0.3, 0.7), ("rating", 60, False, 0.85, 1.0)],
-)
+@cases(("ranking", 40, False, 0.85, 1.0), ("ranking", 40, True, 0.3, 0.7), ("rating", 60, False, 0.85, 1.0))
 def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, shuffled, least, most, tmp_path):
     trunk = save(tmp_path / "trunk", "gpt2")
     run = operant.train(
@@ -225,6 +222,11 @@ def test_held_out_labels_by_hand():
     assert [(one["better"], one["worse"], one["scores"]) for one in summary["worst"]] == [("y", "z", [0.0, 1.0])]
     single = list(judged_labels.judgements(rollouts[3:], [0.5, -1.0, 0.5], single=True))
     assert [(one.gap, one.good) for one in single] == [(0.5, True), (-1.0, True), (-0.5, False)]
+
+
+def test_a_new_head_is_loaded_without_a_report_of_its_missing_weights(caplog):
+    RewardModel("builtin:reviews-lm")
+    assert "MISSING" not in caplog.text
 
 
 def test_what_cannot_work_is_refused(tmp_path):

@@ -11,9 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from scored import fixed, rollout_of
 from tokenizers_of_words import WORDS, tokenizer_of
 
+from operant import OperantError, Rollout, Sampling, Task, Turn
+from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, resolve
 from operant.rewards.combine import minus_query, weighted
@@ -27,10 +30,9 @@ from operant.rewards.shaping import (
     processed,
     scaled,
 )
-from operant.sampling import Sampling
+from operant.sandbox.reward_call import keywords
 from operant.tally import Tally
 from operant.text_scores.classifier import Classifier
-from operant.types import OperantError, Rollout, Task, Turn
 
 
 def needs_two(rollouts, more):
@@ -38,40 +40,32 @@ def needs_two(rollouts, more):
 
 
 # --- small rewards ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spec", "reply", "num_tokens", "expected"),
-    [
-        ("letters:e", " Everyone here", 3, 5.0),
-        ("letters:xy", "Xylophone", 3, 2.0),
-        ("length:4", "", 4, 0.0),
-        ("length:4", "", 7, -0.75),
-        ("length:4", "", 1, -0.75),
-        ("length:<=4", "", 1, 0.0),
-        ("length:<=4", "", 6, -0.5),
-        (r"pattern:^\s*[A-Z].*[.!]$", " Good film.", 3, 1.0),
-        (r"pattern:^\s*[A-Z].*[.!]$", " good film", 3, 0.0),
-        ("repetition:1", "a b A b c", 3, 3 / 5 - 1),
-        ("repetition:2", "so good so good so", 3, 2 / 4 - 1),
-        ("repetition", "too short", 3, 0.0),
-    ],
+@cases(
+    ("letters:e", " Everyone here", 3, 5.0),
+    ("letters:xy", "Xylophone", 3, 2.0),
+    ("length:4", "", 4, 0.0),
+    ("length:4", "", 7, -0.75),
+    ("length:4", "", 1, -0.75),
+    ("length:<=4", "", 1, 0.0),
+    ("length:<=4", "", 6, -0.5),
+    (r"pattern:^\s*[A-Z].*[.!]$", " Good film.", 3, 1.0),
+    (r"pattern:^\s*[A-Z].*[.!]$", " good film", 3, 0.0),
+    ("repetition:1", "a b A b c", 3, 3 / 5 - 1),
+    ("repetition:2", "so good so good so", 3, 2 / 4 - 1),
+    ("repetition", "too short", 3, 0.0),
 )
 def test_text_rewards_by_hand(spec, reply, num_tokens, expected):
     assert resolve(spec)([rollout_of(reply, ids=range(num_tokens))]) == [pytest.approx(expected)]
 
 
-@pytest.mark.parametrize(
-    ("target", "reply", "expected"),
-    [
-        ("music", " The MUSIC.", 1.0),
-        ("music", " musical, or unmusic", 0.0),
-        (["milk", "tea"], " milk, no coffee", 0.5),
-        ("a.m.", " at 9 a.m. sharp", 1.0),
-        ("", "", "must be a word"),
-        (7, " 7", "target of the task 't/0' is 7"),
-        (None, "", "--data.target-field"),
-    ],
+@cases(
+    ("music", " The MUSIC.", 1.0),
+    ("music", " musical, or unmusic", 0.0),
+    (["milk", "tea"], " milk, no coffee", 0.5),
+    ("a.m.", " at 9 a.m. sharp", 1.0),
+    ("", "", "must be a word"),
+    (7, " 7", "target of the task 't/0' is 7"),
+    (None, "", "--data.target-field"),
 )
 def test_keyword_looks_for_whole_words_of_the_target(target, reply, expected):
     rollout = replace(rollout_of(reply), task=Task("t/0", [1], target))
@@ -103,8 +97,6 @@ def test_vader_missing_names_the_extra(monkeypatch):
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
-
-
 def my_reward(rollouts):
     return [1.0] * len(rollouts)
 
@@ -126,33 +118,11 @@ def test_resolve_takes_callables_names_modules_and_files(tmp_path, monkeypatch):
         resolve("raising_for_a_test:nice")
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("vadr", "did you mean 'vader'"),
-        ("leters:e", "did you mean 'letters'"),
-        ("no_such_module_here:f", "no module 'no_such_module_here'"),
-        ("./no_such_file.py:f", "no file"),
-        ("letters", "needs a letter"),
-        ("length:many", "give a number of tokens"),
-        ("length:0", "give a number of tokens"),
-        ("pattern:[", "not a regular expression"),
-        ("repetition:x", "length of the n-grams"),
-        ("vader:query", "vader:reply"),
-        (3.0, "give a function"),
-        ({}, "without parts"),
-        ({"letters:e": "much"}, "not a finite number"),
-        ({"letters:e": math.nan}, "not a finite number"),
-        ("letters:e,length:20", r"names 2: give each its weight, as in --reward '\{letters:e: 1, length:20: 1\}'"),
-        ("a.py:f,b.py:g", r"as in --reward '\{a.py:f: 1, b.py:g: 1\}'"),
-        (lambda: [], "takes no argument: a reward gets the list of all replies"),
-        ("runs/gone", "there is no run folder 'runs/gone'"),
-        (needs_two, "option more is missing: needs_two gets the list of replies alone .* no default for 'more'"),
-    ],
-)
-def test_resolve_refuses_with_a_remedy(spec, message):
-    with pytest.raises(OperantError, match=message):
-        resolve(spec)
+def test_a_function_that_is_no_reward_is_refused():
+    with pytest.raises(OperantError, match="takes no argument: a reward gets the list of all replies"):
+        resolve(lambda: [])
+    with pytest.raises(OperantError, match=r"option more is missing: needs_two gets the list .* no default for 'more'"):
+        resolve(needs_two)
 
 
 def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
@@ -164,8 +134,6 @@ def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
 
 
 # --- the checks of every answer ---------------------------------------------------------------------------------------
-
-
 def test_answers_that_are_allowed():
     rollouts = [rollout_of("", ids=[1, 2, 3]) for _ in range(6)]
     answers = [1, np.float32(0.5), torch.tensor(0.25, requires_grad=True), None, [0.1, 0.2, 0.3], {"a": 1.0, "b": -3.0}]
@@ -179,17 +147,14 @@ def test_answers_that_are_allowed():
     assert judge(fixed([]), []).scores == []
 
 
-@pytest.mark.parametrize(
-    ("answer", "what"),
-    [
-        (math.nan, "nan"),
-        (math.inf, "inf"),
-        (torch.tensor(-math.inf), "-inf"),
-        ("1.0", "'1.0', of type str"),
-        ([1.0], "1 numbers where the rollout has 3 action tokens"),
-        ([1.0, 2.0, math.nan], "nan"),
-        (object(), "of type object"),
-    ],
+@cases(
+    (math.nan, "nan"),
+    (math.inf, "inf"),
+    (torch.tensor(-math.inf), "-inf"),
+    ("1.0", "'1.0', of type str"),
+    ([1.0], "1 numbers where the rollout has 3 action tokens"),
+    ([1.0, 2.0, math.nan], "nan"),
+    (object(), "of type object"),
 )
 def test_an_answer_that_is_not_allowed_is_a_sentence(answer, what):
     rollouts = [rollout_of("fine"), rollout_of("x" * 200, task="imdb/17", query="A query")]
@@ -228,14 +193,11 @@ def test_an_exception_names_the_sample_and_keeps_its_cause():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-@pytest.mark.parametrize(
-    ("reward", "said"),
-    [
-        (lambda rollout: len(rollout.reply), r"no attribute 'reply' \(it gets the list of all replies, and returns a"),
-        (lambda rollout: rollout["reply"], r"not str \(it gets the list of all replies"),
-        (lambda rollouts: sys.exit(3), r"SystemExit: 3 \(test_rewards.py, line \d+\).* --isolation.on-error drop"),
-        (lambda rollouts: [json.loads(r.reply) for r in rollouts], r"\(test_rewards.py, line \d+\).*isolated:"),
-    ],
+@cases(
+    (lambda rollout: len(rollout.reply), r"no attribute 'reply' \(it gets the list of all replies, and returns a"),
+    (lambda rollout: rollout["reply"], r"not str \(it gets the list of all replies"),
+    (lambda rollouts: sys.exit(3), r"SystemExit: 3 \(test_rewards.py, line \d+\).* --isolation.on-error drop"),
+    (lambda rollouts: [json.loads(r.reply) for r in rollouts], r"\(test_rewards.py, line \d+\).*isolated:"),
 )
 def test_what_a_reward_raises_is_said_with_its_line_and_a_remedy(reward, said):
     with pytest.raises(OperantError, match=said):
@@ -286,8 +248,6 @@ def test_an_exception_that_does_not_happen_again_names_no_sample():
 
 
 # --- several rewards --------------------------------------------------------------------------------------------------
-
-
 def test_abstaining_in_a_weighted_sum():
     """A sample on which all parts abstain is dropped and counted, never scored 0."""
     a, b = fixed([1.0, None, None], "a"), fixed([10.0, 20.0, None], "b")
@@ -338,8 +298,6 @@ def test_minus_query_scores_and_subtracts_each_query_once():
 
 
 # --- a classifier with its own tokenizer ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     """A folder with a tiny BERT that has dropout in its config and 12 positions."""
@@ -457,13 +415,11 @@ def test_a_causal_classifier_reads_at_the_last_token(tmp_path, pad):
 
 
 def test_batches_are_of_similar_length():
-    assert list(batches([9, 1, 5, 2, 6], 2, pad=True)) == [[1, 3], [2, 4], [0]]
-    assert list(batches([3, 1, 3, 3], 2, pad=False)) == [[1], [0, 2], [3]]
+    assert list(batches([9, 1, 5, 2, 6], 2, pads=True)) == [[1, 3], [2, 4], [0]]
+    assert list(batches([3, 1, 3, 3], 2, pads=False)) == [[1], [0, 2], [3]]
 
 
 # --- transformations of scores ----------------------------------------------------------------------------------------
-
-
 def test_running_moments_by_hand():
     moments = RunningMoments()
     moments.update([1.0, 2.0, 3.0])
@@ -588,14 +544,6 @@ def test_truncation_at_a_token_as_in_ziegler_et_al():
         score(reward, rollouts, ScoreOptions(truncate_token=".."), RunningMoments(), Letters())
 
 
-@pytest.mark.parametrize(
-    "bad", [{"clip": 0.0}, {"clip": math.nan}, {"missing_stop_mode": "subtract"}, {"truncate_after": -1}]
-)
-def test_score_options_are_checked(bad):
-    with pytest.raises(OperantError, match=rf"score\.{next(iter(bad))}"):
-        ScoreOptions(**bad)
-
-
 def test_moments_are_pooled_over_ranks(monkeypatch):
     """Two ranks with 1, 2 and 6: each sum over ranks is this rank's number plus the other's."""
     mine, others = [1.0, 2.0], [6.0]
@@ -609,8 +557,6 @@ def test_moments_are_pooled_over_ranks(monkeypatch):
 
 
 # --- reward functions of TRL's form -----------------------------------------------------------------------------------
-
-
 def answers(*targets, messages=False):
     prompt = [{"role": "user", "content": "How many?"}] if messages else "How many?"
     tasks = [Task(f"t/{i}", prompt, target) for i, target in enumerate(targets)]
@@ -647,6 +593,16 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
     assert judge(resolve({by_column: 2.0, "length:9": 0.0}), answers("0", "7")).scores == [2.0, 0.0]
     with pytest.raises(OperantError, match=r"asks for answer, .*data\.target_field=answer"):
         judge(by_column, answers(None))
+    with pytest.raises(
+        OperantError, match=r"asks for answer, which the tasks do not have \(they have word\); name the col"
+    ):
+        judge(by_column, answers({"word": "0"}, None))
+    given = [{"answer": "0"}, None, {"word": "7"}]
+    assert keywords(by_column, answers(*given))["answer"] == ["0", None, None]
+    loaded = load_tasks([{"text": "a", **(row or {})} for row in given], options=DataOptions(target_field="*"))
+    assert [task.target for task in loaded] == [
+        {"answer": x, "word": y} for x, y in (("0", None), (None, None), (None, "7"))
+    ]
     with pytest.raises(OperantError, match=r"asks for trainer_state.*only TRL's trainer has that"):
         judge(lambda completions, trainer_state: [1.0], answers("0"))
     with pytest.raises(OperantError, match=r"log_extra\('x', ...\): 2 values for 1 replies"):

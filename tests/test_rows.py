@@ -8,15 +8,12 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import Learner, Policy, Task
+from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions
 from operant.algorithms import find
 from operant.data.demonstrations import Demonstrations
-from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate, units
-from operant.sampling import Sampling
 from operant.training.objective import Objective, forward
-from operant.types import Batch, Outputs, Rollout, Turn
 
 sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
 

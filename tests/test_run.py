@@ -4,16 +4,16 @@ import errno
 import json
 import os
 import resource
-import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from processes import Child
 
 from operant.runs.folder import RunFolder, read_config
+from operant.runs.resume import cut_after
 from operant.runs.scored_rollouts import chunk_slices
 from operant.storage import atomic_io
 from operant.types import OperantError
@@ -72,10 +72,8 @@ def test_metrics_are_strict_json_with_null_for_nan(tmp_path):
 
 
 def test_a_line_is_on_disk_before_the_run_is_closed(tmp_path):
-    code = "import os, sys; from operant.runs.folder import RunFolder\n"
-    code += "RunFolder.create(sys.argv[1], {}).log(1, {'a': 0.5}); os.kill(os.getpid(), 9)"
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
-    assert killed.returncode == -9
+    killed = Child(lambda: RunFolder.create(tmp_path / "x", {}).log(1, {"a": 0.5}) or os.kill(os.getpid(), 9))
+    assert killed.ends() == -9
     assert RunFolder.open(tmp_path / "x").metrics() == [{"step": 1, "a": 0.5}]
 
 
@@ -87,7 +85,7 @@ def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):
     with open(folder.metrics_path, "a", encoding="utf-8") as file:
         file.write('{"step": 6, "a": 2.')
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3, 4, 5]
-    folder.cut_after(3)
+    cut_after(folder, 3)
     folder.log(4, {"a": 9.0})
     assert folder.metrics() == [{"step": s, "a": s / 3} for s in (1, 2, 3)] + [{"step": 4, "a": 9.0}]
     assert sorted(p.name for p in folder.rollouts_path.iterdir()) == [f"step-0000{s}.parquet" for s in (1, 2, 3)]
@@ -122,8 +120,7 @@ def test_a_live_process_keeps_others_out_and_is_named(tmp_path):
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
-    code = "import os, sys; from operant.runs.folder import RunFolder; RunFolder.create(sys.argv[1], {}); os._exit(1)"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "x")], check=False)
+    Child(lambda: RunFolder.create(tmp_path / "x", {}) and os._exit(1)).ends()
     dead = json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))
     folder = RunFolder.open(tmp_path / "x")
     assert json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))["pid"] == os.getpid()

@@ -8,13 +8,11 @@ import torch
 from sampled import PROMPTS, replies
 from toys import lm
 
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
+from operant import Policy, ValueOptions
 from operant.sampling import Sampling, task_key, uniforms
 
+
 # --- distribution and counters ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.6}, {"banned": (1, 4)}, {"top_k": 3}, {"top_p": 0.7}])
 def test_tokens_are_drawn_with_their_probabilities(more):
     """20,000 draws with counters 0..19999: chi-square against the enumerated distribution of float64."""
@@ -96,8 +94,6 @@ def test_evaluation_and_probes_have_equal_numbers_at_all_steps():
 
 
 # --- where replies end ------------------------------------------------------------------------------------------------
-
-
 def test_before_min_tokens_no_stop_is_drawn_nor_scored():
     policy = Policy(lm("llama"))
     stops = (2, 7, 11, 5)

@@ -5,11 +5,9 @@ import threading
 import pytest
 from toys import letters, lm
 
-from operant import OperantError, train
+from operant import Learner, OperantError, Task, train
 from operant.rewards import judge, resolve
 from operant.runs.scored_rollouts import chunk_slices, join_judgements, play_and_score
-from operant.training.learner import Learner
-from operant.types import Task
 
 TASKS = [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "ab", "lm"])]
 TWICE = [TASKS[0], TASKS[1], TASKS[2], TASKS[1], TASKS[0], TASKS[0]]

@@ -10,18 +10,15 @@ import torch
 from rigs import gap, said, wider
 from toys import CAUSAL, SPECIAL, bare_logprobs, lm
 
+from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
 from operant.envs import SingleTurn
 from operant.models.logprobs import Sweep, SweepInput, _spread, _statistics, compiled, score
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.objectives import losses
 from operant.objectives.kl import EXACT
 from operant.rollouts.collate import collate, token_weights
 from operant.sampling import Sampling, uniforms
-from operant.training.learner import Learner
-from operant.types import Batch, OperantError, Task
 
 EOS = SPECIAL["eos_token_id"]
 TURNS = [([5, 6, 7], [8, 2, 9, 4]), ([4], [7, 7]), ([9, 3, 3, 3, 11, 3, 12], [6, 10, 2]), ([1, 19], [18] * 9)]
@@ -50,8 +47,6 @@ def bare_values(policy: Policy, prompt, action) -> torch.Tensor:
 
 
 # --- padding (test 2) -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("padding", ["right", "wider", "left"])
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_padding_changes_neither_logprobs_nor_values(kind, padding):
@@ -100,7 +95,6 @@ def slowly(model, prompt: list[int], key: int, sampling: Sampling) -> list[int]:
 
 
 # --- pad is eos (test 3) ----------------------------------------------------------------------------------------------
-
 THREE = [([5, 6], [8, 9, 4, EOS]), ([4, 3, 7], [7, EOS, 7, 5, 6]), ([9], [6, 10, 11, 12, 13])]
 """One ends with the end token, one holds that id in its middle, one never ends: 14 actions."""
 
@@ -141,8 +135,6 @@ def test_the_end_token_has_a_ratio_and_a_reward_where_pad_is_eos():
 
 
 # --- what sampling does, scoring does (test 4) ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", CAUSAL)
 def test_replies_at_low_temperature_score_as_they_were_sampled(kind):
     policy = Policy(lm(kind))
@@ -193,7 +185,6 @@ def test_half_precision_logits_are_scored_in_float32(temperature):
 
 
 # --- what cuts the distribution (test 5) ------------------------------------------------------------------------------
-
 CUTS = {"top_p": {"top_p": 0.8}, "top_k": {"top_k": 5}, "min_p": {"min_p": 0.2}}
 
 
@@ -256,7 +247,6 @@ def test_allowed_ids_travel_with_their_action():
 
 
 # --- dropout (test 6) -------------------------------------------------------------------------------------------------
-
 DROPPED = {
     "gpt2": {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
     "gpt_neox": {"attention_dropout": 0.1},

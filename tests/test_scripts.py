@@ -8,6 +8,7 @@ import json
 import os
 import random
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,120 +16,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import Child
+from processes import Child, Forked
 from rigs import fork_server
+from texts import parts
 
 ROOT = Path(__file__).parents[1]
-PEERS = "run by the tests of benchmarks/driver.py, and in environments of their own by `make bench`"
-ELSEWHERE = {
-    "recipes/minimal_ppo.py": "tests/test_twins.py",
-    "recipes/minimal_grpo.py": "tests/test_twins.py",
-    "recipes/minimal_rloo.py": "tests/test_twins.py",
-    "recipes/minimal_sft.py": "tests/test_twins.py",
-    "benchmarks/__main__.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/driver.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/work.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/report.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/learning.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/scale.py": "benchmarks/tests/test_bench.py",
-    "benchmarks/memory_plan.py": "tests/test_plan.py",
-    "benchmarks/first_example.py": "tests/test_readme.py",  # runs the README's snippet, as that test does
-    "benchmarks/textworld.py": "tests/test_textworld.py",  # it needs the extra, and makes hundreds of games
-    "recipes/rlhf.py": "tests/test_humans.py",
-    "benchmarks/reward_models.py": "docs/rlhf.md",  # its data are no part of the project
-    "benchmarks/kept.py": "benchmarks/road.py",
-    "benchmarks/timed.py": "benchmarks/translation.py",
-    "benchmarks/hostile.py": "tests/test_hostile_programs.py",  # the same programs, one at a time
-    "benchmarks/sandbox.py": "docs/sandbox.md",  # a thousand programs
-    "benchmarks/trl_script.py": "docs/from-trl.md",  # it needs an environment with TRL 0.11.4
-    "benchmarks/wheel.py": "Makefile",  # it needs the network
-    "benchmarks/screenshot.py": "tests/test_replies_page.py",
-    "benchmarks/chaos.py": "benchmarks/tests/test_chaos.py",
-    "benchmarks/soak.py": "benchmarks/tests/test_soak.py",
-    "benchmarks/shuffled.py": "benchmarks/sentiment_seeds.py",
-    "benchmarks/code_test_time.py": "docs/code.md",  # it needs a critic that was trained for minutes
-    "benchmarks/rank_memory.py": "tests/test_plan_ranks.py",
-    "benchmarks/suites.py": "tests/test_suites.py",  # it needs three extras and Java
-}
-"""Script: the test, or the script below, that runs it."""
-RUN = {
-    "recipes/builtin_tokenizers.py": ["--data", "{data}", "--work", "build", "--vocab", "600", "--max-length", "64"],
-    "recipes/builtin_tasks.py": ["build"],
-    "recipes/train_reviews_lm.py": ["--work", "build", "--minutes", "0.02", "--rows", "2", "--reviews", "3"],
-    "recipes/train_classifier.py": ["--work", "build", "--minutes", "0.02", "--held-out", "20"],
-    "recipes/train_masked_lm.py": ["--data", "{data}", *"--minutes 0.02 --vocab 600 --batches 2".split()],
-    "recipes/train_rooms_lm.py": ["--work", "build", *"--games 20 --steps 2 --walkthroughs 2 --epochs 0.2".split()],
-    "recipes/train_maths_lm.py": ["--work", "runs/maths", *"--sums 40 --countdowns 10 --steps 2 --batch 8".split()],
-    "recipes/train_code_lm.py": ["--work", "runs/code-1000", *"--rows 40 --held-out 4 --steps 2 --batch 8".split()],
-    "recipes/train_translation_t5.py": ["--data", "{data}", "--work", "runs/translation", "--steps", "2"],
-    "recipes/negative_kl.py": ["cold"],
-    "benchmarks/sentiment_seeds.py": ["--seeds", "1", "--controls", "1", "--at-once", "1", "--quick"],
-    "benchmarks/sentiment_methods.py": ["--at-once", "1", "--quick"],
-    "benchmarks/loss_and_reward.py": ["--quick"],
-    "benchmarks/adaptive_kl.py": ["--quick"],
-    "benchmarks/tool_use.py": ["--quick"],
-    "benchmarks/gallery.py": ["--quick"],
-    "benchmarks/recipes.py": ["--seeds", "1", "--at-once", "1", "--quick"],
-    "benchmarks/methods.py": "--quick --tasks arithmetic --seeds 1 --only grpo".split(),
-    "benchmarks/training_cycle.py": ["runs/bench-sentiment/seed-1"],
-    "benchmarks/overlap.py": ["--rounds", "1", "--episodes", "4", "--workers", "1", "--tokens", "2"],
-    "benchmarks/road.py": ["--seeds", "1", "--quick", "--kinds", "labels"],
-    "benchmarks/preference_frontier.py": ["--quick", "--seeds", "1", "--labels", "40"],
-    "benchmarks/process_rewards.py": ["--quick", "--seeds", "1", "--solutions", "40"],
-    "benchmarks/rooms.py": ["--seeds", "1", "--minutes", "0.01", "--games", "2", "--only", "random,ppo"],
-    "benchmarks/translation.py": [*"--only ppo --seeds 1 --minutes 0.01 --sentences 2 --gate 0".split()],
-    "benchmarks/policy_gradients.py": ["--quick", "--one", "trpo", "kl", "1", "1"],
-    "benchmarks/programs.py": [*"--only grpo --seeds 1 --minutes 0.01 --quick".split()],
-    "benchmarks/commongen.py": [*"--kinds ppo --seeds 1 --minutes 0.01 --sentences 2 --quick".split()],
-    "benchmarks/dialog_intents.py": ["--data", "{data}/dialogues.jsonl.gz", "--seeds", "1", "--quick"],
-    "benchmarks/prompts.py": ["--data", "{data}", *"--steps 2 --held-out 8 --seeds 1 --only soft_q;none+mean".split()],
-    "benchmarks/few_shot.py": [
-        *("--data", "{data}", "--only", "soft_q+mean,none,halving"),
-        *"--steps 2 --held-out 8 --sets sst-2 --seeds 13".split(),
-    ],
-    "benchmarks/style_transfer.py": [
-        *("--data", "{data}", "--only", "copy,soft_q", "--seeds", "1"),
-        *"--steps 1 --train 8 --test 4 --rows 64".split(),
-    ],
-    "benchmarks/seed_demo.py": ["--data", "{data}", "--quick"],
-    "benchmarks/extract.py": ["--data", "{data}", *"--quick --seeds 1 --kinds ppo --at-once 1".split()],
-    "benchmarks/kl_samples.py": ["--quick"],
-    "benchmarks/letters_frontier.py": ["--quick"],
-    "benchmarks/architecture.py": [],
-    "benchmarks/architectures.py": ["gpt2"],
-    "benchmarks/operations.py": [],
-    "benchmarks/against.py": [".", "--steps", "1"],
-    "benchmarks/kl_table.py": [],
-    "benchmarks/eight_bit.py": ["ours"],
-    "benchmarks/checkpoint_size.py": ["--shape", "tiny", "--rounds", "1"],
-    "benchmarks/configs.py": ["--examples", "6", "--jobs", "1"],
-    "benchmarks/isolated.py": ["raises"],
-    "benchmarks/pieces.py": ["sweep", "--quick", "--rounds", "1"],
-    "benchmarks/serve.py": "--rounds 1 --tokens 2 --clients 1".split(),
-    "benchmarks/replies.py": ["--steps", "3"],
-    "benchmarks/contexts.py": ["--upto", "0"],
-    "benchmarks/turns.py": ["--quick", "--only", "built", "--threads", "1"],
-    "benchmarks/prompt_calls.py": ["--texts", "4", "--prompts", "2", "--rounds", "1"],
-    "benchmarks/carried.py": "--batch 2 --tokens 12 --steps 1 --warm 1".split(),
-    "benchmarks/ahead.py": "--steps 3 --batch 2 --tokens 2 --rounds 1".split(),
-    "benchmarks/cluster.py": [],
-    "benchmarks/engines.py": ["--rounds", "1", "--replies", "2"],
-    "benchmarks/sharding.py": ["--shape", "tiny", "--replies", "2"],
-    "benchmarks/threads.py": ["--only", "32 wide", "--rounds", "1", "--busy-rounds", "1"],
-}
-"""Script: its arguments."""
-AFTER = {
-    "recipes/train_reviews_lm.py": ["recipes/builtin_tokenizers.py"],
-    "recipes/train_classifier.py": ["recipes/builtin_tokenizers.py"],
-    "benchmarks/few_shot.py": ["recipes/train_masked_lm.py"],
-    "benchmarks/style_transfer.py": ["recipes/train_masked_lm.py"],
-    "benchmarks/translation.py": ["recipes/train_translation_t5.py"],
-    "benchmarks/commongen.py": ["recipes/train_translation_t5.py"],
-    "benchmarks/programs.py": ["recipes/train_code_lm.py"],
-    "benchmarks/loss_and_reward.py": ["benchmarks/sentiment_seeds.py"],
-    "benchmarks/training_cycle.py": ["benchmarks/sentiment_seeds.py"],
-}
-"""Script: those whose files it reads."""
+RUN, ELSEWHERE, AFTER = (
+    {words[0]: words[1:] for line in text.splitlines() if (words := shlex.split(line, comments=True))}
+    for text in parts("scripts.txt").values()
+)
+"""Script: its arguments; the test, page or script that runs it; those whose files it reads."""
 
 
 def scripts() -> set[str]:
@@ -138,7 +35,7 @@ def scripts() -> set[str]:
 
 def test_every_script_is_run_by_some_test():
     assert scripts() == set(RUN) | set(ELSEWHERE) and not set(RUN) & set(ELSEWHERE)
-    assert all((ROOT / place).exists() for place in ELSEWHERE.values())
+    assert all((ROOT / place).exists() for (place,) in ELSEWHERE.values())
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +108,7 @@ def script(words: list[str], place: Path, log: Path) -> None:
     os.chdir(place)
     sys.path[:] = [str(place), *(path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests")))]
     subprocess.run = partial(started, subprocess.run)
+    Forked.instead(pytest.MonkeyPatch())  # for good: the process ends with the script
     python(words)
 
 
@@ -228,7 +126,7 @@ def done(place):
         words, log = [*module, *(word.format(data=place / "reviews") for word in RUN[name])], place / "printed.txt"
         process = fork_server().Process(target=script, args=(words, place, log))
         process.start()
-        process.join(300)
+        process.join(600)
         process.kill()
         process.join()
         assert process.exitcode == 0, log.read_text(encoding="utf-8")[-2000:]

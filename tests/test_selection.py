@@ -7,13 +7,11 @@ import torch
 from rigs import gap, on_ranks, said
 from toys import lm
 
-from operant import Learner, OperantError, Policy
+from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, nothing
 from operant.runs.config import configure
-from operant.tools.diagnosis import diagnose
-from operant.training.best import best, only
+from operant.training.rare_stages import best, only
 from operant.training.select import parse
-from operant.types import Rollout, Task, Turn
 
 SCORES = [0.5, 2.0, -1.0, 2.0, 0.5, 0.5, 3.0]
 """In order: 3.0 (place 6), 2.0 (1, 3), 0.5 (0, 4, 5), -1.0 (2)."""
@@ -205,34 +203,6 @@ def test_another_method_credits_all_and_trains_on_the_best(algorithm):
 
 
 GIVEN = {"tasks": ["a"], "reward": "letters:e", "batch": 32}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"select": "top:64"}, "learner.select=top:64 with batch=32: a step has fewer replies; use at most top:32"),
-        ({"select": "best:3"}, r"learner.select='best:3': it must be top:N .*, top:P% .*, or above:X"),
-        ({"select": "group:1"}, "learner.select=group:1 with samples=1: all replies to a prompt would stay"),
-        ({"select": "top:150%"}, "at most 100"),
-        ({"select": "top:1.5"}, "a whole number"),
-        ({"select": "above:1.2.3"}, "above:X"),
-        ({"select": "top:3", "select_unit": "token"}, "learner.select_unit='token': it must be episode or turn"),
-        ({"algorithm": "rejection", "select": None}, "imitates the best replies; say which"),
-        (
-            {"algorithm": "grpo", "samples": 8, "select": "top:3"},
-            "kl.loss_kind=k3 .*no fair sample.*use kl.loss_kind=rev",
-        ),
-        ({"algorithm": "sft", "select": "top:3", "reward": None}, "demonstrations have no score"),
-        ({"algorithm": "online-dpo", "samples": 4, "select": "top:50%"}, "better replies beside worse ones"),
-        (
-            {"algorithm": "distill", "reward": None, "select": "top:50%", "teacher.hint": "target"},
-            "without a reward: replies have no score",
-        ),
-    ],
-)
-def test_a_selection_that_cannot_be_is_a_sentence(options, message):
-    with pytest.raises(OperantError, match=message):
-        configure(GIVEN | options)
 
 
 def test_a_selection_among_replies_without_scores_is_refused():

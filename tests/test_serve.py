@@ -9,10 +9,12 @@ import sys
 import threading
 import time
 from copy import deepcopy
+from dataclasses import replace
 
 import openai
 import pytest
 import torch
+from cases import cases
 from page_commands import snippets
 from toys import bare_table, letters, lm
 
@@ -140,14 +142,11 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
     assert told.content == choice.logprobs.content and pieces[-1].choices[0].finish_reason == choice.finish_reason
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "left"),
-    [
-        ('b<tool_call>{"name": "go", "arguments": {"to": "c"}}</tool_call>', "go", "b"),
-        ("<tool_call>{torn</tool_call>", None, "<tool_call>{torn</tool_call>"),
-        ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
-        ("abc", None, "abc"),
-    ],
+@cases(
+    ('b<tool_call>{"name": "go", "arguments": {"to": "c"}}</tool_call>', "go", "b"),
+    ("<tool_call>{torn</tool_call>", None, "<tool_call>{torn</tool_call>"),
+    ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
+    ("abc", None, "abc"),
 )
 def test_calls_of_functions_are_read(text, name, left):
     class Says:
@@ -186,38 +185,36 @@ USER = {"role": "user", "content": "abc"}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
-    [
-        ("completions", b"{", 400, "no JSON"),
-        ("completions", [], 400, "JSON object"),
-        ("completions", {}, 400, "prompt=None"),
-        ("completions", {"prompt": []}, 400, "token ids"),
-        ("completions", {"prompt": [99999]}, 400, "0 to 36"),
-        ("completions", {"prompt": [True]}, 400, "token ids"),
-        ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
-        ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
-        ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
-        ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
-        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo=true"),
-        ("completions", {"prompt": "a", "max_tokens": 90}, 400, "reads 64 tokens"),
-        ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
-        ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
-        ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
-        ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has 'toy'"),
-        ("completions", {"prompt": "a" * 20000}, 413, "0.01 MB"),
-        ("chat/completions", {"messages": []}, 400, "at least one"),
-        ("chat/completions", {"messages": ["hi"]}, 400, "role"),
-        ("chat/completions", {"messages": [IMAGE]}, 400, "texts alone"),
-        ("chat/completions", {"messages": [USER], "top_logprobs": 2}, 400, "logprobs=true"),
-        ("chat/completions", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}, 400, "one of the two"),
-        ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
-        ("chat/completions", {"messages": [USER], "response_format": {"type": "json_object"}}, 400, "no such thing"),
-        ("chat/completions", {"messages": [USER | {"colour": 1}]}, 400, "unknown field 'colour'"),
-        ("embeddings", {}, 404, "there are: /health"),
-    ],
+@cases(
+    ("completions", b"{", 400, "no JSON"),
+    ("completions", [], 400, "JSON object"),
+    ("completions", {}, 400, "prompt=None"),
+    ("completions", {"prompt": []}, 400, "token ids"),
+    ("completions", {"prompt": [99999]}, 400, "0 to 36"),
+    ("completions", {"prompt": [True]}, 400, "token ids"),
+    ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
+    ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
+    ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
+    ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p=0"),
+    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo=true"),
+    ("completions", {"prompt": "a", "max_tokens": 90}, 400, "reads 64 tokens"),
+    ("completions", {"prompt": "a", "n": 1000}, 400, "1 to 128"),
+    ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
+    ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
+    ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has 'toy'"),
+    ("completions", {"prompt": "a" * 20000}, 413, "0.01 MB"),
+    ("completions", {"prompt": "a" * 10_000_000}, 413, "0.01 MB"),
+    ("chat/completions", {"messages": []}, 400, "at least one"),
+    ("chat/completions", {"messages": ["hi"]}, 400, "role"),
+    ("chat/completions", {"messages": [IMAGE]}, 400, "texts alone"),
+    ("chat/completions", {"messages": [USER], "top_logprobs": 2}, 400, "logprobs=true"),
+    ("chat/completions", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}, 400, "one of the two"),
+    ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
+    ("chat/completions", {"messages": [USER], "response_format": {"type": "json_object"}}, 400, "no such thing"),
+    ("chat/completions", {"messages": [USER | {"colour": 1}]}, 400, "unknown field 'colour'"),
+    ("embeddings", {}, 404, "there are: /health"),
 )
-def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(one, path, body, status, said):
+def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(path, body, status, said, one):
     found, error = post(one, f"/v1/{path}", body)
     assert (found, said in error["message"]) == (status, True), error
     assert set(error) == {"message", "type", "param", "code"}
@@ -232,15 +229,8 @@ def test_a_message_that_the_template_leaves_out_is_refused(one):
         serving.chat_request({"messages": talk}, policy)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Host": "evil.example"}, 403),
-        ({"Origin": "http://evil.example"}, 403),
-        ({"Content-Type": "text/plain"}, 415),
-    ],
-)
-def test_pages_of_other_sites_are_refused(one, headers, status):
+@cases(({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403), ({"Content-Type": "text/plain"}, 415))
+def test_pages_of_other_sites_are_refused(headers, status, one):
     assert post(one, "/v1/completions", {"prompt": "a"}, **headers)[0] == status
 
 
@@ -330,6 +320,16 @@ def test_an_error_of_the_engine_is_one_answer_and_the_server_goes_on(one, monkey
     assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=1).usage.completion_tokens == 1
 
 
+@pytest.mark.parametrize(("stream", "known"), [(True, [1, 2, 4, 8, 16, 32, 40]), (False, [16, 32, 40])])
+def test_a_stream_begins_with_a_single_token(one, stream, known):
+    asked = {"prompt": "a", "max_tokens": 40, "temperature": 0, "stream": stream}
+    request, found = serving.completion_request(asked, one.policy), []
+    request = replace(request, sampling=replace(request.sampling, stop_tokens=()))
+    one.batches.start(request, lambda going: found.append(len(going.action)))
+    until(lambda: found and found[-1] == 40)
+    assert found == known
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_pieces_that_are_remembered_are_those_of_one_call(kind):
     policy = policy_of(kind)
@@ -346,14 +346,11 @@ def test_pieces_that_are_remembered_are_those_of_one_call(kind):
     assert begun == [w.action for w in whole]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "expected a run folder or model"),
-        (["runs/none"], "runs/none"),
-        (["builtin:reviews-lm", "--port", "99999"], "port"),
-        (["builtin:reviews-lm", "--colour", "red"], "colour"),
-    ],
+@cases(
+    ([], "expected a run folder or model"),
+    (["runs/none"], "runs/none"),
+    (["builtin:reviews-lm", "--port", "99999"], "port"),
+    (["builtin:reviews-lm", "--colour", "red"], "colour"),
 )
 def test_mistakes_at_the_command_line_are_one_sentence(words, said, capsys):
     assert main(["serve", *words]) == 2

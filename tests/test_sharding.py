@@ -7,10 +7,9 @@ import torch
 from rigs import DEALT, REPLIES, SCORES, gap, on_ranks
 from toys import lm
 
-from operant import distributed
+from operant import Learner, distributed
 from operant.apps.rlhf.reward_model import RewardModel
 from operant.storage.checkpoint import RunState
-from operant.training.learner import Learner
 
 BASE = {"max_tokens": 12, "stop_tokens": (2,), "micro_tokens": 20, "optimizer.eps": 1.0}
 BASE |= {"optimizer.lr": 1e-3, "watch_every": 1, "minibatch": 4, "epochs": 2}
@@ -115,7 +114,6 @@ def test_more_ranks_learn_the_same_also_one_without_replies(world, parallel):
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-
 SAVED = ("value head, tied", "follows", "bfloat16")
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import cases
 from safetensors.torch import load_file
 from torchruns import started, told, write_job
 
@@ -67,15 +68,12 @@ def test_twenty_steps_are_those_of_one_process(folder):
     same(folder / "long-one", folder / "long-two")
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (("--parallel", "zero3"), "it must be ddp or fsdp"),
-        (("--parallel", "fsdp", "--algorithm", "trpo"), "it moves whole weights"),
-        (("--parallel", "fsdp", "--states", "8bit"), "256 numbers share a scale"),
-        (("--offload", "both"), "set parallel=fsdp"),
-        (("--parallel", "fsdp", "--offload", "reference"), "start them by torchrun"),
-    ],
+@cases(
+    (("--parallel", "zero3"), "it must be ddp or fsdp"),
+    (("--parallel", "fsdp", "--algorithm", "trpo"), "it moves whole weights"),
+    (("--parallel", "fsdp", "--states", "8bit"), "256 numbers share a scale"),
+    (("--offload", "both"), "set parallel=fsdp"),
+    (("--parallel", "fsdp", "--offload", "reference"), "start them by torchrun"),
 )
 def test_what_cannot_work_is_refused_with_a_sentence(more, why, tmp_path, capsys):
     recipe = write_job(tmp_path) / "recipe.yaml"

@@ -63,7 +63,7 @@ def test_a_reader_finds_formulas_a_name_and_the_dark(address: str) -> None:
             page.wait_for_url("**/docs/index.html")
             assert page.locator("body").evaluate(luminance.format("backgroundColor")) < 60
             assert page.locator("article p").first.evaluate(luminance.format("color")) > 180
-            page.get_by_role("link", name="PPO and KL").first.click()
+            page.get_by_role("link", name="where KL is charged").first.click()
             assert page.locator("article math").count() > 15 and "$" not in page.locator("article p").first.inner_text()
             page.locator("input[name=q]").first.fill("leave_one_out")
             page.keyboard.press("Enter")

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from page_commands import read
 from safetensors.torch import load_file, save_file
 from small_runs import count_a
@@ -17,7 +18,7 @@ from toys import letters, lm
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
-from operant import Learner, OperantError, Sampling, ValueOptions, export, load_policy, steps, train
+from operant import Batch, Learner, OperantError, Policy, Sampling, ValueOptions, export, load_policy, steps, train
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import chooses_on, continues, try_decoding
 from operant.engines.native.cuda_graphs import static
@@ -26,9 +27,7 @@ from operant.models import soft_prompt as soft_prompts
 from operant.models.adapters import SoftPromptOptions
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
 from operant.runs import named_models
-from operant.types import Batch
 
 KINDS = ("gpt2", "gpt_neox", "llama", "qwen2", "t5", "bart")
 """gpt2, llama's toy and bart are tied; positions are absolute, rotary or relative."""
@@ -63,8 +62,6 @@ def by_hand(model, vectors, prompt, action):
 
 
 # --- what it computes and trains --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("packing", ["on", "off"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logprobs_and_gradient_are_those_by_hand(kind, packing):
@@ -93,8 +90,7 @@ CAUSAL_WAYS = [(kind, way) for kind in ("gpt2", "llama") for way in ("pooled", "
 @pytest.mark.parametrize("kind, way", [*CAUSAL_WAYS, ("t5", "cached"), ("t5", "whole"), ("bart", "cached")])
 def test_every_way_of_decoding_generates_behind_it(kind, way, monkeypatch):
     """Two rows for five prompts: prompts are admitted beside live rows, and equal ones are read once. The longest one
-    fills the 64 positions, with 3 virtual tokens and 5 of a reply. `fixed` is the way of a GPU, without graphs.
-    """
+    fills the 64 positions, with 3 virtual tokens and 5 of a reply. `fixed` is the way of a GPU, without graphs."""
     policy, bare = soft_policy(kind), lm(kind, V).double()
     try_decoding(policy)
     assert policy.modes.pooled == (kind in ("gpt2", "llama")) and policy.modes.cached
@@ -206,8 +202,6 @@ def test_it_learns_under_ppo_but_not_from_shuffled_rewards(kind, shuffled):
 
 
 # --- how it begins, and how much room it takes ------------------------------------------------------------------------
-
-
 def test_what_it_begins_as():
     model, tokenizer = lm("gpt2", len(letters())), letters()
     table = model.get_input_embeddings().weight.detach().clone()
@@ -237,8 +231,6 @@ def test_it_takes_room_in_the_context():
 
 
 # --- out and in again -------------------------------------------------------------------------------------------------
-
-
 def peft_logprobs(wrapped, prompt, action):
     """[A] log-probs by peft's own wrapper around a model."""
     if wrapped.config.is_encoder_decoder:
@@ -347,27 +339,11 @@ def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"soft_prompt.tokens": -1}, "soft_prompt.tokens=-1: it must be at least 1, or 0"),
-        (SOFT | {"soft_prompt.init": "zeros"}, "'zeros': it must be random or words"),
-        (SOFT | {"soft_prompt.init": "words"}, "belong together: set both"),
-        (SOFT | {"soft_prompt.text": "ab"}, "belong together: set both"),
-        ({"soft_prompt.init": "words", "soft_prompt.text": "ab"}, "without soft_prompt.tokens"),
-        (SOFT | {"soft_prompt.init": "words", "soft_prompt.text": "a b c"}, "has 4 tokens: it needs .* at most the 3"),
-        (SOFT | {"lora.rank": 2}, "soft_prompt.tokens=3 with lora"),
-        (SOFT | {"lora.quantise": "4bit"}, "needs a GPU|soft_prompt.tokens=3 with lora"),
-        (SOFT | {"model.train_layers": 1}, "model.train_layers=1 with a soft prompt"),
-        (SOFT | {"model.train_head": True}, "model.train_head=True with a soft prompt"),
-        ({"soft_prompt.tokens": 64}, "soft_prompt.tokens=64: it leaves no room in the model's context; use fewer"),
-        ({"soft_prompt.lenght": 3}, "unknown"),
-    ],
-    ids=str,
+@cases(
+    (SOFT | {"soft_prompt.init": "words", "soft_prompt.text": "a b c"}, "has 4 tokens: it needs .* at most the 3"),
+    ({"soft_prompt.tokens": 64}, "soft_prompt.tokens=64: it leaves no room in the model's context; use fewer"),
 )
-def test_impossible_options_are_refused(options, message):
+def test_what_does_not_fit_the_model_is_refused(options, message):
     with pytest.raises(OperantError, match=message):
         Learner(lm("gpt2", len(letters())), tokenizer=letters(), **options)
 
@@ -412,19 +388,16 @@ def folder(tmp_path):
     return tmp_path / "soft"
 
 
-@pytest.mark.parametrize(
-    "fields, vectors, message",
-    [
-        ({"peft_type": "PREFIX_TUNING"}, None, "kind PREFIX_TUNING: only LORA can be trained here, and PROMPT_TUNING"),
-        ({"num_virtual_tokens": 4}, None, "it has 3 vectors for num_virtual_tokens=4"),
-        ({"num_virtual_tokens": "x"}, None, "num_virtual_tokens=x"),
-        ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),
-        ({}, {"prompt_embeddings": torch.zeros(3, 32), "head": torch.zeros(1)}, "holds head, prompt_embeddings, and"),
-        ({}, {"prompt_embeddings": torch.full((3, 32), torch.nan)}, "prompt_embeddings"),
-        ({}, {}, "has no adapter_model.safetensors"),
-        ({"base_model_name_or_path": None}, "no base", "does not name the model that it belongs to"),
-        ({"base_model_name_or_path": "/no/such"}, "no base", "write the model's name into its adapter_config.json"),
-    ],
+@cases(
+    ({"peft_type": "PREFIX_TUNING"}, None, "kind PREFIX_TUNING: only LORA can be trained here, and PROMPT_TUNING"),
+    ({"num_virtual_tokens": 4}, None, "it has 3 vectors for num_virtual_tokens=4"),
+    ({"num_virtual_tokens": "x"}, None, "num_virtual_tokens=x"),
+    ({}, {"prompt_embeddings": torch.zeros(3, 8)}, "width 8 does not fit this GPT2LMHeadModel of width 32"),
+    ({}, {"prompt_embeddings": torch.zeros(3, 32), "head": torch.zeros(1)}, "holds head, prompt_embeddings, and"),
+    ({}, {"prompt_embeddings": torch.full((3, 32), torch.nan)}, "prompt_embeddings"),
+    ({}, {}, "has no adapter_model.safetensors"),
+    ({"base_model_name_or_path": None}, "no base", "does not name the model that it belongs to"),
+    ({"base_model_name_or_path": "/no/such"}, "no base", "write the model's name into its adapter_config.json"),
     ids=str,
 )
 def test_damaged_and_foreign_folders_are_refused(fields, vectors, message, folder):
@@ -447,8 +420,6 @@ def test_a_folder_is_trained_further_as_it_is(folder):
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     page = read("docs/adapters.md#soft-prompts")
     monkeypatch.chdir(tmp_path)

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from toys import letters, lm
 
-from operant import Learner, OperantError, export, load_policy, train
+from operant import Batch, Learner, OperantError, export, load_policy, train
 from operant.algorithms import find, presets
 from operant.models import output_mlp
 from operant.models.adapters import OutputMlpOptions
 from operant.options import values
 from operant.training.options import learner_options
-from operant.types import Batch
 
 PROMPTS, REPLIES, SCORES = [[3, 4], [5], [3, 4]], [[6, 7, 2], [8], [9, 6]], [0.5, -1.0, 2.0]
 WIDE = OutputMlpOptions(width=6, gain=1.5, bias=0.1, logit_bias=-0.5)
@@ -45,8 +45,6 @@ def logits_by_hand(bare, mlp, prompt, action):
 
 
 # --- the MLP ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
 def test_logprobs_go_through_the_mlp_which_alone_is_trained(kind):
     policy, bare = mlp_policy(kind), lm(kind, V).double()
@@ -93,29 +91,6 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
         load_policy(out)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"output_mlp.width": -1}, "output_mlp.width=-1: it must be at least 1"),
-        ({"output_mlp.logit_bias": -10}, "logit_bias without output_mlp.width"),
-        ({"output_mlp.width": 4, "soft_prompt.tokens": 2}, "is trained alone"),
-        ({"output_mlp.width": 4, "model.train_layers": 1}, "the MLP is trained alone"),
-        ({"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"}, "no MLP behind a frozen model"),
-        ({"mask.by": "model", "output_mlp.width": 4}, "its mask does nothing"),
-        ({"loss.version": "v4"}, "it must be v1, v2, v3, v2_v3"),
-        ({"loss.version": "v0"}, "nothing would ever move; use v1, v2, v3, v2_v3"),
-        ({"target.rate": 0}, r"it must be in \(0, 1\]"),
-        ({"target.every": -1}, "it must be a number of steps"),
-        ({"loss.forward_share": 1.5}, "it must lie in 0..1"),
-        ({"advantage.shape": (0, 0, 0, 5)}, "give four numbers"),
-        ({"advantage.standardise": "all"}, "it must be none, step, rlprompt or group"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options, message):
-    with pytest.raises(OperantError, match=message):
-        Learner(lm(), algorithm="soft_q", **options).step(PROMPTS, REPLIES, SCORES)
-
-
 def test_fluent_replies_have_tokens_of_the_frozen_model_alone():
     policy, bare = load_policy(lm("gpt2", V), mlp=WIDE, seed=1), lm("gpt2", V)
     learner = Learner(
@@ -133,8 +108,6 @@ def test_fluent_replies_have_tokens_of_the_frozen_model_alone():
 
 
 # --- the losses -------------------------------------------------------------------------------------------------------
-
-
 def twin(version, q, v, q_copy, v_copy, rewards, freeze):
     """The sum over the actions of one reply, an action at a time, from lists of numbers [A]."""
     last, total = len(q) - 1, 0.0
@@ -153,20 +126,17 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
 
 
 @pytest.mark.parametrize("kind, reference", [("gpt2", None), ("t5", None), ("llama", "copy")])
-@pytest.mark.parametrize(
-    "version, share, freeze",
-    [
-        ("v1", 1.0, False),
-        ("v2", 1.0, False),
-        ("v2", 0.3, False),
-        ("v3", 1.0, False),
-        ("v3", 1.0, True),
-        ("v3", 0.3, False),
-        ("v2_v3", 1.0, False),
-        ("v2_v3", 0.6, True),
-    ],
+@cases(
+    ("v1", 1.0, False),
+    ("v2", 1.0, False),
+    ("v2", 0.3, False),
+    ("v3", 1.0, False),
+    ("v3", 1.0, True),
+    ("v3", 0.3, False),
+    ("v2_v3", 1.0, False),
+    ("v2_v3", 0.6, True),
 )
-def test_every_loss_and_gradient_is_that_of_a_twin(kind, reference, version, share, freeze):
+def test_every_loss_and_gradient_is_that_of_a_twin(version, share, freeze, kind, reference):
     policy = mlp_policy(kind)
     learner = Learner(
         policy, algorithm="soft_q", lr=0.0, max_grad_norm=None, keep_gradients=True, minibatch=3, reference=reference,
@@ -223,17 +193,12 @@ def test_rewards_are_standardised_and_mapped_to_a_range():
 
 
 # --- what it learns ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "wanted"),
-    [
-        # The configurations of RLPrompt's few-shot classification and of its style transfer, as shipped.
-        ("rlprompt", {"top_k": 256, "logit_bias": 0.0, "shape": [0, 1, 0, 5], "steps": 12_000, "batch": 16}),
-        ("rlprompt-transfer", {"top_k": 50, "logit_bias": -10, "shape": [0, 1, -20, 80], "steps": 12_000, "batch": 8}),
-        ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
-    ],
+@cases(
+    # The configurations of RLPrompt's few-shot classification and of its style transfer, as shipped.
+    ("rlprompt", {"top_k": 256, "logit_bias": 0.0, "shape": [0, 1, 0, 5], "steps": 12_000, "batch": 16}),
+    ("rlprompt-transfer", {"top_k": 50, "logit_bias": -10, "shape": [0, 1, -20, 80], "steps": 12_000, "batch": 8}),
+    ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
 )
 def test_presets_have_the_published_numbers(preset, wanted):
     chosen = presets()[preset]
@@ -264,3 +229,8 @@ def test_a_bandits_policy_becomes_proportional_to_exp_reward():
     for _ in range(400):
         learner.step([[3]] * 64, replies, scores)
     assert before > 0.1 and distance() < 1e-3
+
+
+def test_a_mask_needs_the_model_that_it_names():
+    with pytest.raises(OperantError, match="no MLP behind a frozen model"):
+        Learner(lm(), algorithm="soft_q", **{"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"})

@@ -5,6 +5,7 @@ from math import exp, log
 
 import pytest
 import torch
+from cases import cases
 from expected_gradients import (
     BETA,
     EXACT,
@@ -25,16 +26,15 @@ from expected_gradients import (
 from rigs import Caught, gap, said
 from toys import bare_logprobs, lm
 
-from operant import Learner, Policy, diagnose
+from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, token_weights
 from operant.training import update
 from operant.training.objective import Objective
-from operant.training.select import with_importance, with_staleness
-from operant.types import OperantError, Rollout, Task, Turn
+from operant.training.rare_stages import with_importance
+from operant.training.select import with_staleness
+
 
 # --- hand calculation -------------------------------------------------------------------------------------------------
-
-
 def two_episodes() -> list[Rollout]:
     """Two turns in two rows and a current one; the versions are 3, 5 and 7."""
     first = [Turn([1], [2, 3], [-1.0, -2.0], version=3), Turn([9], [4], [-0.5], version=5)]
@@ -55,16 +55,13 @@ def test_current_turns_and_replies_from_elsewhere_have_no_age():
     assert with_staleness(collate(current, [0.0, 0.0]), current, 7).staleness is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "cap", "floor", "expected"),
-    [
-        ("token", None, 0.0, [[exp(0.5), exp(1.0)], [exp(-0.3)], [exp(0.0), exp(-0.25)]]),
-        ("token", 1.5, 0.0, [[1.5, 1.5], [exp(-0.3)], [1.0, exp(-0.25)]]),
-        ("token", None, 0.76, [[exp(0.5), exp(1.0)], [0.76], [exp(0.0), exp(-0.25)]]),
-        ("token", 1.5, 0.9, [[1.5, 1.5], [0.9], [1.0, 0.9]]),
-        ("sequence", None, 0.0, [[exp(1.2)] * 2, [exp(1.2)], [exp(-0.25)] * 2]),
-        ("sequence", 2.0, 0.8, [[2.0] * 2, [2.0], [0.8] * 2]),
-    ],
+@cases(
+    ("token", None, 0.0, [[exp(0.5), exp(1.0)], [exp(-0.3)], [exp(0.0), exp(-0.25)]]),
+    ("token", 1.5, 0.0, [[1.5, 1.5], [exp(-0.3)], [1.0, exp(-0.25)]]),
+    ("token", None, 0.76, [[exp(0.5), exp(1.0)], [0.76], [exp(0.0), exp(-0.25)]]),
+    ("token", 1.5, 0.9, [[1.5, 1.5], [0.9], [1.0, 0.9]]),
+    ("sequence", None, 0.0, [[exp(1.2)] * 2, [exp(1.2)], [exp(-0.25)] * 2]),
+    ("sequence", 2.0, 0.8, [[2.0] * 2, [2.0], [0.8] * 2]),
 )
 def test_importance_weights_by_hand(kind, cap, floor, expected):
     """The policy's log-probs are -0.5, -1; -0.8; -0.25, -1. A weight multiplies that of its token in the mean."""
@@ -83,8 +80,6 @@ def test_importance_weights_by_hand(kind, cap, floor, expected):
 
 
 # --- enumeration ------------------------------------------------------------------------------------------------------
-
-
 def expected_gradient(name, shape, size, monkeypatch, **options) -> torch.Tensor:
     """The gradient of a group of replies that another policy says, averaged over all groups as it says them."""
     spoken = replies(shape)
@@ -113,21 +108,17 @@ OF_PPO = PLAIN | {"importance_cap": None}
 OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "size", "importance", "options"),
-    [
-        ("ppo", "one", 1, "token", OF_PPO),
-        ("ppo", "two", 1, "sequence", OF_PPO),
-        ("rloo", "one", 2, "token", OF_RLOO),
-        ("rloo", "ragged", 2, "sequence", OF_RLOO),
-    ],
+@cases(
+    ("ppo", "one", 1, "token", OF_PPO),
+    ("ppo", "two", 1, "sequence", OF_PPO),
+    ("rloo", "one", 2, "token", OF_RLOO),
+    ("rloo", "ragged", 2, "sequence", OF_RLOO),
 )
 def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):
     """The truth is the gradient of E[reward] - BETA KL by autograd on a bare model; a mean over two tokens is half."""
     truth = of(best_return, shape) / (len(replies(shape)[-1]) if name == "ppo" else 1)
     mine = expected_gradient(name, shape, size, monkeypatch, importance=importance, **options)
     without = expected_gradient(name, shape, size, monkeypatch, **options)
-    print(name, shape, importance, gap(mine[: len(truth)], truth), gap(without[: len(truth)], truth))
     assert gap(mine[: len(truth)], truth) < EXACT
     assert gap(without[: len(truth)], truth) > 0.01
 
@@ -141,7 +132,6 @@ def test_weights_of_tokens_do_not_correct_what_came_before(monkeypatch):
 
 
 # --- through the learner ----------------------------------------------------------------------------------------------
-
 QUERIES = [[3, 4], [5], [6, 7], [8]]
 LARGE = {"optimizer.lr": 0.02, "epochs": 1, "max_tokens": 6, "kl.coef": 0.0, "watch_every": 0, "score.scale": False}
 
@@ -160,9 +150,7 @@ def two_steps_later(**options) -> tuple[Learner, list[Rollout]]:
     return learner, old
 
 
-@pytest.mark.parametrize(
-    ("importance", "cap", "mask"), [("token", 1.25, False), ("token", 1.25, True), ("sequence", None, False)]
-)
+@cases(("token", 1.25, False), ("token", 1.25, True), ("sequence", None, False))
 def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
     learner, old = two_steps_later(importance=importance, importance_cap=cap, importance_mask=mask)
     now = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in old]

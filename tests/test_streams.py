@@ -9,13 +9,12 @@ from hashlib import blake2b
 import pytest
 from toys import letters, lm
 
+from operant import Learner, OperantError
 from operant.data.order import Order
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.hidden_states import Modes
 from operant.sampling import STREAMS, counter, task_key, uniforms
 from operant.storage.checkpoint import LIGHT, RunState
-from operant.training.learner import Learner
-from operant.types import OperantError
 
 WORD = (1 << 64) - 1
 
@@ -71,8 +70,6 @@ def test_queries_keep_their_names():
 
 
 # --- names on disk ----------------------------------------------------------------------------------------------------
-
-
 def test_names_in_a_checkpoint_are_a_format():
     """Parts are matched by name: a renamed one would refuse every checkpoint that was written before."""
     parts = ["policy", "optimizer", "controller", "moments", "progress", "budget", "reference"]

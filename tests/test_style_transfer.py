@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from completion_server import Server
 from page_commands import read
 from toys import PIECES, SPECIAL, letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
 import operant
-from operant import rewards
+from operant import OperantError, Rollout, Task, rewards
 from operant.apps.prompts.style_transfer import StyleTransfer, TransferQuality
 from operant.apps.prompts.transfer import Rewriter, group_maxima, source_of
 from operant.data import DataOptions, load_tasks
@@ -29,7 +30,6 @@ from operant.metrics.evaluation import measure, prepared, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.runs import named_parts
 from operant.storage.hub import find_model
-from operant.types import OperantError, Rollout, Task
 
 DATA = Path(__file__).parents[2] / "shared/data/style_transfer/yelp_rlprompt/clean"
 REVIEWS = "builtin:reviews-lm"
@@ -110,7 +110,6 @@ def reward(models, script, **options) -> StyleTransfer:
 
 
 # --- the numbers of the reward ----------------------------------------------------------------------------------------
-
 FOUR = ('acg" and', ' acf"', '" nothing', "xg. oh")
 """Rewrites acg, acf, an empty one, and `xg.` by its full stop.
 
@@ -134,18 +133,15 @@ def test_a_prompt_is_worth_the_mean_of_the_best_of_each_group(models):
     assert found.parts == pytest.approx(wanted, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("options", "score"),
-    [
-        ({"groups": 1, "samples": 4}, 78.3333),
-        ({"groups": 4, "samples": 1}, (78.3333 + 75 + 25) / 4),
-        ({"baseline": 0.5}, (75 + 25) / 2),  # content (2/3 - .5) / .5 = 1/3, and 1; the best of the first group is acf
-        ({"baseline": 0.9}, (75 + 25) / 2),  # 2/3 is below the baseline, and counts as 0, not less
-        ({"ends": ""}, (78.3333 + 37.5) / 2),  # the last one is `xg. oh`, whose style is 3/4
-        ({"content": "embedding"}, (78.3333 + 25) / 2),  # (1, 1, 0, 1) and (1, 1, 1, 0): the cosine is 2/3 too
-    ],
+@cases(
+    ({"groups": 1, "samples": 4}, 78.3333),
+    ({"groups": 4, "samples": 1}, (78.3333 + 75 + 25) / 4),
+    ({"baseline": 0.5}, (75 + 25) / 2),  # content (2/3 - .5) / .5 = 1/3, and 1; the best of the first group is acf
+    ({"baseline": 0.9}, (75 + 25) / 2),  # 2/3 is below the baseline, and counts as 0, not less
+    ({"ends": ""}, (78.3333 + 37.5) / 2),  # the last one is `xg. oh`, whose style is 3/4
+    ({"content": "embedding"}, (78.3333 + 25) / 2),  # (1, 1, 0, 1) and (1, 1, 1, 0): the cosine is 2/3 too
 )
-def test_options_of_the_score(models, options, score):
+def test_options_of_the_score(options, score, models):
     (found,) = reward(models, Script(*FOUR), **options)([rollout("Say it:")])
     assert found.score == pytest.approx(score, abs=1e-3)
 
@@ -182,19 +178,14 @@ def test_the_maxima_of_groups():
 
 
 # --- rewrites ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "rewrite"),
-    [
-        ('good food" , "bad', {}, "good food"),
-        (' so good! and "', {}, "so good!"),
-        ("endless", {}, "endless"),
-        ("is it? No.", {"ends": ""}, "is it? No."),
-        ("a) b (c", {"quote": ")"}, "a"),
-        ("a]b.c", {"ends": "]"}, "a]"),
-        ('"', {}, ""),
-    ],
+@cases(
+    ('good food" , "bad', {}, "good food"),
+    (' so good! and "', {}, "so good!"),
+    ("endless", {}, "endless"),
+    ("is it? No.", {"ends": ""}, "is it? No."),
+    ("a) b (c", {"quote": ")"}, "a"),
+    ("a]b.c", {"ends": "]"}, "a]"),
+    ('"', {}, ""),
 )
 def test_a_rewrite_ends_with_the_quotation(text, options, rewrite):
     assert Rewriter(Script(text), **options)([("p", "s")], 1) == [[rewrite]]
@@ -239,8 +230,6 @@ def test_an_endpoint_draws_each_rewrite_by_itself(models, tmp_path):
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
-
-
 def test_quality_of_single_rewrites_and_of_selected_ones_by_hand(models):
     """Rewrites of acf: acg keeps 2/3, is positive, not fluent; acb fluent, not positive; ach both; the last is empty.
 
@@ -281,8 +270,6 @@ def test_perplexity_of_rewrites(models):
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-
-
 def formed(rows, **options):
     return load_tasks(rows, None, DataOptions(), form=named_parts.form("style_transfer", options), cue=True)
 
@@ -298,15 +285,12 @@ def test_a_row_asks_for_the_other_style():
     assert old.target == {"sentence": "Go you.", "style": "modern"}
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "why"),
-    [
-        ({"text": "a", "label": 2}, {}, "label is '2'; it must be 0, 1 or one of the styles negative, positive"),
-        ({"text": "a"}, {}, "reads label, and the row has no such field"),
-        ({"label": 1}, {}, "reads text, and the row has no such field"),
-        ({"text": "a", "label": 1}, {"styles": "good"}, "form.styles='good': name two styles"),
-        ({"text": "a", "label": 1}, {"only": "good"}, "form.only='good'"),
-    ],
+@cases(
+    ({"text": "a", "label": 2}, {}, "label is '2'; it must be 0, 1 or one of the styles negative, positive"),
+    ({"text": "a"}, {}, "reads label, and the row has no such field"),
+    ({"label": 1}, {}, "reads text, and the row has no such field"),
+    ({"text": "a", "label": 1}, {"styles": "good"}, "form.styles='good': name two styles"),
+    ({"text": "a", "label": 1}, {"only": "good"}, "form.only='good'"),
 )
 def test_a_row_that_is_none_is_named(row, options, why):
     with pytest.raises(OperantError, match=re.escape(why)):
@@ -326,43 +310,14 @@ def test_published_sentences_are_tasks(models):
 
 
 # --- mistakes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({}, "style_transfer.model is missing"),
-        ({"model": REVIEWS}, "style_transfer.content_model is missing"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "contents": "f"}, "did you mean"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "content": "bleu"}, "content='bleu': it must be bertscore or"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "baseline": 1.0}, "baseline=1.0"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "groups": 0}, "groups=0"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "samples": 0}, "samples=0"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "rows": 0}, "batch=0"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "top_k": -1}, "top_k=-1"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "max_tokens": 0}, "max_tokens=0"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "quote": ""}, "quote=''"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "template": "{prompt}:"}, "{sentence} is missing"),
-        ({"model": REVIEWS, "content_model": REVIEWS, "template": "{prompt} {sentence} {mask}"}, "no {mask}"),
-        ({"model": "no_such_module:f", "content_model": REVIEWS}, "no_such_module"),
-    ],
+@cases(
+    (Task("t/3", "x"), "the target of the task 't/3' is None; it must hold a sentence and the style"),
+    (Task("t/3", "x", target={"sentence": "a"}), "it must hold a sentence and the style"),
+    (Task("t/3", "x", target={"sentence": " ", "style": "positive"}), "it must hold a sentence and the style"),
+    (Task("t/3", "x", target={"sentence": "a", "style": "happy"}), "has no label 'happy'; its labels are"),
+    (task("a" * 40), "does not fit into the model's context of 64: leave it out, lower max_tokens"),
 )
-def test_wrong_options_are_named(options, why):
-    with pytest.raises(OperantError, match=re.escape(why)):
-        rewards.resolve("style_transfer", options)
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (Task("t/3", "x"), "the target of the task 't/3' is None; it must hold a sentence and the style"),
-        (Task("t/3", "x", target={"sentence": "a"}), "it must hold a sentence and the style"),
-        (Task("t/3", "x", target={"sentence": " ", "style": "positive"}), "it must hold a sentence and the style"),
-        (Task("t/3", "x", target={"sentence": "a", "style": "happy"}), "has no label 'happy'; its labels are"),
-        (task("a" * 40), "does not fit into the model's context of 64: leave it out, lower max_tokens"),
-    ],
-)
-def test_tasks_that_cannot_be_judged_are_refused(models, given, why):
+def test_tasks_that_cannot_be_judged_are_refused(given, why, models):
     judged = reward(models, models["writer"])
     with pytest.raises(OperantError, match=re.escape(why)):
         rewards.prepare(judged, [given])
@@ -378,21 +333,17 @@ def test_models_of_another_kind_are_refused(models, tmp_path):
             rewards.check(reward(models, str(folder)))
 
 
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (lambda texts: texts[1:], "for 4 texts: it must return a list with one answer"),
-        (lambda texts: [None for _ in texts], "it must return a text for each"),
-        (lambda texts: 1 / 0, "raised ZeroDivisionError"),
-    ],
+@cases(
+    (lambda texts: texts[1:], "for 4 texts: it must return a list with one answer"),
+    (lambda texts: [None for _ in texts], "it must return a text for each"),
+    (lambda texts: 1 / 0, "raised ZeroDivisionError"),
 )
-def test_a_function_that_fails_is_named(models, function, why):
+def test_a_function_that_fails_is_named(function, why, models):
     with pytest.raises(OperantError, match=why):
         reward(models, function)([rollout("Say it:")])
 
 
 # --- the road, and the page -------------------------------------------------------------------------------------------
-
 ROWS = [{"text": text, "label": i % 2} for i, text in enumerate(("acb", "bcg", "abf", "cfh"))]
 
 

@@ -10,6 +10,7 @@ from importlib import import_module
 from threading import Thread
 
 import pytest
+from cases import cases
 from worlds import SMALL
 
 from operant import OperantError, Task, check_env, train
@@ -95,14 +96,11 @@ def test_a_game_of_a_suite_passes_the_check(world):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        (f"textarena:{GUESS}", {"env.choose": True, "env.commands": ["5", "10", "15"]}),
-        (f"workers:textarena:{GUESS}", {"env.workers": 2}),
-        ("gem:game:GuessTheNumber-v0-easy", {}),
-        ("scienceworld:find-plant", {"env.max_turns": 2, "env.train_games": 4}),
-    ],
+@cases(
+    (f"textarena:{GUESS}", {"env.choose": True, "env.commands": ["5", "10", "15"]}),
+    (f"workers:textarena:{GUESS}", {"env.workers": 2}),
+    ("gem:game:GuessTheNumber-v0-easy", {}),
+    ("scienceworld:find-plant", {"env.max_turns": 2, "env.train_games": 4}),
 )
 def test_two_steps_of_training_in_a_suite(name, more, tmp_path):
     pytest.importorskip(name.removeprefix("workers:").partition(":")[0])
@@ -111,16 +109,14 @@ def test_two_steps_of_training_in_a_suite(name, more, tmp_path):
     assert len(run.metrics) == 2 and run.metrics[-1]["rollout/turns"] >= 1
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("textarena:GuesTheNumber-v0", r"'GuesTheNumber-v0': TextArena has no such game; did you mean 'GuessTheN"),
-        ("textarena:zzzz", r"TextArena has no such game; it has \d+, such as 2048-v0"),
-        ("textarena:Countdown-v0", "cannot play 'Countdown-v0' here: it pays a sentence for a wrong command: 'Inv"),
-        ("textarena:TicTacToe-v0", r"here: it raised AssertionError: The number of players has to be 2, received 1"),
-        ("gem:game:Wordle-v1-easy", r"Gem has no such game; did you mean 'game:Wordle-v0-easy'\?"),
-        ("scienceworld:find-plants", r"ScienceWorld has no such game; did you mean 'find-plant'\?"),
-    ],
+@cases(
+    ("textarena:GuesTheNumber-v0", r"'GuesTheNumber-v0': TextArena has no such game; did you mean 'GuessTheN"),
+    ("textarena:zzzz", r"TextArena has no such game; it has \d+, such as 2048-v0"),
+    ("textarena:Countdown-v0", "cannot play 'Countdown-v0' here: it pays a sentence for a wrong command: 'Inv"),
+    ("textarena:MarketEntryGame-v0", "cannot play 'MarketEntryGame-v0' here: it is a game for several players"),
+    ("textarena:TicTacToe-v0", r"here: it raised AssertionError: The number of players has to be 2, received 1"),
+    ("gem:game:Wordle-v1-easy", r"Gem has no such game; did you mean 'game:Wordle-v0-easy'\?"),
+    ("scienceworld:find-plants", r"ScienceWorld has no such game; did you mean 'find-plant'\?"),
 )
 def test_a_game_that_cannot_be_played_is_a_sentence(name, error, capsys):
     pytest.importorskip(name.partition(":")[0])

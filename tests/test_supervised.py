@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 import torch
+from cases import cases
 from toys import bare_logprobs, letters, lm
 
-from operant import Learner, OperantError, Policy, Task, diagnose, train
+from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose, train
 from operant.algorithms import ALGORITHMS
 from operant.data import DataOptions, load_tasks
 from operant.data.demonstrations import Demonstrations
 from operant.runs.evaluate import reply_losses
 from operant.tools.cli import main
-from operant.types import Rollout, Turn
 
 CHAT = (
     "{% for m in messages %}{% if m.role == 'user' %}q{{ m.content }}.{% else %}a{{ m.content }}!{% endif %}"
@@ -70,24 +70,21 @@ def test_rows_of_every_form_by_hand():
     assert turns({"messages": TALK[1:]}, tokenizer=chatty()) == [(ids("aab!qgo.a"), ids("cd!"))]
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"a": 1}, r"no reply to learn from \(fields: a\).*`prompt` and `completion`"),
-        ({"messages": TALK[:1]}, r"no message has the role 'assistant'"),
-        ({"prompt": 5, "completion": "x"}, r"the prompt is 5; it must be text, token ids, or messages"),
-        ({"prompt": "x", "completion": None}, r"the reply is None; it must be text"),
-        ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
-        ({"prompt": "abcdefgh", "completion": "x"}, r"its prompt of 8 tokens leaves nothing.*--data.max-chars"),
-        ({"messages": TALK[1:2]}, r"no message stands before the answer"),
-        (Task("mine", "x"), r"the task 'mine' has no replies"),
-        ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
-        (
-            {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
-            r"messages with role and content as text",
-        ),
-        ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
-    ],
+@cases(
+    ({"a": 1}, r"no reply to learn from \(fields: a\).*`prompt` and `completion`"),
+    ({"messages": TALK[:1]}, r"no message has the role 'assistant'"),
+    ({"prompt": 5, "completion": "x"}, r"the prompt is 5; it must be text, token ids, or messages"),
+    ({"prompt": "x", "completion": None}, r"the reply is None; it must be text"),
+    ({"messages": TALK}, r"a list of messages, and the tokenizer has no chat template"),
+    ({"prompt": "abcdefgh", "completion": "x"}, r"its prompt of 8 tokens leaves nothing.*--data.max-chars"),
+    ({"messages": TALK[1:2]}, r"no message stands before the answer"),
+    (Task("mine", "x"), r"the task 'mine' has no replies"),
+    ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
+    (
+        {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
+        r"messages with role and content as text",
+    ),
+    ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
 )
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):
     with pytest.raises(OperantError, match=message):
@@ -152,8 +149,6 @@ def test_given_replies_take_no_scores():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A model folder, and tasks: two letters, and another one that the second of them decides."""
@@ -242,19 +237,16 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
     assert run.before.loss > 3 and run.after.loss > 0.9 * math.log(8) / 2
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--kl.coef", "0.1"], "algorithm sft has no reference"),
-        (["--samples", "2"], "it trains on demonstrations; use samples=1"),
-        (["--score.scale", "true"], "algorithm sft has no reward"),
-        (["--query-tokens", "5"], "demonstrations need their whole prompts"),
-        (["--reference", "builtin:reviews-lm"], "algorithm sft has no reference model"),
-        (["--data.loss-on", "some"], "replies or all"),
-        (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
-    ],
+@cases(
+    (["--kl.coef", "0.1"], "algorithm sft has no reference"),
+    (["--samples", "2"], "it trains on demonstrations; use samples=1"),
+    (["--score.scale", "true"], "algorithm sft has no reward"),
+    (["--query-tokens", "5"], "demonstrations need their whole prompts"),
+    (["--reference", "builtin:reviews-lm"], "algorithm sft has no reference model"),
+    (["--data.loss-on", "some"], "replies or all"),
+    (["--tasks", "nowhere.jsonl"], "no file 'nowhere.jsonl'"),
 )
-def test_what_does_not_go_with_given_replies_is_refused(files, tmp_path, more, message, capsys):
+def test_what_does_not_go_with_given_replies_is_refused(more, message, files, tmp_path, capsys):
     given = ["--policy", str(files / "model")] + ([] if "--tasks" in more else ["--tasks", str(files / "train.jsonl")])
     assert main(["train", "sft", *given, "--out", str(tmp_path / "x"), *more]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "x").exists()

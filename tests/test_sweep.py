@@ -12,8 +12,10 @@ import time
 
 import pytest
 import yaml
+from cases import cases
 from processes import Forked
 from run_folders import run as write_run
+from texts import mistyped
 from toys import letters, lm
 
 from operant import OperantError
@@ -32,8 +34,6 @@ def axes_of(**options):
 
 
 # --- which points -----------------------------------------------------------------------------------------------------
-
-
 def test_a_grid_has_every_combination_once():
     points = grid(axes_of(kl__coef="0,0.02,2", seed="1,2"))
     assert [p.name for p in points] == [f"kl.coef={c},seed={s}" for c in ("0", "0.02", "2") for s in (1, 2)]
@@ -94,9 +94,7 @@ def test_small_axes_can_be_drawn_to_the_last_combination():
         draw(axes, 7)
 
 
-@pytest.mark.parametrize(
-    "value", ["a/b", "..", "letters:e", "x" * 400, "{letters:e: 1.0, 'length:5': 2}", "ü", "a b", "con\n", "a\\b", "*?"]
-)
+@cases("a/b", "..", "letters:e", "x" * 400, "{letters:e: 1.0, 'length:5': 2}", "ü", "a b", "con\n", "a\\b", "*?")
 def test_names_are_safe_for_file_systems(value, tmp_path):
     name = Point({"reward": value, "kl.coef": "0.1"}).name
     assert re.fullmatch(r"[\w.,=+-]+", name, re.ASCII) and len(name) <= LONGEST
@@ -109,23 +107,7 @@ def test_a_name_does_not_depend_on_the_order_of_the_options():
     assert Point({"learner.seed": "1", "kl.coef": "0"}).name == Point({"kl.coef": "0", "learner.seed": "1"}).name
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--kl.ceof", "0,1"], "did you mean 'kl.coef'"),
-        (["--kl.coef", "0,much"], "kl.coef='much'"),
-        (["--kl.coef", "0,,1"], "kl.coef has an empty value"),
-        (["--kl.coef", "0,-1"], "kl.coef=-1: kl.coef=-1.0"),
-        (["--kl.coef", "0.1"], "nothing to sweep"),
-        (["--kl.coef", "0.1..1"], "--random N"),
-        (["--kl.coef", "1..0.1", "--random", "3"], "from a lower to a higher"),
-        (["--kl.coef", "0,1", "--random", "5"], "only 2 different"),
-        (["--kl.coef", "0,1", "--at-once", "0"], "at_once=0"),
-        (["--kl.coef", "0,1", "--reward", "none"], "reward is missing"),
-        (["--kl.coef", "0,1", "extra"], "unexpected argument 'extra'"),
-        ([], "nothing to sweep: name a recipe"),
-    ],
-)
+@pytest.mark.parametrize(("words", "sentence"), mistyped("sweep"))
 def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *(["letters"] if words else []), *words]) == 2
@@ -134,8 +116,6 @@ def test_all_is_checked_before_anything_starts(words, sentence, capsys, monkeypa
 
 
 # --- the folder -------------------------------------------------------------------------------------------------------
-
-
 def test_a_sweep_may_grow_but_not_change(tmp_path):
     folder = tmp_path / "sweep"
     remember(folder, make_plan({"kl.coef": "0,0.1", "steps": "3"}, "letters"))
@@ -174,13 +154,10 @@ def test_a_sweep_that_was_recorded_with_old_names_is_continued_and_compared(tmp_
     assert [path.name for path in expand([folder])] == ["isolation.timeout=5", "isolation.timeout=6"], "not run again"
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("axes: {guests.timeout: [1, 2], isolation.timeout: [3]}", "has both 'guests.timeout' and 'isolation.timeout'"),
-        ("schema: 99\naxes: {}", "has schema 99"),
-        ("axes: [kl.coef]", "must be a mapping"),
-    ],
+@cases(
+    ("axes: {guests.timeout: [1, 2], isolation.timeout: [3]}", "has both 'guests.timeout' and 'isolation.timeout'"),
+    ("schema: 99\naxes: {}", "has schema 99"),
+    ("axes: [kl.coef]", "must be a mapping"),
 )
 def test_a_record_of_a_sweep_that_cannot_be_read_is_refused(text, sentence, tmp_path):
     (tmp_path / "sweep.yaml").write_text(text, encoding="utf-8")
@@ -227,7 +204,6 @@ def test_children_share_the_cores(monkeypatch):
 
 
 # --- real runs --------------------------------------------------------------------------------------------------------
-
 REWARDS = """
 from pathlib import Path
 
@@ -285,13 +261,10 @@ def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, mon
     assert sorted(p.name for p in (place / "sweep").iterdir() if p.is_dir()) == sorted([broken.name, fine.name, "logs"])
 
 
-@pytest.mark.parametrize(
-    ("tasks", "begun"),
-    [
-        ("none.txt", 2),  # whatever the other values are
-        ("none.txt,tasks.txt", 4),  # the last combination is not refused
-        ("none.txt,nil.txt", 4),  # refused with another sentence
-    ],
+@cases(
+    ("none.txt", 2),  # whatever the other values are
+    ("none.txt,tasks.txt", 4),  # the last combination is not refused
+    ("none.txt,nil.txt", 4),  # refused with another sentence
 )
 def test_a_sweep_whose_runs_are_all_refused_alike_stops_after_the_second(tasks, begun, place, monkeypatch, capfd):
     Forked.instead(monkeypatch)

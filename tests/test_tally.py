@@ -6,6 +6,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
+from cases import cases
 
 from operant.metrics.collect import of_texts
 from operant.tally import BINS, Histogram, Tally
@@ -18,9 +19,7 @@ def counted(values, histogram):
     return [sum(low <= v < high for v in values) for low, high in pairwise(edges)]
 
 
-@pytest.mark.parametrize(
-    "low, high", [(0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0)]
-)
+@cases((0.0, 1.0), (-8.0, 3.0), (1e6, 1e6 + 1), (0.25, 0.25), (-1e-9, 1e-9), (0.0, 0.0))
 def test_bins_count_their_values(low, high):
     values = np.random.default_rng(0).uniform(low, high, 500).tolist() if low < high else [low] * 5
     histogram = Histogram.of(values)

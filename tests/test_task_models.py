@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from cases import cases
 from tokenizers import Tokenizer, models
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm
@@ -18,10 +19,10 @@ from transformers import (
     RobertaForMaskedLM,
 )
 
-from operant.apps.prompts.examples import Examples, examples_of
+from operant.apps.prompts.examples import Examples
 from operant.apps.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
 from operant.apps.prompts.templates import SETS, PromptTemplate, set_named
-from operant.types import OperantError, Task
+from operant.types import OperantError
 
 WORDS = ("bad", "good")
 TEXTS = ["a film", "the plot is dull and long", "so good", "a film"]
@@ -71,10 +72,8 @@ def test_masked_models_answer_at_their_mask(kind, batch_tokens):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "gpt_neox"])
-@pytest.mark.parametrize(
-    "template", ["{sentence}{prompt}", "{sentence} {prompt} all", "{prompt} {sentence}", "so: {sentence} {prompt}"]
-)
-def test_shared_sentences_change_no_number(kind, template):
+@cases("{sentence}{prompt}", "{sentence} {prompt} all", "{prompt} {sentence}", "so: {sentence} {prompt}")
+def test_shared_sentences_change_no_number(template, kind):
     tokenizer = byte_tokenizer()
     model = lm(kind, len(tokenizer))
     # "grad" + "ing" are one word, whose tokens differ from those of its parts; of the last prompt nothing is left.
@@ -137,13 +136,10 @@ def test_a_model_that_cannot_branch_reads_whole_texts(monkeypatch):
     assert "differ" in task.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "mask", "template"),
-    [
-        ("t5", None, "{sentence} {prompt} {mask} ."),
-        ("bart", "[MASK]", "{sentence} {prompt} {mask} ."),
-        ("t5", None, "{sentence} {prompt}"),
-    ],
+@cases(
+    ("t5", None, "{sentence} {prompt} {mask} ."),
+    ("bart", "[MASK]", "{sentence} {prompt} {mask} ."),
+    ("t5", None, "{sentence} {prompt}"),
 )
 def test_encoder_decoders_answer_in_their_decoder(kind, mask, template):
     tokenizer = word_tokenizer(mask)
@@ -163,8 +159,6 @@ def test_encoder_decoders_answer_in_their_decoder(kind, mask, template):
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
-
-
 def test_a_function_answers_with_texts_or_logprobs():
     answers = {"a film it": "It is Good, not bad", "so it": {"good": -0.5, "bad": -math.inf}, "x it": "no idea"}
     task = task_model(lambda texts: [answers[text] for text in texts])
@@ -184,15 +178,12 @@ def test_a_function_has_a_name(tmp_path, monkeypatch):
     assert task.word_logprobs(PromptTemplate("{sentence} {prompt}"), ["it"], ["a"], WORDS).tolist() == [[[FLOOR, 0.0]]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "sentence"),
-    [
-        (lambda texts: ["good"], "one answer for each"),
-        (lambda texts: "good", "one answer for each"),
-        (lambda texts: [1.0 for _ in texts], "a text, or a mapping"),
-        (lambda texts: [{"good": "x"} for _ in texts], "a text, or a mapping"),
-        (lambda texts: [{"good": math.nan} for _ in texts], "NaN or infinity for the prompt 'it'"),
-    ],
+@cases(
+    (lambda texts: ["good"], "one answer for each"),
+    (lambda texts: "good", "one answer for each"),
+    (lambda texts: [1.0 for _ in texts], "a text, or a mapping"),
+    (lambda texts: [{"good": "x"} for _ in texts], "a text, or a mapping"),
+    (lambda texts: [{"good": math.nan} for _ in texts], "NaN or infinity for the prompt 'it'"),
 )
 def test_wrong_answers_of_functions(answer, sentence):
     with pytest.raises(OperantError, match=sentence):
@@ -200,8 +191,6 @@ def test_wrong_answers_of_functions(answer, sentence):
 
 
 # --- what wrong input gets --------------------------------------------------------------------------------------------
-
-
 def toy(kind: str) -> TransformerTaskModel:
     tokenizer = byte_tokenizer() if kind == "gpt2" else word_tokenizer()
     model = lm(kind, len(tokenizer)) if kind in ("gpt2", "t5") else masked(kind, len(tokenizer))
@@ -210,36 +199,19 @@ def toy(kind: str) -> TransformerTaskModel:
     return made
 
 
-@pytest.mark.parametrize(
-    ("kind", "template", "words", "sentence"),
-    [
-        ("gpt2", "{sentence} {prompt}", ("bad", "splendid"), "'splendid' is not one token .*: with a space before it"),
-        ("bert", "{sentence} {prompt} {mask}", ("bad", "splendid"), "'splendid' is not one token"),
-        ("bert", "{sentence} {prompt} {mask}", ("bad", "so good"), "'so good' is not one token"),
-        ("bert", "{sentence} {prompt} {mask}", ("bad",), "at least two different"),
-        ("bert", "{sentence} {prompt} {mask}", ("bad", "bad"), "at least two different"),
-        ("bert", "{sentence} {prompt} {mask}", ("bad", " bad"), "are one token"),
-        ("bert", "{sentence} {prompt}", WORDS, "put {mask} into it"),
-        ("gpt2", "{sentence} {prompt} {mask}", WORDS, "leave {mask} out"),
-    ],
+@cases(
+    ("gpt2", "{sentence} {prompt}", ("bad", "splendid"), "'splendid' is not one token .*: with a space before it"),
+    ("bert", "{sentence} {prompt} {mask}", ("bad", "splendid"), "'splendid' is not one token"),
+    ("bert", "{sentence} {prompt} {mask}", ("bad", "so good"), "'so good' is not one token"),
+    ("bert", "{sentence} {prompt} {mask}", ("bad",), "at least two different"),
+    ("bert", "{sentence} {prompt} {mask}", ("bad", "bad"), "at least two different"),
+    ("bert", "{sentence} {prompt} {mask}", ("bad", " bad"), "are one token"),
+    ("bert", "{sentence} {prompt}", WORDS, "put {mask} into it"),
+    ("gpt2", "{sentence} {prompt} {mask}", WORDS, "leave {mask} out"),
 )
 def test_what_a_model_cannot_answer_is_refused(kind, template, words, sentence):
     with pytest.raises(OperantError, match=sentence):
         toy(kind).check(PromptTemplate(template), words)
-
-
-@pytest.mark.parametrize(
-    ("template", "sentence"),
-    [
-        ("{prompt}", "{sentence} is missing"),
-        ("{sentence} {mask}", "{prompt} is missing"),
-        ("{sentence} {prompt} {prompt}", "{prompt} stands there twice"),
-        ("{sentence} {prompt} {masks}", "{masks} is no slot"),
-    ],
-)
-def test_templates_without_their_slots(template, sentence):
-    with pytest.raises(OperantError, match=sentence):
-        PromptTemplate(template)
 
 
 def test_braces_of_texts_and_examples_mean_nothing():
@@ -302,8 +274,6 @@ def test_nan_names_prompt_and_text(kind):
 
 
 # --- features and gradients -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "t5"])
 def test_features_are_what_the_head_reads(kind):
     task = toy(kind)
@@ -348,8 +318,6 @@ def test_replacements_follow_the_gradient(kind):
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-
-
 def test_published_sets():
     assert {name: len(found.words) for name, found in SETS.items()} == {
         **dict.fromkeys(("opinions", "sst-2", "yelp-2", "mr", "cr", "subj"), 2),
@@ -372,22 +340,6 @@ def test_shuffled_examples_keep_the_classes_in_proportion():
         for count in (3, 9, 30, 60):
             assert abs(sum(order.labels[:count]) - count / 3) <= 1
     assert examples.shuffled(1) == examples.shuffled(1) != examples.shuffled(2)
-
-
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        (None, "labelled texts"),
-        ({"examples": []}, "labelled texts"),
-        ({"examples": [["a"]]}, "must be"),
-        ({"examples": [["a", "1"]]}, "must be"),
-        ({"examples": [["a", True]]}, "must be"),
-        ({"examples": [["a", -1]]}, "must be"),
-    ],
-)
-def test_targets_without_examples(target, sentence):
-    with pytest.raises(OperantError, match=sentence):
-        examples_of(Task("t", "", target=target))
 
 
 def test_batches_keep_to_their_budget():

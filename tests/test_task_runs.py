@@ -5,19 +5,19 @@ import re
 from pathlib import Path
 
 import pytest
+from cases import cases
 from page_commands import commands, read
 from processes import Forked
 from published import ROWS, models, write
 from toys import letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from operant import train
+from operant import OperantError, Task, train
 from operant.envs import Extract
 from operant.import_by_name import Table
 from operant.rewards import INSTALLED, NAMES
 from operant.runs.config import configure
 from operant.tools.cli import main
-from operant.types import OperantError, Task
 
 PAGE = "docs/tasks.md#recipes-for-public-data-sets"
 FILES = {
@@ -136,8 +136,6 @@ def test_an_installed_package_adds_a_form(monkeypatch):
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
-
-
 def test_the_policy_chooses_a_sentence_and_the_reward_judges_it(tmp_path):
     """After a few steps with a reward for one sentence of three, that is the one it chooses most."""
     rows = [{"source": ["abc.", "xyz.", "def."], "summary": "xyz."}]
@@ -158,11 +156,7 @@ def test_a_task_without_sentences_is_refused(target):
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
+@cases(
         ({"form": "sumarize"}, r"row form 'sumarize' is unknown; did you mean 'summarize'\?"),
         ({"form": "summarize", "form.prefx": ""}, r"option 'form\.prefx' is unknown; did you mean 'form\.prefix'\?"),
         ({"form": "imdb", "form.words": "few"}, r"form\.words='few': it must be a whole number"),
@@ -178,7 +172,6 @@ def test_a_task_without_sentences_is_refused(target):
             {"evaluate": [{"article": "a"}], "form": "summarize", "evaluation.metrics": "exact_match"},
             r"metric 'exact_match' compares replies with references, and task 'tasks/0' has none",
         ),
-    ],
 )  # fmt: skip
 def test_a_mistake_is_named_before_a_model_loads(given, why, tmp_path):
     usual = {"policy": "./empty", "tasks": "cnn_train.jsonl", "reward": "letters:e", "out": tmp_path / "run"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from page_commands import commands
 from toys import letters, lm
 
@@ -18,21 +19,17 @@ from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
 from operant.envs.games import GameState, TextGames, listing, split_reply
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
-from operant.envs.memory import TEMPLATES, GameMemory, Template, template
+from operant.envs.memory import TEMPLATES, GameMemory, Template
 from operant.runs.config import configure
 from operant.tools.cli import main
 
+
 # --- memory and templates ---------------------------------------------------------------------------------------------
-
-
 def words(text):
     return len(text.split())
 
 
-@pytest.mark.parametrize(
-    ("turns", "room", "shown", "forgotten"),
-    [(None, None, 4, 0), (2, None, 2, 6), (0, None, 0, 12), (None, 17, 2, 6), (3, 14, 1, 9), (None, 2, 0, 12)],
-)
+@cases((None, None, 4, 0), (2, None, 2, 6), (0, None, 0, 12), (None, 17, 2, 6), (3, 14, 1, 9), (None, 2, 0, 12))
 def test_a_memory_forgets_the_oldest_turns_until_the_prompt_fits(turns, room, shown, forgotten):
     memory = GameMemory(Template(), turns, count=words, room=room)
     memory.objective = "win it"
@@ -69,40 +66,21 @@ def test_objectives_are_not_repeated_and_thoughts_are_forgotten():
     assert memory.prompt("Win. B.").text == "A.\nThought:  Action: go\n\nWin. B.\nThought:"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("plane", "env.template='plane' is unknown; did you mean 'plain'\\?"),
-        ({"stat": "x"}, "part 'stat' is unknown; the parts are ask,"),
-        ({"state": "{stat}"}, r"env.template.state='{stat}' cannot be filled in \(KeyError\('stat'\)\)"),
-        ("missing.yaml", "missing.yaml cannot be read"),
-    ],
-)
-def test_a_wrong_template_is_a_sentence(given, message):
-    with pytest.raises(OperantError, match=message):
-        template(given)
-
-
-@pytest.mark.parametrize(
-    ("reply", "mark", "thought", "command"),
-    [
-        (" go north\nYou are", "", "", "go north"),
-        ("go north. Then east", "", "", "go north"),
-        ("\n\n take lamp ", "", "", "take lamp"),
-        ("I need it. Action: take lamp", "Action:", "I need it.", "take lamp"),
-        ("take lamp", "Action:", "take lamp", ""),
-        ("", "", "", ""),
-        ("x" * 10_000, "", "", "x" * 200),
-        ("...", "", "", ""),
-    ],
+@cases(
+    (" go north\nYou are", "", "", "go north"),
+    ("go north. Then east", "", "", "go north"),
+    ("\n\n take lamp ", "", "", "take lamp"),
+    ("I need it. Action: take lamp", "Action:", "I need it.", "take lamp"),
+    ("take lamp", "Action:", "take lamp", ""),
+    ("", "", "", ""),
+    ("x" * 10_000, "", "", "x" * 200),
+    ("...", "", "", ""),
 )
 def test_the_command_in_a_reply(reply, mark, thought, command):
     assert split_reply(reply, mark) == (thought, command)
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
-
-
 class Ladder:
     """A game of three rungs: `up` climbs, `down` falls to the ground; the third rung wins, `jump` loses."""
 
@@ -236,19 +214,16 @@ def test_a_thought_that_is_too_long_is_followed_by_no_command():
     assert [turn["thought"] for turn in record["turns"]] == ["Up now.", "Up it is now."] and record["score"] == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"thought_tokens": 4}, "the template has no thoughts"),
-        ({"examples": 1.0}, "env.examples=1.0: it must be a probability"),
-        ({"example_player": "me"}, "env.example_player='me': it must be random or expert"),
-        ({"choose": True, "template": "thought"}, "a choice has none"),
-        ({"max_turns": 0}, "env.max_turns=0: it must be at least 1"),
-        ({"remember_thoughts": False, "memory": None}, "the whole history, which keeps them"),
-        ({"template": 3}, "env.template=3: it must be a name, a .yaml file, or a mapping"),
-        ({"template": {"ask": 3}}, "env.template.ask=3: it must be a text"),
-        ({"template": {"turn": "{command.foo}"}}, "env.template.turn='{command.foo}' cannot be filled in"),
-    ],
+@cases(
+    ({"thought_tokens": 4}, "the template has no thoughts"),
+    ({"examples": 1.0}, "env.examples=1.0: it must be a probability"),
+    ({"example_player": "me"}, "env.example_player='me': it must be random or expert"),
+    ({"choose": True, "template": "thought"}, "a choice has none"),
+    ({"max_turns": 0}, "env.max_turns=0: it must be at least 1"),
+    ({"remember_thoughts": False, "memory": None}, "the whole history, which keeps them"),
+    ({"template": 3}, "env.template=3: it must be a name, a .yaml file, or a mapping"),
+    ({"template": {"ask": 3}}, "env.template.ask=3: it must be a text"),
+    ({"template": {"turn": "{command.foo}"}}, "env.template.turn='{command.foo}' cannot be filled in"),
 )
 def test_a_wrong_option_is_a_sentence(options, message):
     with pytest.raises(OperantError, match=message):
@@ -300,8 +275,6 @@ def test_worlds_in_workers_count_tokens_as_the_learner_does(form):
 
 
 # --- rooms ------------------------------------------------------------------------------------------------------------
-
-
 def test_every_game_is_won_by_its_solution_and_by_none_shorter():
     """The search is compared with a blind one: all commands of the game, junk included, to the depth of the optimum."""
     for seed in range(6):
@@ -353,8 +326,6 @@ def test_rooms_pass_the_check_with_tasks_of_their_own():
 
 
 # --- the page, and the recipe -----------------------------------------------------------------------------------------
-
-
 def test_the_world_of_the_page_has_sixty_lines_and_trains(tmp_path, monkeypatch):
     """Its snippet is saved as it stands, checked, and trained in by the page's own command, with fewer steps."""
     page = (Path(__file__).parents[1] / "docs/text-worlds.md").read_text(encoding="utf-8")
@@ -385,13 +356,10 @@ def test_a_recipe_declares_short_names_of_its_options():
     assert config.parts["env"]["game"] == "tw-simple" and config.learner["advantage"]["turn_gamma"] == 0.6
 
 
-@pytest.mark.parametrize(
-    ("answer", "score", "most"),
-    [
-        ("Your score is 10 (total of 350 points), in 12 moves.", 10, 350),
-        ("You have so far scored 0 out of a possible 10, in 1 turn.", 0, 10),
-        ("In that game you scored 10 out of a possible 10, in 12 turns.", 10, 10),
-    ],
+@cases(
+    ("Your score is 10 (total of 350 points), in 12 moves.", 10, 350),
+    ("You have so far scored 0 out of a possible 10, in 1 turn.", 0, 10),
+    ("In that game you scored 10 out of a possible 10, in 12 turns.", 10, 10),
 )
 def test_the_score_of_a_classic_game_is_read_from_what_it_says(answer, score, most):
     found = re.search(SCORED, answer, re.IGNORECASE)

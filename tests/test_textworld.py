@@ -11,6 +11,7 @@ from threading import Thread
 
 import psutil
 import pytest
+from cases import cases
 from page_commands import read
 from processes import HIDE
 
@@ -44,8 +45,6 @@ def game_file(**options) -> str:
 
 
 # --- the game ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @needs_textworld
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,8 +142,6 @@ def test_the_map_has_the_rooms_where_the_game_has_them(cached):
 
 
 # --- the worlds -------------------------------------------------------------------------------------------------------
-
-
 @needs_textworld
 @pytest.mark.slow
 def test_unseen_games_repeat_no_walkthrough_and_are_kept(cached):
@@ -224,23 +221,18 @@ def test_a_process_that_dies_costs_its_episode(cached):
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"game": "tw-simple", "level": 3}, "level=3 of tw-simple: it has no levels"),
-        ({"game": "tw-treasure_hunter", "level": 31}, "its levels are 1 to 30"),
-        ({"game": "tw-coin_collector", "level": 299}, "no games of more than 100 rooms"),
-        ({"game": "tw-cooking", "rooms": 3}, "rooms=3: tw-cooking has 1, 6, 9 or 12 rooms"),
-        ({"game": "custom", "quest": 0}, "quest=0: it must be at least 1"),
-        ({"skills": ("fly",)}, "skills=fly"),
-        ({"files": ("nowhere.z8",)}, "nowhere.z8 does not exist"),
-        ({"files": ("{folder}",)}, "contains no game"),
-        ({"files": ("{folder}/a.ulx",)}, "Glulx game, which TextWorld 1.7 no longer plays"),
-        ({"files": ("{folder}/a.txt",)}, "is no game file"),
-        ({"files": ("{folder}/a.z8.gz",)}, "cannot be unpacked"),
-    ],
+@cases(
+    ({"game": "tw-simple", "level": 3}, "level=3 of tw-simple: it has no levels"),
+    ({"game": "tw-treasure_hunter", "level": 31}, "its levels are 1 to 30"),
+    ({"game": "tw-coin_collector", "level": 299}, "no games of more than 100 rooms"),
+    ({"game": "tw-cooking", "rooms": 3}, "rooms=3: tw-cooking has 1, 6, 9 or 12 rooms"),
+    ({"game": "custom", "quest": 0}, "quest=0: it must be at least 1"),
+    ({"skills": ("fly",)}, "skills=fly"),
+    ({"files": ("nowhere.z8",)}, "nowhere.z8 does not exist"),
+    ({"files": ("{folder}",)}, "contains no game"),
+    ({"files": ("{folder}/a.ulx",)}, "Glulx game, which TextWorld 1.7 no longer plays"),
+    ({"files": ("{folder}/a.txt",)}, "is no game file"),
+    ({"files": ("{folder}/a.z8.gz",)}, "cannot be unpacked"),
 )
 def test_wrong_options_and_files_are_refused_before_a_game(options, words, tmp_path):
     for name in ("a.ulx", "a.txt", "a.z8.gz"):
@@ -252,13 +244,8 @@ def test_wrong_options_and_files_are_refused_before_a_game(options, words, tmp_p
 
 
 @needs_textworld
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"no game", "is no Z-machine game"),
-        (b"\x08" + bytes(300), "is no Z-machine game"),
-        (None, "is not a game of Tex"),
-    ],
+@cases(
+    (b"no game", "is no Z-machine game"), (b"\x08" + bytes(300), "is no Z-machine game"), (None, "is not a game of Tex")
 )
 def test_a_file_that_is_no_game_of_textworld_is_refused(content, words, cached, tmp_path):
     path = tmp_path / "a.z8"
@@ -338,8 +325,6 @@ def test_without_the_extra_a_sentence_says_what_to_install():
 
 
 # --- players ----------------------------------------------------------------------------------------------------------
-
-
 def test_players_choose_as_they_say():
     state = GameState("A room.", objective="Take the red key.", commands=("look", "take red key", "take hat"), key="a")
 

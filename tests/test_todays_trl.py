@@ -3,12 +3,14 @@
 `tests/parity/trl_1_16_surface.py` wrote what TRL itself has and passes; stand-ins of its classes are made of that.
 """
 
+import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 from transformers import AutoTokenizer
 from trl_compat.configurations import KEPT, stand_in
 
@@ -79,6 +81,18 @@ def test_a_configuration_becomes_our_options(case):
     resolve(config_schema(algorithm), {name: x for name, x in known.items() if name not in ("out", "policy.trunk")})
 
 
+def test_rows_with_a_margin_of_their_own_ask_for_it(tmp_path):
+    rows = [{"prompt": "p", "chosen": " a", "rejected": " b", "margin": 2}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(json.dumps(rows[0]), encoding="utf-8")
+    of = lambda tasks, **more: with_configuration(  # noqa: E731
+        configuration("Reward", max_steps=7), {"tasks": tasks, "policy": "gpt2", **more}
+    ).get("loss.margin")
+    assert [of(rows), of(str(file)), of(rows, margin=0.5)] == [1.0, 1.0, None]
+    del rows[0]["margin"]
+    assert of(rows) is None
+
+
 def test_migrate_writes_every_default_that_is_not_ours():
     """Of a script that names no options, TRL's defaults must be read as they are; those are named that are left out."""
     left_out = {"batch", "out", "model.precision", "model.gradient_checkpointing", "checkpoint_every"}
@@ -96,17 +110,18 @@ def test_migrate_writes_every_default_that_is_not_ours():
         )
 
 
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("per_device_train_batch_size=4 gradient_accumulation_steps=2 steps_per_generation=6", "batch=24 minibatch=8"),
-        ("per_device_train_batch_size=size gradient_accumulation_steps=2", "batch=size * 2"),
-        ("per_device_train_batch_size=4 generation_batch_size=16 max_steps=n", "steps=max(1, n * 4 // 16)"),
-        ("use_bias_correction_kl=False scale_rewards='none'", "loss_kind='plain_k3' scale=False"),
-        ("adam_beta1=0.8 use_cpu=True", "betas=(0.8, 0.999) device='cpu'"),
-        ("reward_weights=[1, 2] shuffle_dataset=True use_vllm=False", ""),
-        ("packing=True completion_only_loss=False", "packing='on' loss_on='all'"),
-    ],
+@cases(
+    ("per_device_train_batch_size=4 gradient_accumulation_steps=2 steps_per_generation=6", "batch=24 minibatch=8"),
+    ("per_device_train_batch_size=size gradient_accumulation_steps=2", "batch=size * 2"),
+    ("per_device_train_batch_size=4 generation_batch_size=16 max_steps=n", "steps=max(1, n * 4 // 16)"),
+    ("use_bias_correction_kl=False scale_rewards='none'", "loss_kind='plain_k3' scale=False"),
+    ("adam_beta1=0.8 use_cpu=True", "betas=(0.8, 0.999) device='cpu'"),
+    ("reward_weights=[1, 2] shuffle_dataset=True use_vllm=False", ""),
+    ("packing=True completion_only_loss=False", "packing='on' loss_on='all'"),
+    ("num_iterations=2 per_device_train_batch_size=4 max_steps=8", "epochs=2 steps=max(1, 8 // 2)"),
+    ("loss_type='cispo' temperature=0.9", "high=0.2 temperature=0.9"),
+    ("importance_sampling_level='sequence' epsilon=0.1", "clip=0.1 clip_high=0.1 loss_kind='k3'"),
+    ("lr_scheduler_type='constant' warmup_steps=3 max_steps=9 target=None", "steps=9"),
 )
 def test_what_an_option_of_a_script_becomes(written, expected):
     pairs = lambda text: dict(pair.split("=", 1) for pair in re.split(r" (?=[a-z_0-9]+=)", text) if pair)  # noqa: E731
@@ -116,20 +131,14 @@ def test_what_an_option_of_a_script_becomes(written, expected):
     assert pairs(expected).items() <= short.items() and not {"reward", "shuffle", "engine"} & set(short)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"top_entropy_quantile": 0.2}, "GRPOConfig: top_entropy_quantile=0.2: there is no such option here"),
-        ({"loss_type": "cispo"}, "GRPOConfig: loss_type='cispo': "),
-        ({"shuffle_dataset": False}, "the order of the tasks is random here"),
-        ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
-        (
-            {"delta": 2.0, "sync_ref_model": True},
-            r"sync_ref_model=True.*and 1 more: delta=2.0: grpo has no such option",
-        ),
-        ({"reward_weights": [1.0]}, r"reward_weights=\[1.0\].*: give a list of rewards, one a weight"),
-        ({"max_steps": -1}, "num_train_epochs=3.0 of tasks whose number is not known"),
-    ],
+@cases(
+    ({"top_entropy_quantile": 0.2}, "GRPOConfig: top_entropy_quantile=0.2: there is no such option here"),
+    ({"loss_type": "luspo"}, "GRPOConfig: loss_type='luspo': "),
+    ({"shuffle_dataset": False}, "the order of the tasks is random here"),
+    ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
+    ({"delta": 2.0, "sync_ref_model": True}, r"sync_ref_model=True.*and 1 more: delta=2.0: grpo has no such option"),
+    ({"reward_weights": [1.0]}, r"reward_weights=\[1.0\].*: give a list of rewards, one a weight"),
+    ({"max_steps": -1}, "num_train_epochs=3.0 of tasks whose number is not known"),
 )
 def test_what_has_no_equal_is_named(changes, sentence):
     given = {"tasks": "rows.jsonl", "reward": ["letters:e", "length:9"]}
@@ -219,21 +228,18 @@ def reply(text: str) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "row", "prompt", "replies"),
-    [
-        ("sft", {"text": "It is blue."}, "", ("It is blue.",)),
-        ("sft", {"messages": user("Hi") + reply("Yes")}, user("Hi"), (reply("Yes"),)),
-        ("sft", {"prompt": "It is", "completion": " blue."}, "It is", (" blue.",)),
-        ("sft", {"prompt": user("Hi"), "completion": reply("Yes")}, user("Hi"), (reply("Yes"),)),
-        ("grpo", {"prompt": "It is"}, "It is", ()),
-        ("grpo", {"prompt": user("Hi")}, user("Hi"), ()),
-        ("dpo", {"prompt": "It is", "chosen": " a", "rejected": " b"}, "It is", (" a", " b")),
-        ("dpo", {"chosen": "It is a", "rejected": "It is b"}, "It is", (" a", " b")),
-        ("dpo", {"prompt": user("Hi"), "chosen": reply("a"), "rejected": reply("b")}, user("Hi"), None),
-        ("dpo", {"chosen": user("Hi") + reply("a"), "rejected": user("Hi") + reply("b")}, user("Hi"), None),
-        ("kto", {"prompt": "It is", "completion": " a", "label": True}, "It is", (" a",)),
-    ],
+@cases(
+    ("sft", {"text": "It is blue."}, "", ("It is blue.",)),
+    ("sft", {"messages": user("Hi") + reply("Yes")}, user("Hi"), (reply("Yes"),)),
+    ("sft", {"prompt": "It is", "completion": " blue."}, "It is", (" blue.",)),
+    ("sft", {"prompt": user("Hi"), "completion": reply("Yes")}, user("Hi"), (reply("Yes"),)),
+    ("grpo", {"prompt": "It is"}, "It is", ()),
+    ("grpo", {"prompt": user("Hi")}, user("Hi"), ()),
+    ("dpo", {"prompt": "It is", "chosen": " a", "rejected": " b"}, "It is", (" a", " b")),
+    ("dpo", {"chosen": "It is a", "rejected": "It is b"}, "It is", (" a", " b")),
+    ("dpo", {"prompt": user("Hi"), "chosen": reply("a"), "rejected": reply("b")}, user("Hi"), None),
+    ("dpo", {"chosen": user("Hi") + reply("a"), "rejected": user("Hi") + reply("b")}, user("Hi"), None),
+    ("kto", {"prompt": "It is", "completion": " a", "label": True}, "It is", (" a",)),
 )
 def test_the_forms_of_trls_data_sets(algorithm, row, prompt, replies):
     (task,) = load_tasks([row], None, DataOptions(), **find(algorithm).rows)

@@ -4,14 +4,15 @@ import re
 import time
 
 import pytest
+from cases import cases
 from toys import letters, lm
 
 import operant
-from operant import OperantError, Sampling, Task
+from operant import Completion, OperantError, Sampling, Task
 from operant.apps.agents.program import AgentWorld
 from operant.apps.agents.tools import ToolWorld
 from operant.rollouts.play import play
-from operant.types import Completion
+from operant.runs import named_parts
 
 TEMPLATE = (
     "{% for t in tools or [] %}[{{ t['function']['name'] }}]{% endfor %}"
@@ -68,13 +69,13 @@ def raises(text: str) -> str:
     raise KeyError(text)
 
 
-def episode(tokenizer, replies, tools="python", *, template=None, **options):
+def episode(tokenizer, replies, tools="python", *, template=None, fits=lambda *_: True, **options):
     tokenizer.chat_template = template
     env = ToolWorld(tools, **options)
     env.tokenizer = tokenizer
     engine = Scripted(tokenizer, replies, stop=template is not None)
     sampling = Sampling(max_tokens=64, stop_tokens=(tokenizer.eos_token_id,))
-    [rollout] = play([Task("t", "2^10?")], env=env, engine=engine, tokenizer=tokenizer, sampling=sampling)
+    [rollout] = play([Task("t", "2^10?")], env=env, engine=engine, tokenizer=tokenizer, sampling=sampling, fits=fits)
     return rollout, [tokenizer.decode(prompt) for prompt in engine.prompts]
 
 
@@ -96,20 +97,17 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     assert rollout.info["fresh_rows"] == 1 and rollout.reply == "hot"
 
 
-@pytest.mark.parametrize(
-    ("call", "tools", "result"),
-    [
-        ("<python>1 / 0</python>", "python", "ZeroDivisionError: division by zero"),
-        ("<python>print('a' * 5000)</python>", "python", "a" * 40 + " ..."),
-        ("<python>(</python>", "python", "SyntaxError"),
-        ("<python>while True: pass</python>", "python", "time"),
-        ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
-        ("<python>None</python>", "python", "<result></result>"),
-        ("<raises>k</raises>", [raises], "KeyError: 'k'"),
-        ("<slow>k</slow>", [slow], "the call took longer than 2 seconds"),
-        ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
-        ("<boils>3</boils>", [boils], "TypeError"),
-    ],
+@cases(
+    ("<python>1 / 0</python>", "python", "ZeroDivisionError: division by zero"),
+    ("<python>print('a' * 5000)</python>", "python", "a" * 40 + " ..."),
+    ("<python>(</python>", "python", "SyntaxError"),
+    ("<python>while True: pass</python>", "python", "time"),
+    ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
+    ("<python>None</python>", "python", "<result></result>"),
+    ("<raises>k</raises>", [raises], "KeyError: 'k'"),
+    ("<slow>k</slow>", [slow], "the call took longer than 2 seconds"),
+    ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
+    ("<boils>3</boils>", [boils], "TypeError"),
 )
 def test_a_call_that_fails_is_answered_by_a_sentence(call, tools, result, tokenizer):
     _, prompts = episode(tokenizer, [call, "so"], tools, seconds=0.5, characters=40 if "5000" in call else 1000)
@@ -144,8 +142,15 @@ def test_calls_are_bounded(tokenizer):
         """
         ran.append(text)
 
+    assert rollout.reply == "" and rollout.texts[-1] == "<python>1</python>"  # a call is no answer to judge
     rollout, prompts = episode(tokenizer, ["<note>a</note><note>b</note>"], [note], calls=1)
     assert ran == ["a"] and len(prompts) == 1 and rollout.info["numbers"]["calls"] == 2
+
+
+def test_a_call_whose_result_does_not_fit_is_counted_and_leaves_no_answer(tokenizer):
+    rollout, _ = episode(tokenizer, ["<python>1</python>"], fits=lambda prompt, reply: prompt < 9)
+    assert (rollout.end, rollout.reply) == ("outgrown", "")
+    assert rollout.info["numbers"] == {"calls": 1, "failed_calls": 0}
 
 
 def test_search_finds_the_paragraph_that_fits_best(tokenizer, tmp_path):
@@ -156,20 +161,24 @@ def test_search_finds_the_paragraph_that_fits_best(tokenizer, tmp_path):
     assert [name for name, _ in found] == ["a.txt", "b.md"] and found[0][1].startswith("Dogs chase")
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"tools": "pyton"}, "did you mean 'python'"),
-        ({"tools": "search"}, "the tool search needs a folder"),
-        ({"tools": "python", "folder": "x"}, "only the tool search reads it"),
-        ({"tools": []}, "env.tools is empty"),
-        ({"tools": "python", "calls": 0}, "env.calls=0: it must be above 0"),
-        ({"tools": [lambda x: x]}, "a tool cannot be described"),
-    ],
-)
-def test_a_wrong_tool_is_refused(options, why):
-    with pytest.raises(OperantError, match=re.escape(why)):
-        ToolWorld(**options).check()
+def test_a_function_without_a_name_and_types_is_no_tool():
+    with pytest.raises(OperantError, match="a tool cannot be described"):
+        ToolWorld(tools=[lambda x: x]).check()
+
+
+def test_a_command_line_may_name_several(tmp_path):
+    (tmp_path / "a.txt").write_text("Cats sleep.", encoding="utf-8")
+    named = {"env": "tools", "env.tools": "python,search", "env.folder": str(tmp_path)}
+    assert list(ToolWorld(**named_parts.stored_options("env", named)).tools) == ["python", "search"]
+    named = {"env": "program", "env.command": "true", "env.ignore": "temperature,max_tokens"}
+    assert AgentWorld(**named_parts.stored_options("env", named)).ignore == {"temperature", "max_tokens"}
+    (tmp_path / "agent.py").write_text("def play(task, client):\n    return 1.0\n", encoding="utf-8")
+    named = {"env": f"{tmp_path}/agent.py:play", "env.ignore": "temperature,max_tokens"}
+    options = named_parts.stored_options("env", named)
+    made = named_parts.make("env", named["env"], options)
+    assert isinstance(made, AgentWorld) and made.ignore == {"temperature", "max_tokens"}
+    with pytest.raises(OperantError, match=r"env\.ignore='heat': it may name temperature"):
+        named_parts.make("env", named["env"], named_parts.stored_options("env", named | {"env.ignore": "heat"}))
 
 
 def test_a_run_logs_the_calls(tmp_path):

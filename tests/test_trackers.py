@@ -18,6 +18,7 @@ from small_runs import count_a
 from toys import letters, lm
 
 from operant import OperantError, train
+from operant.algorithms import find
 from operant.tally import Histogram
 from operant.trackers import base
 from operant.trackers.tensorboard import markdown
@@ -87,13 +88,13 @@ def drive(folder, names, steps):
 
 
 # --- names and tables -------------------------------------------------------------------------------------------------
-
-
 def test_an_unknown_name_is_an_error_with_the_nearest(tmp_path):
     with pytest.raises(OperantError, match=r"tracker 'wandbb' is unknown; did you mean 'wandb'\?"):
         make_trackers(["wandbb"], tmp_path)
     with pytest.raises(OperantError, match="Names: tensorboard, trackio, wandb, or module:object"):
         make_trackers(["mlflow"], tmp_path)
+    with pytest.raises(OperantError, match=r"algorithm 'gpro' is unknown; did you mean 'grpo'\?"):
+        find("gpro")
     assert make_trackers([], tmp_path) == [] and len(make_trackers(["trackio", "trackio"], tmp_path)) == 1
 
 
@@ -119,8 +120,6 @@ def test_the_edges_are_those_of_the_bins():
 
 
 # --- TensorBoard ------------------------------------------------------------------------------------------------------
-
-
 def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -178,8 +177,6 @@ def test_a_cell_shows_exactly_its_text():
 
 
 # --- W&B --------------------------------------------------------------------------------------------------------------
-
-
 def records(file):
     """Yield the records of a `.wandb` file: a LevelDB log in blocks of 32 KiB, after 7 bytes that name the format."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -294,8 +291,6 @@ def children():
 
 
 # --- trackio ----------------------------------------------------------------------------------------------------------
-
-
 def logs(folder):
     """Return name, rows and configuration of the run in a folder, from trackio's own storage."""
     from trackio.sqlite_storage import SQLiteStorage
@@ -356,7 +351,6 @@ def test_trackio_is_dropped_if_its_disk_fails(tmp_path, recwarn, capfd):
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
-
 SMALL = {"steps": 3, "batch": 4, "max_tokens": 6, "minibatch": 2}
 SMALL |= {"optimizer.lr": 1e-3, "samples_every": 1, "watch_every": 1}
 

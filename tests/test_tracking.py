@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
-from operant.metrics.rollout_table import rows
+from operant.metrics.rollout_table import as_rows
 from operant.runs.folder import RunFolder
 from operant.trackers.console import Console, before_after
 from operant.trackers.notebook import Chart
@@ -36,8 +36,6 @@ val/num_eos_tokens lr episode eps
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
-
-
 def test_the_page_of_metrics_is_the_registry():
     written = (DOCS / "metrics.md").read_text(encoding="utf-8")
     assert written == markdown(), "run: python -m operant.metrics.registry > docs/metrics.md"
@@ -60,8 +58,6 @@ def test_every_metric_has_a_meaning():
 
 
 # --- trackers ---------------------------------------------------------------------------------------------------------
-
-
 class RecordingTracker:
     def __init__(self, fails_at=None):
         self.calls, self.fails_at = [], fails_at
@@ -129,7 +125,6 @@ def test_ctrl_c_in_a_tracker_is_not_swallowed():
 
 
 # --- the console ------------------------------------------------------------------------------------------------------
-
 STEP = {
     "reward/mean": 0.5234, "kl/per_reply": 3.123, "policy/entropy": 2.911, "policy/clip_fraction": 0.123,
     "tokens/per_second": 1234.5, "time/step": 2.0,
@@ -154,6 +149,16 @@ def test_plain_lines_without_a_terminal():
     assert lines[0] == "step 2/4  reward 0.523  KL 3.12  entropy 2.91  clip 0.12  1.2k tok/s  0:02 left"
     assert lines[1] == lines[3] == "  The film |  was [31m fine [/b] [0.50]"
     assert lines[2].startswith("step 4/4") and lines[2].endswith("0:00 left") and len(lines) == 4
+
+
+def test_a_sample_of_several_turns_is_an_episode():
+    out = io.StringIO()
+    console = Console(1, samples_every=1, samples=2, output=out)
+    row = {"query": "Go?", "logprobs": [-1.0], "reward": None}
+    turns = [row | {"rollout": 0, "turn": i, "reply": f" {i}"} for i in range(2)]
+    turns[-1]["reward"] = 1.0
+    console.rollouts(1, turns + [row | {"rollout": n, "turn": i, "reply": f" {i}"} for n in (1, 2) for i in range(5)])
+    assert out.getvalue().splitlines() == ["  Go? |  0 |  1 [1.00]", "  Go? |  0 |  1 | ... 5 turns ... |  4"]
 
 
 @pytest.mark.parametrize("width", [80, 60])
@@ -205,8 +210,6 @@ def test_the_console_needs_neither_torch_nor_rich_to_be_imported():
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_rows_of_a_table(tmp_path):
     two = [Turn([1, 2], [3], [-0.5], version=4), Turn([9], [5, 6], [-1.0, -2.0], end="length", reward=2.5, version=4)]
     rollouts = [
@@ -224,7 +227,7 @@ def test_rows_of_a_table(tmp_path):
         bootstrap=torch.zeros(1),
         ref_logprobs=torch.tensor([[9.0, 9.0, -0.25], [9.0, -0.75, -1.75]]),
     )
-    table = rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
+    table = as_rows(rollouts, [None, [0.25, 0.5]], {"taste": [None, 0.75]}, batch)
     assert [(r["task"], r["group"], r["rollout"], r["turn"]) for r in table] == [
         ("a", 0, 0, 0), ("b", 1, 1, 0), ("b", 1, 1, 1)]  # fmt: skip
     assert [r["reward"] for r in table] == [None, None, 3.25]  # the score, and the environment's reward

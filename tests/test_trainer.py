@@ -5,16 +5,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small_runs import SMALL, TASKS, count_a, model, told, weights
+from cases import cases
+from small_runs import SMALL, TASKS, count_a, model, stopped_and_whole, told, weights
+from tokenizers_of_words import word_tokenizer
 from toys import letters, lm
 
 from operant import Observer, OperantError, steps, train
 from operant.algorithms import METHODS, find, presets
+from operant.data import load_tasks
 from operant.engines.native.engine import NativeEngine
 from operant.metrics.registry import describe
+from operant.runs.checkpoints import snapshot
 from operant.runs.config import as_mapping, configure, recipes
 from operant.runs.folder import read_config
-from operant.runs.notes import high_rate, idle
+from operant.runs.notes import high_rate, idle, unknown_prompts
 
 
 def test_a_reward_that_fails_once_changes_no_number(tmp_path):
@@ -95,15 +99,7 @@ HOW = {
 
 @pytest.mark.parametrize("how", HOW)
 def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, how):
-    options = {"tokenizer": letters(), **SMALL, **HOW[how]}
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
-        if metrics["step"] == 2:
-            break
-    given = {k: v for k, v in options.items() if k in ("tokenizer", "evaluate")}
-    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, **given)
-    assert told(again) == told(whole)
-    ends = [run.state.snapshot() for run in (whole, again)]
+    ends = [snapshot(run.state, run.state.parts) for run in stopped_and_whole(tmp_path, 2, **HOW[how])]
     assert same(*ends), "everything that changes in a run, to the bit"
 
 
@@ -120,13 +116,7 @@ def same(a, b):
 
 def test_what_was_logged_after_the_checkpoint_is_repeated(tmp_path):
     """Without a checkpoint the run begins anew, and the two steps that stand in its log must not stand there twice."""
-    options = {"tokenizer": letters(), **SMALL, "checkpoint_minutes": 60.0}
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", **options):
-        if metrics["step"] == 2:
-            break
-    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
-    assert told(again) == told(whole)
+    stopped_and_whole(tmp_path, 2, checkpoint_minutes=60.0)
 
 
 def test_a_run_from_python_is_resumed_from_python(tmp_path, capsys):
@@ -296,25 +286,22 @@ def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
     assert len(said) == len(notes) == find(method).needs.critic
 
 
-@pytest.mark.parametrize(
-    ("method", "given", "needed"),
-    [
-        ("ppo", {"kl.coef": 0, "kl.kind": "k2"}, "kl.coef above 0"),
-        ("ppo", {"kl.coef": 0, "kl.control": "adaptive"}, "kl.coef above 0"),
-        ("ppo", {"kl.loss_kind": "k2"}, "kl.loss_coef above 0"),
-        ("rloo", {"kl.target": 3.0}, "kl.control=adaptive or per_token"),
-        ("ppo", {"kl.control": "per_token", "kl.horizon": 400.0}, "kl.control=adaptive"),
-        ("reinforce", {"kl.end_coef": 0.3}, "kl.control=linear"),
-        ("sft", {"learner.importance_cap": 3.0}, "learner.importance"),
-        ("grpo", {"learner.select_unit": "turn"}, "learner.select"),
-        ("grpo", {"score.missing_stop_mode": "add"}, "score.missing_stop"),
-        ("ppo", {"score.truncate_after": 2, "score.truncate_penalty": 0.0}, "score.truncate_token"),
-        ("dpo", {"lora.rslora": True}, "lora.rank or lora.adapter"),
-        ("soft_q", {"output_mlp.gain": 0.1}, "output_mlp.width"),
-        ("soft_q", {"replay.capacity": 10}, "replay.share above 0"),
-        ("soft_q", {"mask.every": 2}, "mask.by=copy"),
-        ("soft_q", {"target.every": 2, "target.rate": 0.1}, "target.every=0"),
-    ],
+@cases(
+    ("ppo", {"kl.coef": 0, "kl.kind": "k2"}, "kl.coef above 0"),
+    ("ppo", {"kl.coef": 0, "kl.control": "adaptive"}, "kl.coef above 0"),
+    ("ppo", {"kl.loss_kind": "k2"}, "kl.loss_coef above 0"),
+    ("rloo", {"kl.target": 3.0}, "kl.control=adaptive or per_token"),
+    ("ppo", {"kl.control": "per_token", "kl.horizon": 400.0}, "kl.control=adaptive"),
+    ("reinforce", {"kl.end_coef": 0.3}, "kl.control=linear"),
+    ("sft", {"learner.importance_cap": 3.0}, "learner.importance"),
+    ("grpo", {"learner.select_unit": "turn"}, "learner.select"),
+    ("grpo", {"score.missing_stop_mode": "add"}, "score.missing_stop"),
+    ("ppo", {"score.truncate_after": 2, "score.truncate_penalty": 0.0}, "score.truncate_token"),
+    ("dpo", {"lora.rslora": True}, "lora.rank or lora.adapter"),
+    ("soft_q", {"output_mlp.gain": 0.1}, "output_mlp.width"),
+    ("soft_q", {"replay.capacity": 10}, "replay.share above 0"),
+    ("soft_q", {"mask.every": 2}, "mask.by=copy"),
+    ("soft_q", {"target.every": 2, "target.rate": 0.1}, "target.every=0"),
 )
 def test_an_option_that_nothing_reads_is_said(method, given, needed):
     """The table, row by row; what a method does not have at all is refused in test_options.py."""
@@ -324,16 +311,13 @@ def test_an_option_that_nothing_reads_is_said(method, given, needed):
     assert f"{name}={value} without {needed}: nothing reads it" in note
 
 
-@pytest.mark.parametrize(
-    ("millions", "rate", "method", "usual"),
-    [
-        (124, 3e-4, "ppo", "1e-05, about the usual rate of 124M"),
-        (124, 1e-5, "ppo", None),
-        (5.3, 3e-4, "grpo", None),
-        (5.3, 3e-3, "grpo", "3e-04, about the usual rate of 5.3M"),
-        (7000, 1e-5, "rloo", "1e-06, about the usual rate of 7e+03M"),
-        (124, 3e-4, "sft", None),
-    ],
+@cases(
+    (124, 3e-4, "ppo", "1e-05, about the usual rate of 124M"),
+    (124, 1e-5, "ppo", None),
+    (5.3, 3e-4, "grpo", None),
+    (5.3, 3e-3, "grpo", "3e-04, about the usual rate of 5.3M"),
+    (7000, 1e-5, "rloo", "1e-06, about the usual rate of 7e+03M"),
+    (124, 3e-4, "sft", None),
 )
 def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usual):
     weights = torch.nn.ParameterList([torch.nn.Parameter(torch.empty(int(millions * 1e6), device="meta"))])
@@ -341,3 +325,18 @@ def test_a_rate_far_above_those_of_its_size_is_said(millions, rate, method, usua
     given = {"algorithm": method, "tasks": "x.txt", "optimizer.lr": rate} | REWARDED[find(method).source != "data"]
     said = high_rate(configure(given), learner)
     assert [usual in note for note in said] == [True] * (usual is not None)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["the film", "der Film"], "prompts of unknown tokens alone ([UNK]): 1 of 2; "),
+        (["ein Film", "der Film"], "unknown tokens alone ([UNK]): 2 of 2; "),
+        (["the film", "a Film"], None),
+    ],
+)
+def test_prompts_that_the_policy_cannot_read_are_said(texts, said):
+    tokenizer = word_tokenizer()
+    learner = SimpleNamespace(policy=SimpleNamespace(tokenizer=tokenizer))
+    found = unknown_prompts(SimpleNamespace(learner=learner, tasks=load_tasks(texts, tokenizer)))
+    assert [said in note for note in found] == [True] * (said is not None)

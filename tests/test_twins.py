@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from toys import lm
 
-from operant import Learner, Policy
+from operant import Learner, Policy, ValueOptions
 from operant.algorithms import ALGORITHMS
-from operant.models.value_head import ValueOptions
-from operant.objectives import advantages, losses
+from operant.objectives import advantages, kl, losses
 from operant.sampling import counter
 from operant.training import objective, scoring
 
@@ -54,8 +53,6 @@ def recipe(name: str) -> ModuleType:
 
 
 # --- the replies that both train on -----------------------------------------------------------------------------------
-
-
 @dataclass
 class StepData:
     """The replies of a step, as lists for the library and as rectangles for a twin."""
@@ -98,8 +95,6 @@ def orders(step: int, count: int = len(GROUPS)):
 
 
 # --- the twins --------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Twin:
     """A recipe with its models and its optimizer."""
@@ -230,7 +225,6 @@ def test_every_row_of_the_table_has_a_twin():
 @pytest.mark.parametrize(("name", "coef"), CASES)
 def test_whole_steps_are_those_of_the_twin(name, coef, clipped, monkeypatch):
     far, numbers, history = farthest(name, coef, clipped, monkeypatch)
-    print(name, coef, clipped, far, numbers)
     assert {SAME[n] for n in numbers} == set(COMPARED[name].split())
     assert numbers.pop("value/explained_variance", 0.0) < 1e-6  # the recipe adds 1e-8 to the variance
     assert far < CLOSE and max(numbers.values()) < CLOSE
@@ -241,8 +235,6 @@ def test_whole_steps_are_those_of_the_twin(name, coef, clipped, monkeypatch):
 
 
 # --- they can fail ----------------------------------------------------------------------------------------------------
-
-
 def row(name, **changes):
     """Change fields of an algorithm."""
     return lambda patch: patch.setitem(ALGORITHMS, name, replace(ALGORITHMS[name], **changes))
@@ -330,13 +322,10 @@ def test_a_wrong_row_leaves_its_twin(fault, monkeypatch):
     name, spoil = FAULTS[fault]
     spoil(monkeypatch)
     far, *_ = farthest(name, 0.3, False, monkeypatch, steps=2)
-    print(fault, far)
     assert far > 1000 * CLOSE
 
 
 # --- the recipes themselves -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "sft"])
 def test_a_recipe_is_short_and_stands_alone(name):
     source = (RECIPES / f"minimal_{name}.py").read_text(encoding="utf-8")
@@ -348,6 +337,47 @@ def test_a_recipe_is_short_and_stands_alone(name):
         for part in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert modules <= {"argparse", "copy", "random", "string", "torch", "transformers"}
+
+
+def test_a_recipe_discounts_by_hand():
+    rewards, values = torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([[0.5, 0.25, 9.0]])  # two tokens, then padding
+    made, returns = recipe("ppo").gae(rewards, values, torch.tensor([[1.0, 1.0, 0.0]]), gamma=0.9, lam=0.7)
+    expected = [1 + 0.9 * 0.25 - 0.5 + 0.9 * 0.7 * (2 - 0.25), 2 - 0.25]
+    assert made[0, :2].tolist() == pytest.approx(expected)
+    assert returns[0, :2].tolist() == pytest.approx([expected[0] + 0.5, expected[1] + 0.25])
+
+
+def test_the_adaptive_coefficient_is_that_of_the_library():
+    ours, theirs = kl.controller(kl.KLOptions(coef=0.2, control="adaptive")), 0.2
+    for measured in (0.1, 5.9, 6.1, 40.0, -3.0):
+        ours.update(measured, 0.0, 256)
+        theirs = recipe("ppo").adapt(theirs, measured, 256)
+        assert theirs == pytest.approx(ours.coef, abs=1e-12)
+
+
+def test_scoring_is_what_sampling_was():
+    """Rows with unequal queries and replies that end early get the same numbers as each row alone without padding."""
+    torch.manual_seed(0)
+    ppo = recipe("ppo")
+    policy = ppo.Policy(ppo.load(None)[0])
+    torch.nn.init.normal_(policy.value.weight)
+    prompts = [[3], [4, 5, 6, 7], [8, 9], [10, 11, 12]] * 4
+    with torch.no_grad():
+        tokens, attention, mask = ppo.sample(policy.lm, prompts, 12, end=0)
+        assert 1 <= mask.sum(1).min() < 12 == mask.sum(1).max(), "some replies end early, some do not"
+        logprobs, values, entropy = policy(tokens, attention, 12)
+        for b, prompt in enumerate(prompts):
+            reply = tokens[b, -12:][mask[b].bool()].tolist()
+            assert 0 not in reply[:-1] and (len(reply) == 12 or reply[-1] == 0)
+            row = torch.tensor([prompt + reply])
+            out = policy.lm(row, output_hidden_states=True)
+            for a, token in enumerate(reply):  # the state before a token predicts it
+                before = len(prompt) + a - 1
+                known = out.logits[0, before].log_softmax(-1)
+                value = policy.value(out.hidden_states[-1][0, before])[0]
+                alone = torch.stack([known[token], value, -(known.exp() * known).sum()])
+                together = torch.stack([logprobs[b, a], values[b, a], entropy[b, a]])
+                torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "rloo"])

@@ -9,43 +9,12 @@ from pathlib import Path
 
 import pytest
 from processes import run_python
+from texts import parts
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
-FINE = """
-from pathlib import Path
-import operant
-from operant.types import Judgement
-
-def vowels(rollouts: list[operant.Rollout]) -> list[float]:
-    return [sum(rollout.reply.count(vowel) for vowel in "aeiou") / (1 + rollout.count) for rollout in rollouts]
-
-def judged(rollouts: list[operant.Rollout]) -> list[Judgement]:
-    return [Judgement(1.0, {"length": float(rollout.count)}) for rollout in rollouts]
-
-run = operant.train(
-    "builtin:reviews-lm", ["The film"], vowels, steps=3, batch=8, lr=1e-4, kl={"coef": 0.1}, quiet=True,
-    optimizer={"schedule": "linear"}, sampling={"stop_strings": ["."]}, advantage={"lam": 0.95},
-)
-run = operant.train(reward=judged, tasks="prompts.txt", recipe="sentiment")
-best: float = max(metrics["reward/mean"] for metrics in run.metrics)
-folder: Path = run.path
-for metrics in operant.steps("builtin:reviews-lm", ["The film"], lambda rollouts: [r.count for r in rollouts]):
-    print(metrics["reward/mean"] + 1)
-learner = operant.Learner("builtin:reviews-lm", algorithm="ppo", lr=1e-4, max_tokens=12, optimizer={"kind": "adamw"})
-replies = learner.generate(["This film"], max_new_tokens=4)
-numbers: dict[str, float] = learner.step(replies, [float(len(reply.reply)) for reply in replies])
-again: operant.Learner = operant.Learner.load(learner.save("saved"))
-operant.export(again.policy, folder / "model")
-"""
-WRONG = """
-import operant
-operant.train(steps="many")
-operant.train(stepz=3)
-operant.train(kl={"coeff": 0.1})
-operant.Learner("builtin:reviews-lm", max_tokens="many")
-operant.Learner.load(3)
-"""
+FINE = parts("programs.txt")["a typed script"]
+WRONG = parts("programs.txt")["a script with wrong options"]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +44,8 @@ def test_a_script_of_a_user_is_fine_in_strict_mode(found: dict[str, dict[int, st
 
 def test_wrong_options_are_seen_before_the_script_runs(found: dict[str, dict[int, str]]) -> None:
     wrong = found["wrong.py"]
-    assert list(wrong) == [3, 4, 5, 6, 7]
-    assert '"steps" of type "int"' in wrong[3] and '"stepz"' in wrong[4] and '"coeff"' in wrong[5]
+    assert list(wrong) == [2, 3, 4, 5, 6]
+    assert '"steps" of type "int"' in wrong[2] and '"stepz"' in wrong[3] and '"coeff"' in wrong[4]
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -13,20 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 from browsing import chromium, visit
+from cases import cases
 from safetensors.torch import load_file, save_file
 from toys import letters, lm
 
-from operant import Learner, OperantError, load_policy, rewards, train
+from operant import Learner, OperantError, Task, ValueOptions, export, load_policy, rewards, train
 from operant.data import DataOptions, load_tasks
-from operant.models.loading import export
 from operant.models.safe_loading import check_finite
-from operant.models.value_head import ValueOptions
 from operant.runs.folder import RunFolder, read_config
 from operant.tools.cli import main
 from operant.tools.report import run_report
 from operant.tools.report.compare import write_comparison
 from operant.trackers.console import Console, before_after
-from operant.types import Task
 
 TINY = {"steps": 1, "batch": 4, "probes": 2, "max_tokens": 4, "epochs": 1, "minibatch": 2}
 
@@ -41,7 +39,6 @@ def refused(work, *arguments, **named) -> str:
 
 
 # --- tasks ------------------------------------------------------------------------------------------------------------
-
 DEEP = "[" * 100_000
 TASKS = [
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: invalid JSON"),
@@ -143,9 +140,7 @@ def test_folders_pipes_and_devices_are_no_files(tmp_path):
     assert main(["train", str(tmp_path / "recipe.yaml")]) == 2
 
 
-@pytest.mark.parametrize(
-    "name", ["a" * 5000, "~nobody-of-this-name/x.jsonl", "a\0b.jsonl", "\ud800.txt", "", "/", "a/" * 3000]
-)
+@cases("a" * 5000, "~nobody-of-this-name/x.jsonl", "a\0b.jsonl", "\ud800.txt", "", "/", "a/" * 3000)
 def test_invalid_names(name):
     refused(load_tasks, name)
     refused(load_policy, name)
@@ -181,8 +176,6 @@ def test_a_prompt_of_a_million_characters_is_quick(tmp_path):
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     place = tmp_path_factory.mktemp("models") / "whole"
@@ -355,9 +348,7 @@ def test_tokenizers_that_lack_something(model, missing, tmp_path):
     assert "chat template" in said
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ messages.nothing.at.all }}", "{% for", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}"]
-)
+@cases("{{ messages.nothing.at.all }}", "{% for", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}")
 def test_chat_templates_that_fail(template):
     tokenizer = letters()
     tokenizer.chat_template = template
@@ -400,8 +391,6 @@ def test_an_untrusted_adapter(tmp_path, model):
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def trained(whole):
     (whole.parent / "tasks.txt").write_text("ab\ncde\n", encoding="utf-8")
@@ -494,7 +483,6 @@ def test_a_link_in_place_of_replies_shows_nothing(run, tmp_path):
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
-
 EVIL = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script></script><b>{{data}}</b>`$&"
 NAME = "<img src=x onerror=document.title='run'>"
 

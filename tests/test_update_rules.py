@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from toys import lm
 
-from operant import Learner, OperantError, Policy, train
+from operant import Learner, OperantError, Policy, ValueOptions, train
 from operant.algorithms import ALGORITHMS
-from operant.models.value_head import ValueOptions
 from operant.runs.config import configure
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer
 from operant.training.update_rules import GradientUpdate
 
 sys.path.append(str(Path(__file__).parent / "../docs/extending/src"))
 import operant_example.update_rule as natural_gradient
+from cases import cases
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -31,7 +31,6 @@ def weights(policy) -> torch.Tensor:
 
 
 # --- kinds of optimizer -----------------------------------------------------------------------------------------------
-
 KINDS = {
     "rmsprop": (torch.optim.RMSprop, {"alpha": 0.95, "eps": 1e-5, "momentum": 0.5, "weight_decay": 0.02}),
     "rmsprop alone": (torch.optim.RMSprop, {}),
@@ -86,8 +85,6 @@ def test_a_run_with_another_kind_resumes_to_the_bit(kind, tmp_path):
 
 
 # --- the user's own ---------------------------------------------------------------------------------------------------
-
-
 def halved(optimizer):
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
@@ -133,23 +130,20 @@ def of(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (
-            lambda p: {"optimizer": of, "optimizer.lr": 1e-5},
-            "optimizer.lr=1e-05 beside an optimizer: the optimizer is your own.*leave it out",
-        ),
-        (lambda p: {"optimizer": of, "optimizer.kind": "sgd"}, "kind=sgd beside an optimizer of your own"),
-        (lambda p: {"lr_scheduler": halved}, "lr_scheduler without optimizer"),
-        (lambda p: {"optimizer": 3}, "optimizer=3 is of type int: pass a torch.optim.Optimizer, or a function"),
-        (lambda p: {"optimizer": len}, "the function returned"),
-        (lambda p: {"optimizer": of(p.model.parameters())}, "lacks 2 of the .* such as value_head"),
-        (lambda p: {"optimizer": of([*p.parameters(), nn.Parameter(torch.ones(1))])}, "has 1 parameters that this"),
-        (lambda p: {"optimizer": torch.optim.LBFGS}, r"step\(\) of LBFGS needs closure"),
-        (lambda p: {"optimizer": of, "lr_scheduler": halved(of(p.parameters()))}, "schedules another optimizer"),
-        (lambda p: {"optimizer": of, "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "takes no metric"),
-    ],
+@cases(
+    (
+        lambda p: {"optimizer": of, "optimizer.lr": 1e-5},
+        "optimizer.lr=1e-05 beside an optimizer: the optimizer is your own.*leave it out",
+    ),
+    (lambda p: {"optimizer": of, "optimizer.kind": "sgd"}, "kind=sgd beside an optimizer of your own"),
+    (lambda p: {"lr_scheduler": halved}, "lr_scheduler without optimizer"),
+    (lambda p: {"optimizer": 3}, "optimizer=3 is of type int: pass a torch.optim.Optimizer, or a function"),
+    (lambda p: {"optimizer": len}, "the function returned"),
+    (lambda p: {"optimizer": of(p.model.parameters())}, "lacks 2 of the .* such as value_head"),
+    (lambda p: {"optimizer": of([*p.parameters(), nn.Parameter(torch.ones(1))])}, "has 1 parameters that this"),
+    (lambda p: {"optimizer": torch.optim.LBFGS}, r"step\(\) of LBFGS needs closure"),
+    (lambda p: {"optimizer": of, "lr_scheduler": halved(of(p.parameters()))}, "schedules another optimizer"),
+    (lambda p: {"optimizer": of, "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau}, "takes no metric"),
 )
 def test_what_does_not_fit_an_own_optimizer_is_a_sentence(given, says):
     policy = Policy(lm(), value=ValueOptions())
@@ -158,11 +152,7 @@ def test_what_does_not_fit_an_own_optimizer_is_a_sentence(given, says):
 
 
 # --- kept gradients ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"optimizer.kind": "sgd"}, {"optimizer.states": "8bit"}, {"model.precision": "bfloat16"}]
-)
+@cases({}, {"optimizer.kind": "sgd"}, {"optimizer.states": "8bit"}, {"model.precision": "bfloat16"})
 def test_kept_gradients_are_the_clipped_ones(options):
     learners = [Learner(lm(), keep_gradients=keep, **options) for keep in (False, True)]
     for _ in range(2):
@@ -182,8 +172,6 @@ def test_no_gradients_are_kept_of_a_step_that_was_not_made():
 
 
 # --- a rule of one's own ----------------------------------------------------------------------------------------------
-
-
 NATURAL = {"algorithm": "operant_example.update_rule:ALGORITHM", "optimizer.max_grad_norm": None}
 
 
@@ -227,14 +215,11 @@ def test_the_examples_state_is_its_own_and_is_resumed(tmp_path):
         Learner(lm(), optimizer=of, **NATURAL)
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        ("gradinet", "update rule 'gradinet' is unknown; did you mean 'gradient'"),
-        ("operant_example.update_rule:Natural", "'operant_example.update_rule' has no 'Natural'; did you mean"),
-        (len, "has no update_options: derive it from GradientUpdate"),
-        (type("Bare", (GradientUpdate,), {"update_options": OptimizerOptions}), "derived from MicroBatchOptions"),
-    ],
+@cases(
+    ("gradinet", "update rule 'gradinet' is unknown; did you mean 'gradient'"),
+    ("operant_example.update_rule:Natural", "'operant_example.update_rule' has no 'Natural'; did you mean"),
+    (len, "has no update_options: derive it from GradientUpdate"),
+    (type("Bare", (GradientUpdate,), {"update_options": OptimizerOptions}), "derived from MicroBatchOptions"),
 )
 def test_a_rule_that_cannot_be_used_is_a_sentence(rule, says, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "odd", replace(ALGORITHMS["ppo"], update=rule))

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from toys import lm
 
-from operant import Learner, OperantError, Policy
+from operant import Batch, Learner, OperantError, Outputs, Policy
 from operant.objectives import losses
 from operant.tally import Tally
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
 from operant.training.update import NormRecorder
-from operant.types import Batch, Outputs
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -74,33 +74,27 @@ def test_a_step_whose_ratio_ran_away_is_refused():
     assert told["policy/skipped_steps"] > 0 and told["update/steps"] < 6
 
 
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "step", "total", "expected"),
-    [
-        ("constant", 0.0, 70, 100, 1.0),
-        ("constant", 0.0, 70, None, 1.0),
-        ("linear", 0.0, 0, 4, 1.0),
-        ("linear", 0.0, 3, 4, 0.25),
-        ("linear", 0.0, 4, 4, 0.0),
-        ("cosine", 0.0, 50, 100, 0.5),
-        # Two of ten steps warm up: a third, two thirds, the peak; eight steps are left from there.
-        ("constant", 0.2, 0, 10, 1 / 3),
-        ("linear", 0.2, 1, 10, 2 / 3),
-        ("linear", 0.2, 2, 10, 1.0),
-        ("linear", 0.2, 6, 10, 0.5),
-        ("linear", 0.2, 9, 10, 1 / 8),
-        ("cosine", 0.2, 6, 10, 0.5),
-    ],
+@cases(
+    ("constant", 0.0, 70, 100, 1.0),
+    ("constant", 0.0, 70, None, 1.0),
+    ("linear", 0.0, 0, 4, 1.0),
+    ("linear", 0.0, 3, 4, 0.25),
+    ("linear", 0.0, 4, 4, 0.0),
+    ("cosine", 0.0, 50, 100, 0.5),
+    # Two of ten steps warm up: a third, two thirds, the peak; eight steps are left from there.
+    ("constant", 0.2, 0, 10, 1 / 3),
+    ("linear", 0.2, 1, 10, 2 / 3),
+    ("linear", 0.2, 2, 10, 1.0),
+    ("linear", 0.2, 6, 10, 0.5),
+    ("linear", 0.2, 9, 10, 1 / 8),
+    ("cosine", 0.2, 6, 10, 0.5),
 )
 def test_schedules(schedule, warmup, step, total, expected):
     options = OptimizerOptions(lr=2.0, schedule=schedule, warmup=warmup)
     assert rate(options, step, total) == pytest.approx(2.0 * expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"optimizer.warmup": 0.1}, {"optimizer.schedule": "cosine"}, {"preset": "openai"}, {"kl.control": "linear"}],
-)
+@cases({"optimizer.warmup": 0.1}, {"optimizer.schedule": "cosine"}, {"preset": "openai"}, {"kl.control": "linear"})
 def test_what_follows_the_length_of_the_run_asks_for_it(options):
     with pytest.raises(OperantError, match=r"total_steps"):
         Learner(lm(), **options)

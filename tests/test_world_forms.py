@@ -10,27 +10,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import hostile_worlds
 import pytest
+from cases import cases
 from hostile_worlds import FAULTS, Draws, Letters, ask
 from isolation import marked_processes
 from toys import letters, lm
 from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
 
-from operant import OperantError, Step, Task, check_env, train
+from operant import Completion, OperantError, Step, Task, check_env, train
 from operant.envs.functions import FunctionEnv, maker
 from operant.envs.http import Http, serve
 from operant.envs.isolated import WorkerEnv
 from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.runs.config import configure
-from operant.types import Completion
 
 HERE = hostile_worlds.__file__
 SIX = [Task(f"t/{i}", "x", target="a") for i in range(6)]
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("workers", "waves"), [(1, 1), (3, 1), (2, 2), (2, 3), (3, 9)])
 def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     right = play(SIX, env=Letters(), **kept)
@@ -131,15 +129,13 @@ def test_a_world_with_tasks_of_its_own_needs_none_from_the_run(form, tmp_path):
     config = configure({"env": f"{form}{HERE}:Draws", "evaluation.metrics": "distinct", "best": "reward/mean"})
     env = named_parts.make("env", config.train.env, {"tasks": 3})
     assert named_parts.sources(config.train, {}, env) == (Draws().games("test"), Draws(tasks=3).games("train"))[::-1]
-    with pytest.raises(OperantError, match=r"tasks is missing: pass --tasks"):
+    with pytest.raises(OperantError, match=r"tasks is missing: pass --tasks.* give the world games\(split\)"):
         configure({"env": f"{form}{HERE}:Letters"})
     if form:
         env.close()
 
 
 # --- overlap ----------------------------------------------------------------------------------------------------------
-
-
 class Meets(Letters):
     """Its step waits until the engine generates: only if both work at the same time does either go on."""
 
@@ -192,8 +188,6 @@ def test_the_world_steps_a_wave_while_the_other_is_generated(kept):
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
-
-
 def test_a_function_of_a_task_without_yield_is_named():
     def pays(task):
         return 1.0
@@ -251,14 +245,11 @@ def wrong(yielded):
     return game
 
 
-@pytest.mark.parametrize(
-    ("yielded", "error"),
-    [
-        (None, "world 'game' yielded None: yield a text, .text, reward. or a Step"),
-        ((1.0, "text"), r"yielded \(1.0, 'text'\): yield a text"),
-        ((" a", float("nan")), "with reward=nan"),
-        (Step(text=3), "with text=3; it must be a str"),
-    ],
+@cases(
+    (None, "world 'game' yielded None: yield a text, .text, reward. or a Step"),
+    ((1.0, "text"), r"yielded \(1.0, 'text'\): yield a text"),
+    ((" a", float("nan")), "with reward=nan"),
+    (Step(text=3), "with text=3; it must be a str"),
 )
 def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):
     with pytest.raises(OperantError, match=error):
@@ -266,8 +257,6 @@ def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_world_behind_http_plays_the_same_episodes(kept, tmp_path):
     right = [content(r) for r in play(SIX, env=Letters(), **kept)]
     server = serve(Letters())
@@ -333,22 +322,19 @@ def hostile_server():
     server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("fault", "failed", "reason"),
-    [
-        ("fine", None, ""),
-        ("drops", None, ""),
-        ("busy", None, ""),
-        ("sleeps", "timeout", r"has not answered in 0.3 s \(2 tries\)"),
-        ("drips", "timeout", r"has not answered in 0.3 s"),
-        ("text", "raised", "answered '<html>Welcome</html>', which is no JSON object; does another program listen"),
-        ("list", "raised", "which is no JSON object"),
-        ("none", "raised", r"/step was called with slots \['0'\] and answered for None"),
-        ("slots", "raised", r"/step was called with slots \['0'\] and answered for \['0', '7'\]"),
-        ("field", "raised", "answered with {'colour': 1}, which are not the fields of a Step"),
-        ("nan", "raised", "reward=nan; it must be a finite number"),
-        ("error", "raised", "answered with status 500: .*KeyError: no such room"),
-    ],
+@cases(
+    ("fine", None, ""),
+    ("drops", None, ""),
+    ("busy", None, ""),
+    ("sleeps", "timeout", r"has not answered in 0.3 s \(2 tries\)"),
+    ("drips", "timeout", r"has not answered in 0.3 s"),
+    ("text", "raised", "answered '<html>Welcome</html>', which is no JSON object; does another program listen"),
+    ("list", "raised", "which is no JSON object"),
+    ("none", "raised", r"/step was called with slots \['0'\] and answered for None"),
+    ("slots", "raised", r"/step was called with slots \['0'\] and answered for \['0', '7'\]"),
+    ("field", "raised", "answered with {'colour': 1}, which are not the fields of a Step"),
+    ("nan", "raised", "reward=nan; it must be a finite number"),
+    ("error", "raised", "answered with status 500: .*KeyError: no such room"),
 )
 def test_a_server_that_fails_costs_episodes_with_a_sentence(fault, failed, reason, hostile_server):
     env = Http(f"http://127.0.0.1:{hostile_server.server_port}/{fault}", timeout=0.3, tries=2)
@@ -371,13 +357,10 @@ def test_a_request_that_is_sent_again_steps_nothing():
     server.close()
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"url": "file:///etc/passwd"}, "must begin with http:// or https://"),
-        ({"url": "http://a", "timeout": 0}, "env.timeout=0: it must be above 0"),
-        ({"url": "http://a", "tries": 0}, "env.tries=0: it must be at least 1"),
-    ],
+@cases(
+    ({"url": "file:///etc/passwd"}, "must begin with http:// or https://"),
+    ({"url": "http://a", "timeout": 0}, "env.timeout=0: it must be above 0"),
+    ({"url": "http://a", "tries": 0}, "env.tries=0: it must be at least 1"),
 )
 def test_a_url_or_number_that_is_not_allowed_is_refused(given, error):
     with pytest.raises(OperantError, match=error):
@@ -385,8 +368,6 @@ def test_a_url_or_number_that_is_not_allowed_is_refused(given, error):
 
 
 # --- Gymnasium --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def lake():
     pytest.importorskip("gymnasium")
@@ -457,16 +438,13 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
     assert masked.step({0: "down"})[0].reward == 0.0 and masked.turns[0] == 2  # not possible now
 
 
-@pytest.mark.parametrize(
-    ("given", "error"),
-    [
-        ({"id": "FrozenLoch-v1"}, "env.id='FrozenLoch-v1' cannot be made: .*FrozenLoch"),
-        ({"id": "FrozenLake-v1"}, "observes Discrete.16., which is no text: .*render_mode: ansi"),
-        ({**LAKE, "actions": ("a", "b")}, r"env.actions=\('a', 'b'\): 'FrozenLake-v1' has 4 actions; name each"),
-        ({**LAKE, "kwargs": {"size": 3}}, "cannot be made: .*size"),
-        ({**LAKE, "prompt": "{observation} {hint}"}, "env.prompt=.*it may name {task} and {observation}.*'hint'"),
-        ({"id": lambda: __import__("gymnasium").make_vec("CartPole-v1", 2)}, "makes a vector, which steps all its"),
-    ],
+@cases(
+    ({"id": "FrozenLoch-v1"}, "env.id='FrozenLoch-v1' cannot be made: .*FrozenLoch"),
+    ({"id": "FrozenLake-v1"}, "observes Discrete.16., which is no text: .*render_mode: ansi"),
+    ({**LAKE, "actions": ("a", "b")}, r"env.actions=\('a', 'b'\): 'FrozenLake-v1' has 4 actions; name each"),
+    ({**LAKE, "kwargs": {"size": 3}}, "cannot be made: .*size"),
+    ({**LAKE, "prompt": "{observation} {hint}"}, "env.prompt=.*it may name {task} and {observation}.*'hint'"),
+    ({"id": lambda: __import__("gymnasium").make_vec("CartPole-v1", 2)}, "makes a vector, which steps all its"),
 )
 def test_an_environment_that_cannot_be_played_is_refused(given, error, lake):
     with pytest.raises(OperantError, match=error):
@@ -483,8 +461,6 @@ def test_a_run_in_gymnasium_by_name(lake, tmp_path):
 
 
 # --- the check --------------------------------------------------------------------------------------------------------
-
-
 class Shares(Letters):
     """What an episode is paid depends on the episodes that are stepped with it."""
 

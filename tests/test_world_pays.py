@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
+from cases import cases
 from toys import letters, lm
 
-from operant import Learner, OperantError, diagnose, train
+from operant import Learner, OperantError, Rollout, Step, Task, Turn, diagnose, train
 from operant.rewards import judge, totals
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.rollouts.collate import collate
-from operant.types import Rollout, Step, Task, Turn
 
 TASKS = ["ab", "cde", "the end", "h"]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 2, "probe_every": 1}
@@ -91,13 +91,10 @@ def test_a_world_run_resumes(tmp_path):
         assert {k: (mine.get(k), v) for k, v in right.items() if mine.get(k) != v} == {}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ahead", "message"),
-    [
-        ("ppo", [5.0, 0.0], "a turn of episode 0 that is not its last has 5"),
-        ("ppo", [0.0, float("nan")], "the next value of turn 1 is nan"),
-        ("grpo", [0.0, 5.0], "algorithm grpo has no critic to use them"),
-    ],
+@cases(
+    ("ppo", [5.0, 0.0], "a turn of episode 0 that is not its last has 5"),
+    ("ppo", [0.0, float("nan")], "the next value of turn 1 is nan"),
+    ("grpo", [0.0, 5.0], "algorithm grpo has no critic to use them"),
 )
 def test_a_next_value_that_nothing_would_read_is_refused(algorithm, ahead, message):
     learner = Learner(lm(vocab=40), algorithm=algorithm)

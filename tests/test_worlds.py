@@ -10,13 +10,14 @@ from pathlib import Path
 import hostile_worlds
 import pytest
 import torch
+from cases import cases
 from hostile_worlds import FAULTS, Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
 from toys import letters, lm
 from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
 
 import operant
-from operant import OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
+from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
 from operant.envs import ENVS, Extract
 from operant.envs.functions import FunctionEnv
 from operant.envs.http import Http, serve
@@ -27,12 +28,10 @@ from operant.rollouts import answers
 from operant.rollouts.collate import collate
 from operant.rollouts.play import play
 from operant.sandbox.pool import Response
-from operant.training.learner import Learner
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
+
 # --- failures ---------------------------------------------------------------------------------------------------------
-
-
 @linux
 @pytest.mark.parametrize(
     ("level", "end", "fault"),
@@ -121,17 +120,14 @@ def test_a_world_that_raises_ends_the_run_with_a_checkpoint(tmp_path):
 
 
 @linux
-@pytest.mark.parametrize(
-    ("end", "called"),
-    [
-        (lambda: os._exit(3), r"os._exit\(3\)"),
-        (lambda: os._exit(0), r"os._exit\(0\)"),
-        (lambda: os.abort(), r"os.abort\(\)"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"os.kill\(\d+, (9|Signals.SIGKILL)\)"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), r"os.kill\(\d+, (15|Signals.SIGTERM)\)"),
-        (lambda: os.execv("/bin/true", ["true"]), r"os.execv\(/bin/true, \['true'\]\)"),
-        (lambda: os.execlp("true", "true"), r"os.execv\(.*true.*\)"),
-    ],
+@cases(
+    (lambda: os._exit(3), r"os._exit\(3\)"),
+    (lambda: os._exit(0), r"os._exit\(0\)"),
+    (lambda: os.abort(), r"os.abort\(\)"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL), r"os.kill\(\d+, (9|Signals.SIGKILL)\)"),
+    (lambda: os.kill(os.getpid(), signal.SIGTERM), r"os.kill\(\d+, (15|Signals.SIGTERM)\)"),
+    (lambda: os.execv("/bin/true", ["true"]), r"os.execv\(/bin/true, \['true'\]\)"),
+    (lambda: os.execlp("true", "true"), r"os.execv\(.*true.*\)"),
 )
 def test_a_world_that_ends_the_process_is_a_sentence(end, called):
     class Quits:
@@ -168,21 +164,15 @@ def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     assert marked_processes(mark, patience=1.0) == []
 
 
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: IsolatedEnv("no_such.py:World"), "there is no file 'no_such.py'"),
-        (lambda: IsolatedEnv(lambda: Letters()), "no other process can find <lambda>"),
-        (
-            lambda: IsolatedEnv(HOSTILE, isolation={"on_error": -1.0}),
-            "on_error=-1.0 for world 'Hostile': it must be drop",
-        ),
-        (lambda: IsolatedEnv(HOSTILE, isolation={"timeout": 0}), "timeout=0 for world 'Hostile': it must be a number"),
-        (lambda: IsolatedEnv(HOSTILE, isolation={"each": True}), "isolation.each does not apply to a world"),
-        (lambda: IsolatedEnv(HOSTILE, workers=0), "workers=0 for world 'Hostile': it must be at least 1"),
-        (lambda: IsolatedEnv(HOSTILE, {"colour": 1}).check(), r"options {'colour': 1} raised TypeError.*'colour'"),
-        (lambda: IsolatedEnv("hostile_worlds:Lettres").check(), "has no 'Lettres'; did you mean 'Letters'"),
-    ],
+@cases(
+    (lambda: IsolatedEnv("no_such.py:World"), "there is no file 'no_such.py'"),
+    (lambda: IsolatedEnv(lambda: Letters()), "no other process can find <lambda>"),
+    (lambda: IsolatedEnv(HOSTILE, isolation={"on_error": -1.0}), "on_error=-1.0 for world 'Hostile': it must be drop"),
+    (lambda: IsolatedEnv(HOSTILE, isolation={"timeout": 0}), "timeout=0 for world 'Hostile': it must be a number"),
+    (lambda: IsolatedEnv(HOSTILE, isolation={"each": True}), "isolation.each does not apply to a world"),
+    (lambda: IsolatedEnv(HOSTILE, workers=0), "workers=0 for world 'Hostile': it must be at least 1"),
+    (lambda: IsolatedEnv(HOSTILE, {"colour": 1}).check(), r"options {'colour': 1} raised TypeError.*'colour'"),
+    (lambda: IsolatedEnv("hostile_worlds:Lettres").check(), "has no 'Lettres'; did you mean 'Letters'"),
 )
 def test_an_isolated_world_that_cannot_be_made_is_refused(make, error):
     with pytest.raises(OperantError, match=error):
@@ -225,8 +215,6 @@ def test_late_and_failed_episodes_are_dropped_or_stop_the_run(stops):
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
-
-
 class Scripted:
     """Answers with what it was made with."""
 
@@ -255,6 +243,8 @@ WRONG = [
     ({"later": {0: Step(options=[]), 1: Step()}}, r"with options=\[\]; it must be a list of one text or more"),
     ({"later": {0: Step(options=["up", ""]), 1: Step()}}, "with options=.*none of them empty"),
     ({"later": {0: Step(failed="oops"), 1: Step()}}, "with failed='oops'; it must be one of .*'crashed'"),
+    ({"later": {0: Step(at=0), 1: Step()}}, "goes on from an earlier turn: it must have branches = True"),
+    ({"later": {0: Step(at=-1), 1: Step()}}, "with at=-1; it must be the number of a turn, or None"),
     ({"first": {0: Step(), 1: Step(terminated=True)}}, r"reset ended slot 1 \(task 't/1'\) before any reply"),
     ({"later": Step("on")}, "has not ended .*after 9 turns.*terminated=True"),
 ]
@@ -306,9 +296,9 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
     for part in (lm("llama", 40, spread=0.1), letters()):
         part.save_pretrained(tmp_path / "model")
-    space, runs = {"policy": "model"}, {}
+    space, runs = {}, {}
     for snippet in PAGE:
-        exec(snippet, space)
+        exec(snippet.replace('"builtin:reviews-lm"', '"model"'), space)
         if "run" in space:
             run = space.pop("run")
             runs[run.path.name] = run
@@ -392,14 +382,30 @@ def test_a_broken_part_of_a_world_is_a_sentence(parts, error):
         check_env(type("Odd", (Letters,), parts))  # a class too, as `train` takes one
 
 
+def test_the_check_takes_a_function_and_says_what_it_played(capsys):
+    def once(task, *, most: int = 2):
+        reply = yield task.prompt
+        for _ in range(most - 1):
+            reply = yield "more", -0.5
+        return float(len(reply))
+
+    check_env(once, TASKS[:2], replies=["ab"])
+    assert capsys.readouterr().out == "world 'once' is fine: 2 episodes, 4 turns, rewards of -0.5 to 2\n"
+
+    def gym(task):
+        yield "go"
+        return Step(done=True)
+
+    with pytest.raises(OperantError, match=r"'done' .*\(an episode ends by terminated=True\)"):
+        check_env(gym, TASKS[:2])
+
+
 def test_the_check_finds_a_world_that_cannot_be_repeated():
     with pytest.raises(OperantError, match=r"reset answered slot 0 .*text='game 2', and the second time.*state_dict"):
         check_env(Forgetful(), TASKS)
 
 
 # --- context and credit -----------------------------------------------------------------------------------------------
-
-
 class Long:
     """Pays 1 for each reply and appends a text of 12 tokens, for ever."""
 

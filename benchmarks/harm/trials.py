@@ -9,6 +9,7 @@ play(job, out)                        start the run in `out`, or resume it there
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -156,4 +157,5 @@ def resumed_from(out: Path) -> list[int]:
     """The step from which each resume continued; 0 is a fresh start."""
     log = (run_in(out) or out) / "log.txt"
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return [int(line.rpartition(" ")[2]) for line in lines if "going on after step" in line]
+    # A line that was torn goes on with the next one.
+    return [int(found[1]) for line in lines if (found := re.search(r"going on after step (\d+)\b(?!-)", line))]

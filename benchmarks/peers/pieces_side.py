@@ -7,15 +7,14 @@ import operant_side
 import torch
 
 from operant.engines.native import engine
-from operant.models import logprobs
-from operant.models import options as model_options
+from operant.models import kernels, logprobs
 from operant.sampling import Sampling
 from operant.training import objective, optimizer
 
 
 def activations() -> None:
     """Compute GELU in transformers' seven kernels."""
-    model_options.fuse_activations = lambda model: None
+    kernels.fuse_activations = lambda model: None
 
 
 def embedding() -> None:
@@ -106,7 +105,7 @@ def sorting() -> None:
 
 def attention() -> None:
     """Use the fused attention kernel for short bfloat16 rows as well."""
-    model_options.SHORT = 0
+    kernels.SHORT = 0
 
 
 def main() -> None:

@@ -8,11 +8,21 @@ import importlib.util
 import os
 import sys
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from operant.types import OperantError, describe_error, require, shown
+from operant.types import OperantError, of_user, require, shown
+
+
+@contextmanager
+def extra(what: str, name: str) -> Iterator[None]:
+    """Turn a missing package inside this context into a sentence. what: needs it; name: the extra that has it."""
+    try:
+        yield
+    except ImportError as error:
+        raise OperantError(f"{what}: pip install 'operant[{name}]'") from error
 
 
 class Lazy(UserDict[str, Any]):
@@ -76,11 +86,7 @@ class Table:
         return next((entry.value for entry in self._installed() if entry.name == name), name)
 
     def __contains__(self, name: object) -> bool:
-        return (
-            name in self.built_in
-            or suite_of(name) in self.built_in
-            or any(entry.name == name for entry in self._installed())
-        )
+        return name in self.built_in or suite_of(name) in self.built_in or name in {e.name for e in self._installed()}
 
     def _installed(self) -> tuple[importlib.metadata.EntryPoint, ...]:
         return _entries(self.group, tuple(sys.path))
@@ -142,8 +148,13 @@ def find_function(what: str, place: str, name: str, known: Sequence[str] = ()) -
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """The nearest known name as a question that ends a sentence; empty if none is near."""
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name, known)
+    near = sorted(near, key=lambda other: sorted(other) != sorted(name))  # two letters that changed places come first
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+FROM_FILES: dict[str, Any] = {}
+"""The modules that were loaded from files, by name; `sys.modules` does not have them. Of one name, the last."""
 
 
 def _module(what: str, name: str, known: Sequence[str]) -> Any:
@@ -151,19 +162,17 @@ def _module(what: str, name: str, known: Sequence[str]) -> Any:
         raise OperantError(f"{what}: there is no file {name!r}")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name) if name.endswith(".py") else None
-        if spec is None or spec.loader is None:
-            return importlib.import_module(name)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            hint = nearest(name.partition(":")[0], known)
-            raise OperantError(f"{what}: there is no {what} and no module {name!r}{hint}") from error
-        raise OperantError(f"{what}: module {name!r} needs {error.name!r}, which is not installed") from error
-    except OperantError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OperantError(f"{what}: importing {name!r} raised {describe_error(error)}") from error
+    with of_user(f"{what}: importing {name!r} raised "):
+        try:
+            spec = importlib.util.spec_from_file_location(Path(name).stem, name) if name.endswith(".py") else None
+            if spec is None or spec.loader is None:
+                return importlib.import_module(name)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            FROM_FILES[module.__name__] = module
+            return module
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+                hint = nearest(name.partition(":")[0], known)
+                raise OperantError(f"{what}: there is no {what} and no module {name!r}{hint}") from error
+            raise OperantError(f"{what}: module {name!r} needs {error.name!r}, which is not installed") from error

@@ -47,7 +47,7 @@ class Clock:
         return {f"time/{name}": seconds for name, seconds in taken.items()}
 
 
-def about() -> dict[str, Any]:
+def about() -> dict[str, object]:
     """Everything besides its state on which bit-identical results of a run depend."""
     import transformers
 

@@ -12,7 +12,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, is_dataclass
@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from operant.types import OperantError, name_of, shown
+from operant.types import LARGEST_FLOAT, OperantError, name_of, require, said_of, shown
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class Factory:
 
 
 Schema = Mapping[str, "type | Callable | Factory"]
-LARGEST_FLOAT = 3.4e38
-"""Largest number that an option may have: that of float32, in which almost everything is computed."""
 MOST = 100_000
 """Most values that a YAML text may have, with its aliases expanded."""
 
@@ -45,7 +43,7 @@ def names(schema: Schema) -> dict[str, tuple[str, str]]:
     return {f"{group}.{name}" if group else name: (group, name) for group in schema for name in defaults(schema[group])}
 
 
-def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
+def compose(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
     """Make one object per group: an instance of its dataclass, or a dict of keyword arguments for its function.
 
     Raises: OperantError for an unknown name, a wrong type or a value out of range.
@@ -68,7 +66,7 @@ def compose(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
     return {g: made(**picked[g]) if inspect.isclass(made) else picked[g] for g, made in schema.items()}
 
 
-def resolve(schema: Schema, options: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
     """The options under their full names. Raises: OperantError for an unknown one, with the nearest."""
     known = names(schema)
     short = {full: part for full, part in known.items() if not isinstance(schema[part[0]], Factory)}
@@ -106,8 +104,7 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
     same = [full for full, (_, name) in short.items() if name == key]
     if len(same) == 1:
         return same[0]
-    if same:
-        raise OperantError(f"option {key!r} is ambiguous: use {' or '.join(same)}")
+    require(not same, f"option {key!r} is ambiguous: use {' or '.join(same)}")
     group = [name for full, (of, name) in known.items() if of and of == key.partition(".")[0] and full not in short]
     if elsewhere := answer(key) or ("" if group else answer(key.rpartition(".")[2])):
         raise OperantError(f"option {key!r} is unknown; {elsewhere}")
@@ -118,7 +115,7 @@ def _full(known: Mapping[str, tuple[str, str]], short: Mapping[str, tuple[str, s
     raise OperantError(f"option {shown(key)} is unknown; {hint}")
 
 
-def defaults(made: type | Callable | Factory) -> dict[str, Any]:
+def defaults(made: type | Callable | Factory) -> dict[str, object]:
     """Map each option of a group to its default; `inspect.Parameter.empty`: it has none."""
     if isinstance(made, Factory):
         try:
@@ -132,7 +129,7 @@ def defaults(made: type | Callable | Factory) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def _types(made: type | Callable | Factory) -> dict[str, Any]:
+def _types(made: type | Callable | Factory) -> dict[str, object]:
     """Map each option of a group to its type, if it has one."""
     if not isinstance(made, Factory):
         return typing.get_type_hints(made)
@@ -148,15 +145,13 @@ def _types(made: type | Callable | Factory) -> dict[str, Any]:
         return found
 
 
-def arguments(factory: Factory, given: Mapping[str, Any], what: str) -> dict[str, Any]:
+def arguments(factory: Factory, given: Mapping[str, object], what: str) -> dict[str, Any]:
     """The arguments of a user's function or class, checked as options are.
 
     Raises: OperantError that begins with `what`, for an unknown name, a wrong type, or one that is missing.
     """
-    try:
+    with said_of(what):
         return compose({"": factory}, given)[""]
-    except OperantError as error:
-        raise OperantError(f"{what}: {error}") from error
 
 
 def values(made: Any) -> dict[str, Any]:
@@ -187,9 +182,19 @@ def read_mapping(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise OperantError(f"{path} cannot be read as YAML: {error}; it must be a text file in UTF-8") from error
     options = parse(text, str(path))
-    if not isinstance(options, dict):
-        raise OperantError(f"{path} holds no options: it must be a YAML mapping of names to values")
+    require(isinstance(options, dict), f"{path} holds no options: it must be a YAML mapping of names to values")
     return options
+
+
+def flat(options: Mapping[str, object], whole: Sequence[str] = ("reward",)) -> dict[str, object]:
+    """The options of a nested configuration by full name. whole: those that may be mappings, and stay one value."""
+    found: dict[str, object] = {}
+    for name, value in options.items():
+        if isinstance(value, Mapping) and name not in whole:
+            found |= {f"{name}.{inner}": x for inner, x in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -206,7 +211,7 @@ def with_short_names(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> tup
     return _written({}, base), _written(short, given)
 
 
-def _written(short: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+def _written(short: Mapping[str, str], given: Mapping[str, object]) -> dict[str, object]:
     """Options with their short names and aliases written in full."""
     full: dict[str, Any] = {}
     for name, value in given.items():
@@ -227,14 +232,21 @@ def parse(text: str, what: str) -> Any:
     return deepcopy(_parsed(text, what))
 
 
-@lru_cache(64)  # a run reads its config several times, and the reader that is safe for any file is slow
+@lru_cache(64)  # a run reads its config several times
 def _parsed(text: str, what: str) -> object:
     import yaml
 
     loader, size = yaml.SafeLoader(""), 0.0
+    shallow = len(text) < 20_000 and sum(map(text.count, ("[", "{", "- ", "? "))) < 200
+    # libyaml is ten times as fast, but a text that is nested deeply ends the process there
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shallow else yaml.SafeLoader
     try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
+        try:
+            loader = fast(text)
+            node = loader.get_single_node()
+        except yaml.YAMLError:  # once more, for its sentences
+            loader = yaml.SafeLoader(text)
+            node = loader.get_single_node()
         size = _size(node, {})
         if size <= MOST:
             return None if node is None else loader.construct_document(node)
@@ -242,20 +254,6 @@ def _parsed(text: str, what: str) -> object:
         why = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:200]
         raise OperantError(f"{what} cannot be read as YAML: {why}; correct it by hand") from error
     raise OperantError(f"{what} has more than {MOST:,} values once its aliases are expanded: use fewer aliases")
-
-
-def lines(path: Path) -> dict[str, int]:
-    """The line of each option of a YAML file, by its name as `group.name` or `name`. Raises as `read_mapping`."""
-    import yaml
-
-    def named(node: Any, before: str) -> Iterator[tuple[str, int]]:
-        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-            name = f"{before}{key.value}".replace("-", "_")
-            yield name, key.start_mark.line + 1
-            yield from named(value, f"{name}.") if not before else ()
-
-    read_mapping(path)
-    return dict(named(yaml.SafeLoader(path.read_text(encoding="utf-8")).get_single_node(), ""))
 
 
 def _size(node: Any, known: dict[int, float]) -> float:
@@ -295,27 +293,24 @@ def convert(value: Any, kind: Any, name: str) -> Any:
     if origin is tuple:
         return _to_tuple(value, inside, name)
     if origin in (dict, Mapping) or (inspect.isclass(kind) and issubclass(kind, Mapping)):
-        if not isinstance(value, Mapping):
-            raise OperantError(f"{name}={shown(value)}: give a mapping")
+        require(isinstance(value, Mapping), f"{name}={shown(value)}: give a mapping")
         of_value = inside[1] if len(inside) == 2 else Any
         return {key: x if of_value is Any else convert(x, of_value, f"{name}.{key}") for key, x in value.items()}
-    if origin is list:
+    if origin is list or (origin is Sequence and isinstance(value, str)):
         return list(_to_tuple(value, (inside[0], ...), name))
     if origin is typing.Literal:
-        if value not in inside:
-            raise OperantError(f"{name}={shown(value)}: it must be {' or '.join(map(str, inside))}")
+        require(value in inside, f"{name}={shown(value)}: it must be {' or '.join(map(str, inside))}")
         return value
     if kind is Path and isinstance(value, str):
         return Path(value)
     if isinstance(kind, type) and kind in _DESCRIPTIONS:
         made = _to_scalar(value, kind)
-        if made is None:
-            raise OperantError(f"{name}={shown(value)}: it must be {_DESCRIPTIONS[kind]}")
+        require(made is not None, f"{name}={shown(value)}: it must be {_DESCRIPTIONS[kind]}")
         return made
     return value
 
 
-def is_none(value: Any) -> bool:
+def is_none(value: object) -> bool:
     """Whether the value is None, or the text none or null."""
     return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
 
@@ -326,8 +321,7 @@ def _to_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:
     parts = list(value) if isinstance(value, (list, tuple)) else [value]
     if kinds[-1] is Ellipsis:
         return tuple(convert(p, kinds[0], name) for p in parts)
-    if len(parts) != len(kinds):
-        raise OperantError(f"{name}={shown(value)}: give {len(kinds)} values")
+    require(len(parts) == len(kinds), f"{name}={shown(value)}: give {len(kinds)} values")
     return tuple(convert(p, k, name) for p, k in zip(parts, kinds, strict=True))
 
 
@@ -394,8 +388,6 @@ SYSTEMS = {
     "OpenRLHF": OPENRLHF,
     "trlX": TRLX,
 }
-
-
 ALIASES = {"model": "policy", "ahead": "rollouts_ahead", "carry": "partial_rollout_tokens"}
 """Second names of options, which are accepted for them."""
 

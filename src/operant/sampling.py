@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from operant.bounds import bounded, check_bounds
-from operant.types import OperantError, Tokenizer, require, shown
+from operant.types import OperantError, Tokenizer, TrainablePolicy, require, shown
 
 BLOCK = 256
 """Drawing a token first draws a block of this many tokens of the vocabulary, then a token within it."""
@@ -89,17 +89,12 @@ class Sampling:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
-    def untouched(self) -> bool:
-        """Whether `adjust` does nothing to the logits."""
-        return self.temperature == 1 and not self.banned and not (self.min_tokens and self.stops)
-
-    @property
     def stops(self) -> frozenset[int]:
         """The ids that end a reply."""
         return frozenset() if self.fixed_length else frozenset(self.stop_tokens) - {NONE}
 
     @property
-    def distribution(self) -> tuple[Any, ...]:
+    def distribution(self) -> tuple[object, ...]:
         """The settings that log-probs depend on. If two samplings agree in them, every reply has equal log-probs."""
         early = (self.min_tokens, self.stops) if self.min_tokens and self.stops else ()
         return self.temperature, self.banned, early, self.truncates, self.choice, self.guidance
@@ -120,7 +115,7 @@ class Sampling:
         """The token that is put after an option, so that it differs from a longer one that begins with it; or None."""
         return min(self.stops, default=None)
 
-    def of(self, policy: Any) -> "Sampling":
+    def of(self, policy: TrainablePolicy) -> "Sampling":
         """This sampling with what a policy decides: its stop tokens, if there are none, and what `only_text` bans.
 
         Raises: OperantError for `only_text` and a policy without a tokenizer.
@@ -246,7 +241,6 @@ def _pick(mass: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # --- random numbers from counters -------------------------------------------------------------------------------------
-
 
 WORD = 0xFFFFFFFFFFFFFFFF
 
@@ -455,11 +449,11 @@ def template_of(tokenizer: object) -> str | None:
     return getattr(tokenizer, "chat_template", None)
 
 
-def _templated(tokenizer: Tokenizer | None, messages: Any, prompting: bool, **kwargs: Any) -> Any:
+def _templated(tokenizer: Tokenizer | None, messages: object, prompting: bool, **kwargs: object) -> Any:
     if not template_of(tokenizer):
         raise OperantError(
             "the task is a list of messages, and the tokenizer has no chat template: "
-            "give text, or a template (--model.chat-template, docs/recipes.md)"
+            "give text, or a template (--model.chat-template, docs/tasks.md)"
         )
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=prompting, **kwargs)
@@ -470,7 +464,7 @@ def _templated(tokenizer: Tokenizer | None, messages: Any, prompting: bool, **kw
         ) from error
 
 
-def _ids(tokenizer: Any, text: str, **kwargs: Any) -> list[int]:
+def _ids(tokenizer: Tokenizer, text: str, **kwargs: object) -> list[int]:
     try:
         return list(tokenizer(text, **kwargs)["input_ids"])
     except (TypeError, UnicodeError) as error:
@@ -497,7 +491,7 @@ class TokenCount:
         return fast.to_str() if fast is not None else None
 
 
-def check_prompts(policy: Any, prompts: Sequence[list[int]], sampling: Sampling) -> None:
+def check_prompts(policy: TrainablePolicy, prompts: Sequence[list[int]], sampling: Sampling) -> None:
     """Raises: OperantError for an empty prompt, one that leaves no room for a reply, or ids that there are not."""
     sampling.check_ids(policy.vocabulary)
     for i, prompt in enumerate(prompts):

@@ -76,7 +76,7 @@ class Histogram:
         start = int(places[0])
         return Histogram(width, start, tuple(np.bincount(places - start, self.counts).astype(int).tolist()))
 
-    def as_plain(self) -> dict[str, Any]:
+    def as_plain(self) -> dict[str, object]:
         """Return the histogram as a dictionary for JSON."""
         return {"width": self.width, "start": self.start, "counts": list(self.counts)}
 

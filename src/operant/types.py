@@ -12,9 +12,10 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast, get_args
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ End = Literal["stop", "length", "world", "cut", "outgrown", "raised", "crashed",
 `raised`, `crashed`, `timeout`: the world failed (`Failure`), and the episode is not trained on.
 """
 
+LARGEST_FLOAT = 3.4e38
+"""Largest number that an option or a reward may have: that of float32, in which almost everything is computed."""
+MAX_TURNS = 1000
+"""Number of turns after which an episode is refused as endless."""
 OUTCOMES = ("compile error", "runtime error", "failed test", "passed")
 """What may become of a program, from worst to best."""
 
@@ -48,6 +53,11 @@ def require(good: object, sentence: str) -> None:
     """Raises: OperantError with the sentence, unless `good`."""
     if not good:
         raise OperantError(sentence)
+
+
+def is_real(number: object) -> bool:
+    """Whether it is a finite number that tensors can hold."""
+    return isinstance(number, Real) and abs(number) <= LARGEST_FLOAT
 
 
 class HeardError(OperantError):
@@ -68,21 +78,42 @@ LIBRARIES = (*{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platl
 """Beginnings of the files of Python's library and of installed packages."""
 
 
-def describe_error(error: BaseException, most: int = 1000) -> str:
+def describe_error(error: BaseException) -> str:
     """The type, text and line of an exception: `ValueError: no such word (score.py, line 12)`.
 
     The line is the last one outside of Python's own library and of installed packages: most likely the user's.
     """
     try:
         if isinstance(error, OperantError):
-            return str(error)[:most]
+            return str(error)[:1000]
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
         no_place = not frames or (isinstance(error, SyntaxError) and error.lineno)  # its text says where
         place = "" if no_place else f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
-        return f"{type(error).__name__}{': ' if (text := str(error)[:most]) else ''}{text}{place}"
+        return f"{type(error).__name__}{': ' if (text := str(error)[:1000]) else ''}{text}{place}"
     except BaseException:
         return f"{type(error).__name__}, which cannot be shown"
+
+
+@contextmanager
+def of_user(before: str, behind: str = "") -> Iterator[None]:
+    """Describe what code of the user's raises inside this context, between these texts; an OperantError stays as it is.
+    Raises: OperantError."""
+    try:
+        yield
+    except OperantError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise OperantError(f"{before}{describe_error(error)}{behind}") from error
+
+
+@contextmanager
+def said_of(what: object) -> Iterator[None]:
+    """Let errors of this context begin with what they are about. Raises: OperantError."""
+    try:
+        yield
+    except OperantError as error:
+        raise OperantError(f"{what}: {error}") from error
 
 
 def brief(self: Any) -> str:
@@ -181,6 +212,8 @@ class Turn:
     """`Step.key` of the state that the reply was given in."""
     probabilities: list[float] | None = None
     """As in `Completion`."""
+    parent: int | None = None
+    """The number of the turn that it goes on from, -1 for none; None: the one before it. See `Step.at`."""
 
     @property
     def count(self) -> int:
@@ -203,7 +236,7 @@ class Rollout:
     end: End = "stop"
     """Why the episode ended."""
     info: dict[str, Any] = field(default_factory=dict)
-    """Anything that the environment reported about the episode."""
+    """Anything that the environment reported about the episode. With `unanswered`, its `reply` is empty."""
     query: str = ""
     """The first prompt as text."""
     following: list[int] | None = None
@@ -221,6 +254,13 @@ class Rollout:
         return f"Rollout({texts}, turns={len(self.turns)}, actions={self.count}, end={self.end!r}, group={self.group})"
 
     @property
+    def parents(self) -> list[int] | None:
+        """The number of the turn that each turn goes on from, -1 where it opens the episode; None without branches."""
+        if all(turn.parent is None for turn in self.turns):
+            return None
+        return [number - 1 if turn.parent is None else turn.parent for number, turn in enumerate(self.turns)]
+
+    @property
     def failed(self) -> bool:
         """Whether the world failed: the episode is not judged and not trained on, and may have no turns."""
         return self.end in get_args(Failure)
@@ -232,8 +272,8 @@ class Rollout:
 
     @property
     def reply(self) -> str:
-        """The last reply; empty if there is none."""
-        return self.texts[-1] if self.texts else ""
+        """The last reply; empty if there is none, or it called a tool whose result nothing has answered."""
+        return self.texts[-1] if self.texts and not self.info.get("unanswered") else ""
 
     @property
     def text(self) -> str:
@@ -287,6 +327,12 @@ class Step:
     """Turns that the world itself has played after this reply, before the policy is asked again: the text of each, such
     as an expert's command, and its reward. They are turns like those that are not trained on, and no reply is generated
     for them. `text` has to tell the policy what happened in them."""
+    at: int | None = None
+    """The number of the turn that the episode goes on from; None: the last. `text` is appended after its reply; with
+    `fresh` and no text the policy replies to the prompt of that turn once more. Turns that go on from the same one are
+    branches (`rollouts/branches.py`)."""
+    paid: Mapping[int, float] = field(default_factory=dict)
+    """Rewards of earlier replies, by the numbers of their turns."""
     failed: Failure | None = None
     """How the world failed in this episode, which ends here and is not trained on; None: it has not. `info["failure"]`
     may hold a sentence for the log."""
@@ -329,6 +375,8 @@ class EnvBase:
     """1 if every episode has one turn, so that an engine keeps nothing for a next one; None: unknown."""
     waves: int = 1
     """Parts of the live episodes: `step` is called for one, in a thread, while the next generates."""
+    branches: bool = False
+    """Whether its episodes may go on from other turns than the last (`Step.at`)."""
     judges: Sequence[RewardFn] = ()
     """Rewards that the world calls. They read the tasks of the run before it, as the run's own does."""
     suite: str | None = None
@@ -747,15 +795,10 @@ class Batch:
 
         if self.tokens.device == torch.device(device):
             return self
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        extra = {name: x.to(device) for name, x in self.extra.items()}
-        hinted = None if self.hinted is None else self.hinted.to(device)
-        return replace(
-            self,
-            extra=extra,
-            hinted=hinted,
-            **{k: v.to(device) for k, v in moved.items() if isinstance(v, torch.Tensor)},
-        )
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: x.to(device) for name, x in values.items() if isinstance(x, torch.Tensor)}
+        moved["extra"] = {name: x.to(device) for name, x in self.extra.items()}
+        return replace(self, **moved, hinted=None if self.hinted is None else self.hinted.to(device))
 
     def rows(self, index: Tensor | slice) -> Batch:
         """Some rows of the batch, cut to the longest of them. Episodes keep their numbers; `bootstrap` stays whole."""
@@ -771,21 +814,14 @@ class Batch:
         picked["extra"] = {name: x[index][:, :width] if x.ndim > 1 else x[index] for name, x in self.extra.items()}
         picked["hinted"] = None if self.hinted is None else self.hinted.rows(index)
         if self.allowed is not None:
-            picked["allowed"] = _pick_ragged(self.allowed, self.tokens.shape, index, width)
+            ids, offsets = self.allowed
+            places = torch.arange(self.tokens.numel()).view(self.tokens.shape)[index][:, :width].flatten()
+            pieces = [ids[offsets[place] : offsets[place + 1]] for place in places.tolist()]
+            lengths = torch.tensor([0, *map(len, pieces)])
+            picked["allowed"] = torch.cat(pieces) if pieces else ids[:0], lengths.cumsum(0)
         if self.choices is not None:
             picked["choices"] = self.choices.of_rows(index, self.tokens.shape, width)
         return replace(self, **picked)
-
-
-def _pick_ragged(ragged: tuple[Tensor, Tensor], shape: torch.Size, index: Any, width: int) -> tuple[Tensor, Tensor]:
-    """The pieces of a ragged [B, T] array in some rows, cut to `width` columns."""
-    import torch
-
-    ids, offsets = ragged
-    places = torch.arange(shape[0] * shape[1]).view(shape)[index][:, :width].flatten()
-    pieces = [ids[offsets[p] : offsets[p + 1]] for p in places.tolist()]
-    lengths = torch.tensor([0, *map(len, pieces)])
-    return torch.cat(pieces) if pieces else ids[:0], lengths.cumsum(0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,11 @@ import torch
 from given_1_16 import END, NUM_PROMPTS, OPTIONS, OWN, SETTINGS, SHAPES, TEMPERATURE, VOCABULARY, Case, Numbers, Weights
 from torch import Tensor, nn
 
-from operant import Learner
+from operant import Batch, Learner
 from operant.distributed import GradientSum
 from operant.rollouts.collate import token_weights
 from operant.rollouts.external import to_rollouts
 from operant.training.objective import accumulate
-from operant.types import Batch
 
 warnings.simplefilter("ignore")
 
@@ -190,7 +189,8 @@ class Ours:
     """Our learner."""
 
     def __init__(self, algorithm: str, folder: str, numbers: Numbers, **options):
-        self.learner = Learner(loaded(folder, numbers), algorithm=algorithm, **(OPTIONS | options))
+        given = {name: x for name, x in (OPTIONS | options).items() if x is not ...}
+        self.learner = Learner(loaded(folder, numbers), algorithm=algorithm, **given)
         self.model = self.learner.policy.model
 
     def looked(self, case: Case, weights: Weights) -> tuple[Batch, list[int]]:

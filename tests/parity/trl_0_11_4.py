@@ -18,14 +18,13 @@ import torch
 from report import Report
 from torch import Tensor
 
+from operant import Batch, Outputs, Rollout, Sampling, Task, Turn
 from operant.algorithms import preset
 from operant.models import logprobs as vocabulary
 from operant.objectives import advantages, kl, losses
 from operant.rewards import shaping
 from operant.rollouts import collate
-from operant.sampling import Sampling
 from operant.training.scoring import charge_kl
-from operant.types import Batch, Outputs, Rollout, Task, Turn
 
 warnings.simplefilter("ignore")
 

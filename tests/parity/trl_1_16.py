@@ -15,14 +15,15 @@ import sys
 from dataclasses import dataclass, field, replace
 
 import torch
-from given_1_16 import HALVES, IN_LOSS, IN_REWARD, LOW, MAX_REPLY, ROWS, Case, Numbers
+from given_1_16 import HALVES, IN_LOSS, IN_REWARD, LOW, MAX_REPLY, OWN, ROWS, SETTINGS, Case, Numbers
 from report import Report
-from sides_1_16 import Found, Ours, Theirs, alone, stored, weights_of
+from sides_1_16 import KINDS, Found, Ours, Theirs, alone, stored, weights_of
 from torch import Tensor
 
 from operant.algorithms import ALGORITHMS
 from operant.objectives import losses
 from operant.objectives.kl import loss_term
+from operant.tools.migrate.configuration import with_configuration
 from operant.types import Batch, Outputs
 
 DRAWS, FEW = 10, 3
@@ -154,6 +155,32 @@ def compare_forms(folder: str, numbers: Numbers, report: Report) -> None:
             pair.compared(report, theirs, pair.ours.loss(batch, pair.new), batch)
             wrong = faulty.loss(faulty.looked(case, pair.old)[0], pair.new)
             report.differs(f"{name}: gradient, {form.fault}", *shares(theirs, wrong))
+
+
+def compare_methods(folder: str, numbers: Numbers, report: Report) -> None:
+    """Losses of GRPOTrainer that have a method of their own here, with the options that its configuration becomes."""
+    plain = {"use_bias_correction_kl": False, "importance_sampling_level": "sequence"}
+    configurations = {
+        "gspo": plain | {"loss_type": "grpo", "epsilon": 0.01, "epsilon_high": 0.02},
+        "gspo, per token": plain | {"loss_type": "dapo", "epsilon": 0.01, "epsilon_high": 0.02},
+        "cispo": {"loss_type": "cispo", "epsilon_high": 1.1},
+        "sapo": {"loss_type": "sapo", "sapo_temperature_neg": 1.5, "sapo_temperature_pos": 0.9},
+    }
+    for name, options in configurations.items():
+        given = SETTINGS | OWN["grpo"] | options | {"shuffle_dataset": True}
+        found = with_configuration(KINDS["grpo"][0](folder, **given), {"tasks": [0] * ROWS})
+        theirs = Theirs("grpo", folder, numbers, **options)
+        groups = ("loss.", "kl.", "advantage.", "update.per")
+        ours = {"loss.clip": ..., "loss.clip_high": ...} | {n: x for n, x in found.items() if n.startswith(groups)}
+        pair = Pair(theirs, Ours(found["algorithm"], folder, numbers, **ours), name)
+        faulty = Ours("per token" if name in ("sapo", "gspo") else "grpo", folder, numbers, **IN_LOSS)
+        for seed in range(DRAWS):
+            inputs, batch = pair.batches(Case(seed))
+            theirs_found, ours_found = theirs.loss(inputs, pair.new), pair.ours.loss(batch, pair.new)
+            report.same(f"{name}: loss", theirs_found.loss, ours_found.loss)
+            report.same(f"{name}: gradient", *shares(theirs_found, ours_found))
+            wrong = faulty.loss(faulty.looked(Case(seed), pair.old)[0], pair.new)
+            report.differs(f"{name}: gradient, of grpo", *shares(theirs_found, wrong))
 
 
 def compare_accumulated(folder: str, numbers: Numbers, report: Report) -> None:
@@ -345,6 +372,7 @@ def main() -> int:
             compare_advantages,
             compare_kl,
             compare_forms,
+            compare_methods,
             compare_accumulated,
             compare_rloo,
             compare_training,

@@ -18,10 +18,9 @@ from report import Report
 from sides_1_16 import Found, Ours, gradient_of, loaded, place, stored, texts, weights_of, words
 from torch import Tensor, nn
 
-from operant import Learner
+from operant import Batch, Learner, Outputs
 from operant.objectives.labelled import reward_model
 from operant.rollouts.external import to_rollouts
-from operant.types import Batch, Outputs
 
 from datasets import Dataset  # isort: skip
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardTrainer  # isort: skip

@@ -13,13 +13,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    GPT2Config,
-    PreTrainedTokenizerFast,
-    T5Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GPT2Config, PreTrainedTokenizerFast, T5Config
 
 FILE = Path(__file__).with_suffix(".json")
 VOCABULARY = 24

@@ -4,14 +4,10 @@ import pytest
 import torch
 from toys import bare_logprobs, lm
 
+from operant import Learner, Policy, Rollout, Sampling, Task, Turn, ValueOptions
 from operant.engines.native.capabilities import try_decoding
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
-from operant.models.value_head import ValueOptions
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
-from operant.training.learner import Learner
-from operant.types import Rollout, Task, Turn
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [4, 11], [12, 13, 14], [3]]
 
@@ -51,7 +47,7 @@ def test_samples_are_scored_as_drawn_and_as_transformers_does(kind):
 
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_ppo_teaches_it_a_token(kind):
-    options = {"optimizer.lr": 1e-2, "max_tokens": 5, "kl.coef": 0.0, "minibatch": 16, "value.init": "zero"}
+    options = {"optimizer.lr": 5e-3, "max_tokens": 5, "kl.coef": 0.0, "minibatch": 16, "value.init": "zero"}
     learner = Learner(lm(kind, 15, spread=0.1), **options)
     shares = []
     for _ in range(15):
@@ -61,4 +57,4 @@ def test_ppo_teaches_it_a_token(kind):
         metrics = learner.step(replies, scores)
         assert metrics["rollout/logprob_gap"] < 1e-4
     assert shares[0] < 0.3
-    assert max(shares[-3:]) > 0.8  # at this rate single steps fall back
+    assert min(shares[-3:]) > 0.8

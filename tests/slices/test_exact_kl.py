@@ -6,10 +6,8 @@ import pytest
 import torch
 from toys import lm
 
-from operant.models.policy import Policy
+from operant import Policy, Rollout, Sampling, Task, Turn
 from operant.rollouts.collate import collate
-from operant.sampling import Sampling
-from operant.types import Rollout, Task, Turn
 
 TURNS = [([5, 6, 7], [8, 2, 9, 4]), ([4], [7, 7]), ([9, 3, 3, 3, 11], [2])]
 SAMPLING = Sampling(temperature=0.8, max_tokens=4, min_tokens=2, stop_tokens=(2, 3), banned=(13,))

@@ -6,9 +6,8 @@ from toys import PIECES, letters, lm
 from transformers import BertConfig, BertForMaskedLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from operant import Learner, Policy
 from operant.engines.native.capabilities import try_decoding
-from operant.models.policy import Policy
-from operant.training.learner import Learner
 
 MASK, GREAT, TERRIBLE = len(PIECES), len(PIECES) + 1, len(PIECES) + 2
 

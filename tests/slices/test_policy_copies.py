@@ -6,13 +6,11 @@ import pytest
 import torch
 from toys import lm
 
+from operant import Learner, Policy, ValueOptions
 from operant.engines.native.engine import NativeEngine
-from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
-from operant.models.value_head import ValueOptions
 from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate
-from operant.training.learner import Learner
 from operant.training.scoring import score_batch
 
 QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4

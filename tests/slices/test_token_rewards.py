@@ -4,11 +4,10 @@ import pytest
 import torch
 from toys import lm
 
+from operant import Learner, OperantError, Rollout, Task, Turn
 from operant.objectives.advantages import with_gae
 from operant.rewards.evaluate import judge
 from operant.rollouts.collate import collate
-from operant.training.learner import Learner
-from operant.types import OperantError, Rollout, Task, Turn
 
 
 def attempt(name, turns, values):

@@ -59,7 +59,15 @@ WITH_VOCABULARY = {
     f"{ORGANISATION}/tiny-T5ForConditionalGeneration-correct-vocab": "T5ForConditionalGeneration",
     "gpt2": "GPT2LMHeadModel",
 }
-TEXT = ["This morning I went to the ", "this is a test", "this is another, longer test", "hello world goodbye world"]
+# One test counts the tokens of its texts, which are as many as with GPT-2's own vocabulary.
+TEXT = [
+    "I am a prompt!\nHello there! General Kenobi!",
+    "test<response>",
+    "This morning I went to the ",
+    "this is a test",
+    "this is another, longer test",
+    "hello world goodbye world",
+]
 
 
 def make_cache(folder: Path) -> None:
@@ -96,7 +104,7 @@ def tokenizer(padding: bool) -> PreTrainedTokenizerFast:
     core = Tokenizer(models.BPE())
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    wanted = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>", "<pad>"], initial_alphabet=alphabet)
+    wanted = trainers.BpeTrainer(vocab_size=480, special_tokens=["<|endoftext|>", "<pad>"], initial_alphabet=alphabet)
     core.train_from_iterator(TEXT * 4, wanted)
     ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     ends |= {"pad_token": "<pad>"} if padding else {}

@@ -85,7 +85,7 @@ def presets() -> dict[str, dict[str, object]]:
 def preset_names() -> str:
     """The presets, for errors and help; those of RL4LMs as one, with the page that lists them."""
     own = [name for name in presets() if not name.startswith("rl4lms-")]
-    return ", ".join([*own, "rl4lms-TASK-METHOD (docs/rl4lms.md)"])
+    return ", ".join([*own, "rl4lms-TASK-METHOD (docs/other-names.md)"])
 
 
 def preset(name: str | None) -> dict[str, object]:
@@ -116,7 +116,7 @@ def find(name: "str | Algorithm") -> Algorithm:
 
 
 def applicable_options(
-    options: Mapping[str, Any], name: str, known: Collection[str]
+    options: Mapping[str, object], name: str, known: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Split the options of a recipe or preset into those that apply to algorithm `name`, and the names of the others.
 

@@ -8,16 +8,19 @@ $$\text{loss} = -\frac{1}{\sum_i |y_i|}\sum_{i,t} \mathrm{stop}(w_{i,t})\, A_i \
 A clipped surrogate has no gradient at a token beyond its bound; here it keeps the gradient of the bound. The bound has
 two published meanings under one name: at most `loss.high` (`loss.bound=weight`: ScaleRL, TRL's `epsilon_high`; 5 is in
 the middle of the 4 to 8 that ScaleRL found alike), and at most 1 + `loss.high` (`loss.bound=excess`: MiniMax-M1,
-verl). The papers set no lower bound, verl 1 - `clip_ratio_low`; `loss.low` sets one.
+verl). The papers set no lower bound, verl 1 - `clip_ratio_low`; `loss.low` sets one. Unless they are set, the bound is
+0.2 in TRL, which cuts nearly every weight, and 0.8 to 1.2 in verl. The mean is over all tokens of a step, as there; the
+papers' equations have it over the tokens of each group first (`update.per=group`).
 
 `preset=scalerl` is ScaleRL's recipe: the bound 5, a mean over prompts of the mean over all their tokens
 (`update.per=group`), scores less the mean of their group divided by the deviation of the batch
-(`advantage.deviation=batch`), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of ten
-replies right drawn no more (`retire=0.9`, for rewards of 0 and 1; the paper's are -1 and 1, with the same advantages),
-from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Only the rate, 5e-7, has not been
-confirmed. Not in it: replies that are generated up to 8 updates ahead (PipelineRL-8; `rollouts_ahead` cannot know which
-prompts retire), interruption of long thoughts, and an output head in float32 where the model is in bfloat16: log-probs
-here are made in float32 of the head's bfloat16 logits.
+(`advantage.deviation=batch`: the deviation of scores less the mean of their group, where TRL's `scale_rewards="batch"`
+takes that of the scores themselves), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of
+ten replies right drawn no more (`retire=0.9`, for rewards of 0 and 1; the paper's are -1 and 1, with the same
+advantages), from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Only the rate, 5e-7, has
+not been confirmed. Not in it: replies that are generated up to 8 updates ahead (PipelineRL-8; `rollouts_ahead` cannot
+know which prompts retire), interruption of long thoughts, and an output head in float32 where the model is in bfloat16:
+log-probs here are made in float32 of the head's bfloat16 logits.
 """
 
 from operant.algorithms.base import Comparison

@@ -32,17 +32,15 @@ from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import advantages, losses
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, Outputs, require
 
 
 def returns_and_programs(
     out: Outputs, batch: Batch, *, given_coef: float = 1.0, entropy_coef: float = 0.0
 ) -> dict[str, Tensor]:
     """[B, T] minus advantage times log-prob where the policy has acted, and `given_coef` times minus log-prob of given
-    programs; the weights of a batch take the mean of each.
-    """
-    if given_coef < 0:
-        raise OperantError(f"loss.given_coef={given_coef:g}: it must be at least 0")
+    programs; the weights of a batch take the mean of each."""
+    require(given_coef >= 0, f"loss.given_coef={given_coef:g}: it must be at least 0")
     terms = losses.score_function(out, batch, entropy_coef=entropy_coef)
     if batch.demonstrated is None:
         return terms

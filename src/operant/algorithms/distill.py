@@ -28,7 +28,9 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
 - **A right reply as the hint**: `sibling` is the best other reply to the same prompt, if it scores at least
   `teacher.right` (1); without one, it is the feedback. With a teacher that follows the policy, this is SDPO
   ([2026](https://arxiv.org/abs/2601.20802)): `--preset sdpo --reward ...`. The world's feedback and the right reply
-  are alternatives here; there the teacher may read both.
+  are alternatives here; there the teacher may read both. TRL's `SDPOTrainer` has the same teacher, and by default its
+  log-prob of the drawn token alone (`distillation_mode="full_logits"` is the divergence here), weights of at most 2 for
+  replies of earlier weights, and no loss for a reply without a hint.
 - **Where the hint stands** is `teacher.template`, `{hint}\n{prompt}` by default. The prompt keeps its token ids. In a
   chat, the template is applied to the last message. It stands in the prompt that opens a row; later turns of the same
   row go on from there. One hint for each turn needs a world with fresh prompts.
@@ -44,7 +46,7 @@ from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives.kl import EXACT
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, OperantError, Outputs, require
 
 
 def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> dict[str, Tensor]:
@@ -53,8 +55,7 @@ def distillation(out: Outputs, batch: Batch, *, divergence: str = "reverse") -> 
     `divergence`: reverse, KL(policy || teacher); forward, KL(teacher || policy); or jensen_shannon, the mean of both
     to the mixture of the two in equal parts (arXiv:2306.13649, equations 1 and 4).
     """
-    if divergence not in EXACT:
-        raise OperantError(f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")
+    require(divergence in EXACT, f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")
     if out.kl is None:
         raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
     return {"loss": out.kl[divergence], "distill/divergence": out.kl[divergence].detach()}

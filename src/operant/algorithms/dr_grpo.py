@@ -5,7 +5,7 @@ its tokens is divided by the same constant, the limit of length `sampling.max_to
 prompts, and neither short nor long replies, are preferred: the gradient is that of the mean score, times a constant.
 `grpo` divides by the group's deviation and by the length of each reply. TRL's `loss_type="dr_grpo"` divides by the
 same constant, and keeps the deviation unless `scale_rewards=False`; verl's `seq-mean-token-sum-norm` divides by the
-width of the batch.
+width of the batch unless `loss_scale_factor` is set, and keeps the deviation unless `norm_adv_by_std_in_grpo=False`.
 """
 
 from operant.algorithms.base import COMPARED, Comparison

@@ -15,7 +15,7 @@ $$A_i = \frac{r_i - \mathrm{mean}(r)}{\mathrm{std}(r)}, \qquad
   the number of samples, and rewards of a small scale (a spread of 1e-4) are not damped. `advantage.scale=false` omits
   the division (Dr. GRPO).
 - KL is charged in the loss (`kl.loss_coef`). `kl.loss_kind=k3` has the gradient of KL; `plain_k3`, the published
-  term, has a different gradient ([where KL is charged](ppo.md#where-kl-is-charged-and-the-effect)).
+  term, has a different gradient ([where KL is charged](methods/ppo.md#where-kl-is-charged-and-the-effect)).
 - `samples` below 2 is refused. In a loop of your own, `learner.step(queries, responses, scores)` compares the responses
   to equal queries, or those with the same number in `groups=`. If no group has two responses, the step is refused.
   Under `torchrun` all replies to a query must be on one rank, as `operant train` places them, or the step is refused.

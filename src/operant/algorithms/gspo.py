@@ -8,7 +8,8 @@ $$\text{loss} = \frac{1}{n}\sum_i \max\big(-s_i A_i,\ -\mathrm{clip}(s_i, 1 - \e
 with $\epsilon = 3 \cdot 10^{-4}$ and $\epsilon' = 4 \cdot 10^{-4}$. A whole reply is clipped, or none of it. The
 bounds are as small as a mean of log-ratios is. `loss.ratio=token` is GSPO-token, whose gradient is the token's own.
 TRL has it as `importance_sampling_level="sequence"` with `loss_type="grpo"`; its other loss types then add the ratio
-of a reply once for each of its tokens.
+of a reply once for each of its tokens. There and in verl the bounds are 0.2 unless they are set, far more than a mean
+of log-ratios moves.
 """
 
 from operant.algorithms.base import Comparison

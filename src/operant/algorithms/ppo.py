@@ -1,6 +1,6 @@
 r"""PPO: a clipped policy gradient with a critic.
 
-[Its own page](ppo.md): equation, details, presets, measured curves. In one file without the library:
+[Its own page](methods/ppo.md): equation, details, presets, measured curves. In one file without the library:
 [`recipes/minimal_ppo.py`](../recipes/minimal_ppo.py).
 """
 

@@ -19,6 +19,9 @@ the score $s_i$ of reply $i$ and its label $y_i$, the loss of a group is, by `--
 | `rating` | mean of $(s_i - y_i)^2$ |
 | `good` | sum over the labels of the cross-entropy of $\sigma(s_i)$ with $y_i$, 0 or 1 |
 
+With `loss.margin` 1, a `margin` in each row of `chosen` and `rejected` says how far the scores should differ: 3 where
+one reply is much better, 0 where it hardly is ([Llama 2](https://arxiv.org/abs/2307.09288)).
+
 With two replies, the first three are equal. Equal labels are left out by `pairwise`, or modelled with `loss.ties`:
 `davidson` or `rao-kupper`. The loss of a step is the mean over groups.
 

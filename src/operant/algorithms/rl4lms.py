@@ -1,4 +1,4 @@
-"""The configurations that RL4LMs shipped, as presets `rl4lms-TASK-METHOD`: docs/rl4lms.md says what stands behind each.
+"""The configurations that RL4LMs shipped, as presets `rl4lms-TASK-METHOD`. docs/other-names.md explains them.
 
 A row has the numbers of its YAML file, in its units: a buffer of so many tokens, minibatches of 64 tokens, a KL target
 per token. They become replies and options here. Tasks, rewards and models are those of the recipes. `rl4lms-TASK-sft`

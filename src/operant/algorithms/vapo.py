@@ -8,7 +8,7 @@ do not reach the first of many tokens, neither as advantages nor as targets of t
 - The surrogate is clipped at $1 - 0.2$ and $1 + 0.28$. To the loss comes `loss.right_coef` (0.1) times the mean
   cross-entropy of right replies, those with a return of at least `advantage.right`.
 - The paper trains the critic alone for 50 steps first, on replies of the policy of the start
-  (`learner.critic_steps=50`; 0 unless it is given), and draws several replies to each prompt (`samples`).
+  (`learner.critic_steps=50`; 0 unless it is given), and draws 16 replies to each of 512 prompts (`samples`).
 """
 
 from operant.algorithms.base import Algorithm, Needs

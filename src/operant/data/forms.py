@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operant.import_by_name import Table, nearest
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, name_of, shown
 
 ROW_FORMS = Table(
     "row form",
@@ -87,8 +87,8 @@ def formed(
             if skip_empty:
                 continue
             raise OperantError(
-                f"{source}, {place_of(number)}: the text that form {called(form)!r} reads is empty; repair the row, or "
-                "leave such rows out: --data.min-chars 1"
+                f"{source}, {place_of(number)}: the text that form {name_of(form)!r} reads is empty; repair the row, "
+                "or leave such rows out: --data.min-chars 1"
             )
         if last is not None and isinstance(made, FormedRow) and isinstance(last[1], FormedRow):
             several = replace(last[1], references=tuple(dict.fromkeys((*last[1].references, *made.references))))
@@ -108,7 +108,7 @@ def each_formed(rows: Iterable[tuple[int, object]], form: Form, source: str) -> 
         if isinstance(row, Task):
             yield number, row
             continue
-        where = f"{source}, {place_of(number)}, form {called(form)!r}"
+        where = f"{source}, {place_of(number)}, form {name_of(form)!r}"
         published = row if isinstance(row, Mapping) else {"text": row}
         try:
             made = form(published)
@@ -150,11 +150,6 @@ def place_of(number: int | str) -> str:
     """
     row, _, part = str(number).partition(".")
     return f"row {int(row) + 1}" + (f", task {int(part) + 1}" if part else "")
-
-
-def called(form: Form) -> str:
-    """The name of a form in errors."""
-    return getattr(form, "__name__", type(form).__name__)
 
 
 # --- reading published rows -------------------------------------------------------------------------------------------
@@ -404,8 +399,7 @@ END = re.compile(r"""[.!?]+["')\]]*\s+(?=["'(\[]*[A-Z0-9])|(?<=\s)[.!?]+["')\]]*
 def sentences(text: str) -> list[str]:
     """The sentences of a text. One ends at . ! or ? before a space and a capital or a digit, but not behind an
     abbreviation (`e.g.`, `et al.`, `Fig.`) or a single capital (`J. Smith`). A sign between spaces always ends one, as
-    in tokenised text.
-    """
+    in tokenised text."""
     found, begin = list[str](), 0
     for end in END.finditer(text):
         word = (text[begin : end.start()].split() or [""])[-1].lstrip("([\"'")

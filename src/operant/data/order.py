@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from operant.sampling import counter, uniforms
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 def permutation(n: int, seed: int, name: str, number: int = 0) -> list[int]:
@@ -24,8 +24,7 @@ class Order:
     """
 
     def __init__(self, n: int, seed: int = 0, *, shuffle: bool = True):
-        if n < 1:
-            raise OperantError("there are no tasks to order; give at least one")
+        require(n >= 1, "there are no tasks to order; give at least one")
         self.n, self.seed, self.shuffle = n, seed, shuffle
         self.position = 0
         """Number of tasks taken since the run began."""

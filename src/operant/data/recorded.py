@@ -158,7 +158,7 @@ def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rol
 # --- one record -------------------------------------------------------------------------------------------------------
 
 
-def _record(number: int, row: Any, name: str) -> _Record:
+def _record(number: int, row: object, name: str) -> _Record:
     """The turns that have token ids; none where texts have to be tokenised."""
     where = f"{name}, {'line' if '.jsonl' in name else 'row'} {number + 1}"
     if not isinstance(row, Mapping):
@@ -178,7 +178,7 @@ def _record(number: int, row: Any, name: str) -> _Record:
     return _Record(where, [turn for turn, _ in found], [text for _, text in found], weights, row)
 
 
-def _objects(value: Any, what: str, where: str) -> list[Mapping[str, Any]]:
+def _objects(value: object, what: str, where: str) -> list[Mapping[str, Any]]:
     if not isinstance(value, list) or not value or not all(isinstance(part, Mapping) for part in value):
         raise OperantError(f"{where}: {what} is {shown(value)}; it must be a list of at least one object")
     return value
@@ -218,7 +218,6 @@ def _number(x: object) -> bool:
 
 
 def _rewards(record: _Record) -> list[float]:
-    """The reward of each turn."""
     value, count, where = record.fields.get("reward", 0.0), len(record.turns), record.where
     rewards = value if isinstance(value, list) else [0.0] * (count - 1) + [value]
     odd = [x for x in rewards if not _number(x)]
@@ -234,7 +233,7 @@ def _version(record: _Record) -> int | None:
     return version
 
 
-def _check_temperature(fields: Mapping[str, Any], sampling: Sampling, where: str) -> None:
+def _check_temperature(fields: Mapping[str, object], sampling: Sampling, where: str) -> None:
     temperature = fields.get("temperature")
     if temperature is not None and temperature != sampling.temperature:
         raise OperantError(

@@ -7,7 +7,7 @@
 
 Labels, for reward models and preference optimisation, become a score for each reply:
 
-{"prompt": "...", "chosen": "...", "rejected": "..."}                    # scores 1 and 0; "margin": 0.5 for 0.5 and 0
+{"prompt": "...", "chosen": "...", "rejected": "..."}                    # scores 1 and 0; "margin": 0.5: 0.5 and 0
 {"prompt": "...", "replies": ["...", "...", "..."], "ranks": [2, 1, 2]}  # 1 is best, equal: a tie, null: left out
 {"prompt": "...", "replies": [...], "best": 1}                           # the index of the best
 {"prompt": "...", "replies": [...], "ratings": [4, 2.5, null]}
@@ -24,8 +24,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from operant.types import OUTCOMES, OperantError, Task, shown
+from operant.types import OUTCOMES, OperantError, Task, require, shown
 
+TIMID = 1e-12
+"""The score of a chosen reply with a margin of 0: above that of the rejected one, and no demand on the difference."""
 DEMONSTRATIONS = "`prompt` and `completion`, or `messages`, or text in `data.text_field`"
 
 
@@ -107,8 +109,9 @@ def labelled_task(row: object, task_id: str, where: str) -> Task:
     if "chosen" in fields and "rejected" in fields:
         prompt, replies = pair_of(fields, where)
         given = _numbers([fields.get("margin", 1.0), 0.0], "margin", where)
-        if given[0] is None or given[0] <= 0:
-            raise OperantError(f"{where}: margin={shown(fields['margin'])}; it must be a number above 0")
+        if given[0] is None or given[0] < 0:
+            raise OperantError(f"{where}: margin={shown(fields['margin'])}; it must be a number that is at least 0")
+        given[0] = max(given[0], TIMID)
     elif "replies" in fields:
         prompt, replies = fields.get("prompt", ""), fields["replies"]
         if isinstance(replies, str) or not isinstance(replies, Sequence) or not replies:
@@ -176,8 +179,7 @@ def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer
     found = [kind for kind in KINDS if fields.get(kind) is not None]
     if not found and (fields.get("all_bad") or fields.get("skip")):  # as `operant label` exports it
         return [None] * count
-    if len(found) != 1:
-        raise OperantError(f"{where}: labels are {' and '.join(found) or 'missing'}; give one of {', '.join(KINDS)}")
+    require(len(found) == 1, f"{where}: labels are {' and '.join(found) or 'missing'}; give one of {', '.join(KINDS)}")
     kind, labels = found[0], fields[found[0]]
     if kind == "best":
         if isinstance(labels, bool) or not isinstance(labels, int) or not 0 <= labels < count:
@@ -203,8 +205,7 @@ def _numbers(labels: Sequence[object], kind: str, where: str) -> list[float | No
 def pair_of(fields: Mapping[str, object], where: str) -> tuple[Any, list[Any]]:
     """Prompt, and the chosen and the rejected reply; what both begin with is the prompt of a row without one."""
     chosen, rejected = (part(fields[name], name, where) for name in ("chosen", "rejected"))
-    if chosen == rejected:
-        raise OperantError(f"{where}: chosen and rejected are equal; leave the row out")
+    require(chosen != rejected, f"{where}: chosen and rejected are equal; leave the row out")
     if "prompt" in fields:
         return fields["prompt"], [chosen, rejected]
     same = next((i for i, (a, b) in enumerate(zip(chosen, rejected)) if a != b), min(len(chosen), len(rejected)))

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from operant.import_by_name import Table, nearest
 from operant.sampling import counter
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
-from operant.types import OperantError, Task, describe_error, shown
+from operant.types import OperantError, Task, name_of, of_user, shown
 
 HELD_OUT = 256
 """Number of lines at the end of built-in tasks that are reserved for evaluation."""
@@ -54,15 +54,13 @@ def read(source: object, text_field: str = "text") -> tuple[str, Iterator[tuple[
     if isinstance(source, (str, Path)):
         return _named(str(source), text_field)
     if callable(source):
-        try:
+        with of_user(f"tasks: {name_of(source)} raised "):
             made = source()
-        except OperantError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise OperantError(f"tasks: {_called(source)} raised {describe_error(error)}") from error
         if not isinstance(made, Iterable):
-            raise OperantError(f"tasks: {_called(source)} returned {shown(made)}; return a list of tasks")
-        return _called(source), enumerate(made)
+            raise OperantError(f"tasks: {name_of(source)} returned {shown(made)}; return a list of tasks")
+        return name_of(source), enumerate(made)
+    if isinstance(source, Mapping):
+        refuse_splits(source)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise OperantError(
             f"tasks: a {type(source).__name__} is not a source; give a list, a function, a file or a name"
@@ -70,8 +68,15 @@ def read(source: object, text_field: str = "text") -> tuple[str, Iterator[tuple[
     return "tasks", enumerate(source)
 
 
-def _called(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+def refuse_splits(source: Mapping[str, object]) -> None:
+    """Raises: OperantError for a `DatasetDict`, or a mapping like it from names to rows."""
+    rows = [part[:1] if isinstance(part, list) else [part] for part in source.values()]
+    if rows and all(first and (hasattr(first[0], "column_names") or isinstance(first[0], Mapping)) for first in rows):
+        splits = ", ".join(map(str, source))
+        raise OperantError(
+            f"tasks: a mapping of splits ({splits}), as a DatasetDict is, is not a source: give one of them, as in "
+            f"data[{next(iter(source))!r}]"
+        )
 
 
 def _named(name: str, text_field: str) -> tuple[str, Rows]:

@@ -14,12 +14,12 @@ from itertools import islice
 from typing import Any
 
 from operant.bounds import bounded, check_bounds
-from operant.data.forms import Form, FormedRow, called, formed, names_in, place_of
+from operant.data.forms import Form, FormedRow, formed, names_in, place_of
 from operant.data.order import permutation
 from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
-from operant.sampling import check_ids, counter, encode_more, encode_prompt
-from operant.types import OperantError, Task, shown
+from operant.sampling import check_ids, counter, encode_more, encode_prompt, template_of
+from operant.types import OperantError, Task, Tokenizer, name_of, shown
 
 CHUNK = 512
 """Number of texts that are encoded together."""
@@ -71,7 +71,7 @@ class DataOptions:
     """The field with the id of the task; by default, the id is made of the source and the row's number."""
     target_field: str | None = None
     """The field that becomes `Task.target`, for rewards; of several, separated by commas, a mapping of them does, and
-    with * one of all but the prompt. None: no field, and with a reward of TRL's form, which takes them by name, all."""
+    with * one of all but the prompt. None: no field; but a reward of TRL's form gets all fields, by name."""
     reference_field: str | None = None
     """The field that becomes `Task.references`, a text or a list of texts, for rewards and metrics."""
     reply_field: str | None = None
@@ -90,7 +90,7 @@ class DataOptions:
         """Raises: OperantError for an option whose work the form does, if there is one."""
         done = ("text_field", "query_tokens", "template", "reference_field", "reply_field")
         if form is not None and (changed := [name for name in done if getattr(self, name) != getattr(BARE, name)]):
-            named = form if isinstance(form, str) else called(form)
+            named = form if isinstance(form, str) else name_of(form)
             raise OperantError(f"data.{changed[0]} beside form={named}: the form reads the fields itself; leave it out")
 
     def query_range(self) -> tuple[int, int] | None:
@@ -103,7 +103,7 @@ BARE = DataOptions()
 
 def load_tasks(
     source: object,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     options: DataOptions | None = None,
     seed: int = 0,
     context: int | None = None,
@@ -152,6 +152,8 @@ def load_tasks(
     tasks = list(islice(encoded, options.limit))
     if not tasks:
         raise OperantError(_nothing_left(source_name, passed, options))
+    if options.target_field == EVERY:
+        tasks = _even(tasks)
     twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
     if twice:
         raise OperantError(
@@ -160,6 +162,18 @@ def load_tasks(
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
+
+
+def _even(tasks: list[Task]) -> list[Task]:
+    """The tasks with the columns of all of them in every mapping that is a target: None where a row has none."""
+    names = dict.fromkeys(name for task in tasks if isinstance(task.target, Mapping) for name in task.target)
+    lacks = [
+        task.target is None or (isinstance(task.target, Mapping) and len(task.target) < len(names)) for task in tasks
+    ]
+    return [
+        replace(task, target=names | (task.target or {})) if names and lack else task
+        for task, lack in zip(tasks, lacks)
+    ]
 
 
 def left_out(passed: Mapping[str, int], source: object) -> list[str]:
@@ -304,14 +318,13 @@ def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> 
 
 def _encoded(
     tasks: Iterator[tuple[Task, bool, tuple[str, str]]],
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     options: DataOptions,
     seed: int,
     passed: Counter[str],
 ) -> Iterator[Task]:
     """Tasks with prompts as ids, cut to queries or to `prompt_tokens` if `options` ask for it. Messages stay as they
-    are, and so do the prompts of demonstrations that are not cut: their ids are made with those of the replies.
-    """
+    are, and so do the prompts of demonstrations that are not cut: their ids are made with those of the replies."""
     span, most = options.query_range(), options.prompt_tokens
     special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
     while chunk := list(islice(tasks, CHUNK)):
@@ -362,7 +375,7 @@ def shortened(ids: list[int], most: int, keeps: str, around: list[list[int]], sp
 
 
 def shortened_chat(
-    tokenizer: Any, task: Task, most: int, keeps: str, around: tuple[str, str] = ("", "")
+    tokenizer: Tokenizer, task: Task, most: int, keeps: str, around: tuple[str, str] = ("", "")
 ) -> list[dict[str, str]]:
     """The messages of a chat, the text of the last one cut until the chat template makes `most` tokens of all.
 
@@ -389,7 +402,7 @@ def shortened_chat(
     return messages
 
 
-def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list[list[int]]:
+def _ids(texts: list[str], tokenizer: Tokenizer, span: tuple[int, int] | None) -> list[list[int]]:
     if not texts or span is None:
         return _encode(texts, tokenizer) if texts else []
     # A query needs only the first words of a long text: encode a piece that ends at a space well behind them.
@@ -403,7 +416,7 @@ def _ids(texts: list[str], tokenizer: Any, span: tuple[int, int] | None) -> list
     return ids
 
 
-def _encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
+def _encode(texts: list[str], tokenizer: Tokenizer) -> list[list[int]]:
     try:
         return tokenizer(texts).input_ids
     except Exception as error:  # a tokenizer may raise any type of exception
@@ -459,14 +472,14 @@ def check_texts(task: Task, where: str) -> None:
 
 
 def _check_prompts(
-    tasks: list[Task], tokenizer: Any, context: int | None, max_new: int, vocabulary: int | None
+    tasks: list[Task], tokenizer: Tokenizer | None, context: int | None, max_new: int, vocabulary: int | None
 ) -> None:
     """Raises: OperantError for a prompt with an unknown token id, or too long to generate `max_new` tokens."""
     for task in tasks:
         prompt = task.prompt
         if isinstance(prompt, str) and tokenizer is not None:
             prompt = tokenizer(prompt).input_ids
-        elif prompt and isinstance(prompt[0], dict) and getattr(tokenizer, "chat_template", None):
+        elif prompt and isinstance(prompt[0], dict) and template_of(tokenizer):
             prompt = encode_prompt(tokenizer, prompt)
         if not (isinstance(prompt, list) and isinstance(prompt[0], int)):
             continue

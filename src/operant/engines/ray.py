@@ -82,11 +82,10 @@ class RayEngine(RayActors):
             raise
 
     @staticmethod
-    def check_options(options: Mapping[str, Any]) -> None:
+    def check_options(options: Mapping[str, object]) -> None:
         """Raises: OperantError for options that are out of range, or if Ray is not installed. No model is needed."""
         for name, least in (("actors", 1), ("threads", 1), ("parts", 1), ("restarts", 0)):
-            if not least <= options[name] < inf:
-                raise OperantError(f"engine.{name}={options[name]!r}: it must be at least {least:g}")
+            require(least <= options[name] < inf, f"engine.{name}={options[name]!r}: it must be at least {least:g}")
         require(options["inner"] != "ray", "engine.inner=ray: an actor needs an engine of another kind, such as native")
         given = {name: options[name] for name in ("address", "cpus", "gpus")}
         RaySession(ENGINE, count=options["actors"], **given)

@@ -165,7 +165,7 @@ class _Drawing:
         self.places = self.places + 1
         return torch.full_like(scores, -torch.inf).scatter(1, drawn[:, None], 0.0)
 
-    def ended(self, ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+    def ended(self, ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
         """As a stopping criterion: [B] whether each reply has ended."""
         beat()
         return self.record.ended

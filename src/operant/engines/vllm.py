@@ -59,8 +59,7 @@ class VLLMEngine(OpenAIEngine):
     ):
         check_exported(policy, "vllm")
         remedy = "python -m venv VENV, VENV/bin/pip install vllm, and --engine.python VENV/bin/python"
-        if python is None:
-            raise OperantError(f"engine=vllm needs an environment of its own, with vLLM in it: {remedy}")
+        require(python is not None, f"engine=vllm needs an environment of its own, with vLLM in it: {remedy}")
         self.command = Path(os.path.abspath(Path(python).expanduser())).with_name("vllm")
         if not self.command.is_file():
             raise OperantError(

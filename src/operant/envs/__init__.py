@@ -5,7 +5,7 @@ from numbers import Integral
 from typing import Literal, TypeVar
 
 from operant.import_by_name import Table
-from operant.types import Env, EnvBase, OperantError, Step, Task, describe_error, name_of, shown, with_defaults
+from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, of_user, shown, with_defaults
 
 ENVS = Table(
     "environment",
@@ -30,7 +30,6 @@ ENVS = Table(
 )
 """The class or function that makes each environment; its arguments are the options `env.*`."""
 
-
 Answer = TypeVar("Answer")
 
 
@@ -52,19 +51,15 @@ def check_parts(env: Env) -> None:
 
 def asked(env: object, part: str, call: Callable[..., Answer], *given: object) -> Answer:
     """What an optional part of a world answers. Raises: OperantError that names world and part if it raises."""
-    try:
+    with of_user(f"world {name_of(env)!r}: {part} raised "):
         return call(*given)
-    except OperantError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise OperantError(f"world {name_of(env)!r}: {part} raised {describe_error(error)}") from error
 
 
 def own_games(env: object, split: Literal["train", "test"]) -> list[Task]:
     """The tasks that a world has itself. Raises: OperantError if it has none, or returns anything else."""
     name = name_of(env)
     if (method := with_defaults(env, EnvBase).games) is None:
-        raise OperantError(f"tasks is missing: world {name!r} has no tasks of its own; pass --tasks")
+        raise OperantError(f"tasks is missing: world {name!r} has no tasks of its own (games); pass tasks")
     own = asked(env, f"games({split!r})", method, split)
     if not isinstance(own, list) or not all(isinstance(task, Task) for task in own):
         raise OperantError(f"world {name!r}: games({split!r}) returned {shown(own)}; it must be a list of operant.Task")

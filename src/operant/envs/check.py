@@ -1,28 +1,30 @@
 """Check a world before training: play it without a model, and look at everything that it answers."""
 
+import inspect
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import zip_longest
 from typing import Literal
 
 from operant.data.tasks import check_texts
 from operant.envs import asked, check_parts, for_evaluation, own_games
+from operant.envs.functions import maker
 from operant.rollouts import answers
-from operant.types import Env, EnvBase, OperantError, Step, Task, name_of, require, shown, with_defaults
+from operant.types import MAX_TURNS, Env, EnvBase, OperantError, Step, Task, name_of, require, shown, with_defaults
 
 Played = dict[tuple[int, int], Step]
 """The world's steps by (turn, slot); turn 0 is the reset."""
 
 
 def check_env(
-    env: Env,
+    env: Env | Callable[..., object],
     tasks: Sequence[Task] | None = None,
     *,
     replies: Sequence[str] = ("", "yes", "a longer reply, with a number: 12", "two\nlines\n", "x" * 10_000),
     seed: int = 0,
-    max_turns: int = 1000,
+    max_turns: int = MAX_TURNS,
 ) -> None:
     """Play one episode for each task, twice, with replies drawn from `replies` or from the options that are offered.
 
@@ -30,13 +32,15 @@ def check_env(
     their middle and begun again. The second time the same replies are given to every episode, so the answers must be
     the same. A world with a state is then reset to its state from before, and the same parts are stepped; in any other,
     other parts are stepped, because an episode must not depend on those beside it.
+    A line at the end says what was played.
+    env: a world, or what `train` makes one of: a class, or a function.
     tasks: None: the first of the world's own (`games`), which are checked too, and asked for twice.
     Raises: OperantError with a sentence about the world, the slot and the remedy, for an exception, an answer for a
     wrong slot or of a wrong type, a reward that is not finite, an episode that does not end within `max_turns` turns,
     an answer that differs the second time, and all else that a run refuses: a task without a prompt, two with one id,
     an empty prompt in an episode, a state that no checkpoint can store, and a world that fails in every episode.
     """
-    env = env() if isinstance(env, type) else env
+    env = maker(env)() if isinstance(env, type) or inspect.isfunction(env) else env
     check_parts(env)
     for_evaluation(env)
     if (measure := with_defaults(env, EnvBase).measure) is not None:
@@ -77,6 +81,9 @@ def check_env(
                     "random numbers from the task's id, or keep their state with state_dict and load_state_dict; and "
                     "let no episode depend on those beside it"
                 )
+    paid = [step.reward for (turn, _), step in first.items() if turn]
+    rewards = f", rewards of {min(paid):g} to {max(paid):g}" if paid else ""
+    print(f"world {name_of(env)!r} is fine: {len(tasks)} episodes, {len(paid)} turns{rewards}")
 
 
 def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:

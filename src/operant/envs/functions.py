@@ -12,7 +12,7 @@ run = operant.train(policy, tasks, env=guess, **{"env.guesses": 3})
 """
 
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, TypeVar
@@ -67,12 +67,11 @@ class FunctionEnv(EnvBase):
 
 def maker(world: object) -> Any:
     """What makes the world that a user has named: of a generator function its `FunctionEnv`, with the function's
-    arguments after the task; of a function `play(task, client)` the world `program`; anything else is itself.
-    """
+    arguments after the task; of a function `play(task, client)` the world `program`; anything else is itself."""
     if inspect.isfunction(world) and [*inspect.signature(world).parameters] == ["task", "client"]:
 
-        def program(*, deadline: float = 60.0) -> Any:
-            return ENVS.find("program")(world, deadline=deadline)
+        def program(*, deadline: float = 60.0, ignore: Sequence[str] = ()) -> Any:
+            return ENVS.find("program")(world, deadline=deadline, ignore=ignore)
 
         return program
     plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)

@@ -281,7 +281,7 @@ class TextGames:
         state = episode.state
         return state.won or state.lost or len(episode.record["turns"]) >= self.max_turns
 
-    def _ask(self, episode: Playing, known: dict[str, Any], reply: str | None = None) -> Step:
+    def _ask(self, episode: Playing, known: dict[str, object], reply: str | None = None) -> Step:
         """The step that shows the current state, or ends the episode. reply: the policy's last one, if there is one."""
         state, memory = episode.state, episode.memory
         known |= {"info": {"game": episode.record}, "key": state.key}

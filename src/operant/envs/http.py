@@ -19,10 +19,11 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, Literal
 
 from operant.net.client import Client, NoAnswer
+from operant.net.listening import Responder
 from operant.rollouts import answers
 from operant.sandbox.serialise import step_to_plain, task_from_plain, task_to_plain
 from operant.types import Env, EnvBase, Failure, OperantError, Step, Task, describe_error, require, shown, with_defaults
@@ -158,7 +159,7 @@ class WorldServer(ThreadingHTTPServer):
             raise OperantError(f"a world cannot be served at {host}:{port}: {error}; choose another port") from error
         self.env, self.lock = env, threading.Lock()
         self.slots: dict[tuple[str, str], int] = {}
-        self.last: dict[str, tuple[int, int, bytes]] = {}
+        self.last: dict[str, tuple[int, int, str]] = {}
         self.tasks: dict[int, Task] = {}
         self.thread = threading.Thread(target=self.serve_forever, name="world server", daemon=True)
         self.thread.start()
@@ -171,7 +172,7 @@ class WorldServer(ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
-    def answered(self, call: str, content: Any) -> tuple[int, bytes]:
+    def answered(self, call: str, content: Any) -> tuple[int, str]:
         """Status and body of the answer. The answer to a request that is repeated is not computed again."""
         with self.lock:
             try:
@@ -182,7 +183,7 @@ class WorldServer(ThreadingHTTPServer):
             except Exception as error:
                 status, answer, session, number = 500, {"error": describe_error(error)}, "", 0
             self.last.pop(session, None)
-            self.last[session] = number, status, json.dumps(answer).encode()
+            self.last[session] = number, status, json.dumps(answer)
             while len(self.last) > SESSIONS:
                 del self.last[next(iter(self.last))]
             return self.last[session][1:]
@@ -209,11 +210,10 @@ class WorldServer(ThreadingHTTPServer):
         return {"steps": {slot: step_to_plain(steps[own[slot]]) for slot in replies}}
 
 
-class WorldRequest(BaseHTTPRequestHandler):
+class WorldRequest(Responder):
     """One request to a `WorldServer`."""
 
     server: WorldServer
-    timeout = 60
 
     def do_POST(self) -> None:
         size, kind = self.headers.get("Content-Length", ""), self.headers.get_content_type()
@@ -225,15 +225,7 @@ class WorldRequest(BaseHTTPRequestHandler):
             content = json.loads(self.rfile.read(int(size)))
         except (ValueError, RecursionError):
             return self.send_error(400, "the content is no JSON")
-        status, body = self.server.answered(self.path.strip("/"), content)
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is logged: the run logs what fails."""
+        self.respond(*self.server.answered(self.path.strip("/"), content))
 
 
 def serve(env: Env, port: int = 0, host: str = "127.0.0.1") -> WorldServer:

@@ -23,7 +23,7 @@ from operant.sandbox.process import Limits
 from operant.sandbox.ray import WORLDS, RayPool, RaySession
 from operant.sandbox.serialise import task_from_plain, task_to_plain
 from operant.sandbox.worker import spec_of
-from operant.types import Env, Failure, OperantError, Step, Task, require
+from operant.types import Env, Failure, OperantError, Step, Task, require, said_of
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -49,13 +49,11 @@ def isolated(spec: str, **options: object) -> "IsolatedEnv":
     return IsolatedEnv(spec, options)
 
 
-def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "IsolatedEnv"]:
+def isolated_maker(prefix: str, spec: str, world: object) -> Callable[..., "IsolatedEnv"]:
     """What `env="PREFIX:SPEC"` calls, for a prefix of `FORMS`: it has the arguments of `world`, which SPEC names, and
-    those of the form that can be options of a run.
-    """
+    those of the form that can be options of a run."""
     lacking = [name for name in ("reset", "step") if inspect.isclass(world) and not hasattr(world, name)]
-    if lacking:
-        raise OperantError(f"environment {prefix}:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
+    require(not lacking, f"environment {prefix}:{spec} lacks the methods {', '.join(lacking)} (docs/worlds.md)")
     place, make_world, form = spec if ":" in spec else spec_of(world), maker(world), FORMS[prefix]
     form_parameters = [p for p in inspect.signature(form).parameters.values() if p.name in form.options_of_runs]
     signature = inspect.signature(make_world)
@@ -74,7 +72,7 @@ def isolated_maker(prefix: str, spec: str, world: Any) -> Callable[..., "Isolate
     annotated = make_world.__init__ if inspect.isclass(make_world) else make_world
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
     make.__annotations__ = {
-        **getattr(annotated, "__annotations__", {}),
+        **inspect.get_annotations(annotated),
         **{p.name: p.annotation for p in form_parameters},
     }
     return declared_as(make_world, make)
@@ -200,8 +198,7 @@ class IsolatedEnv:
     def _check_limits(self) -> None:
         """Raises: OperantError for an unknown name or a value that is not allowed."""
         for name, value in self._limits.items():
-            if name not in DEFAULTS:
-                raise OperantError(f"isolation.{name} does not apply to a world; these do: {', '.join(DEFAULTS)}")
+            require(name in DEFAULTS, f"isolation.{name} does not apply to a world; these do: {', '.join(DEFAULTS)}")
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
             good, rule = True, ""
             if name in ("timeout", "memory_gb"):
@@ -227,10 +224,8 @@ class IsolatedEnv:
         argument |= {"counting": self._counting, "evaluating": self._evaluating}
         job = Job("operant.envs.world_job:WorldHandler", argument)
         self._pools += [self.pool(job, limits) for _ in range(count - len(self._pools))]
-        try:
+        with said_of(f"isolated world {self.spec!r}"):
             self._in_parallel(self._pools[:count], start)
-        except OperantError as error:
-            raise OperantError(f"isolated world {self.spec!r}: {error}") from error
         return self._pools[:count]
 
     def pool(self, job: Job, limits: Limits) -> Pool | RayPool:
@@ -256,7 +251,6 @@ class IsolatedEnv:
         return [task_from_plain(task) for task in plain]
 
     def _ask_one(self, pool: Pool | RayPool, request: dict[str, object]) -> Any:
-        """What a worker answers."""
         until = time.monotonic() + max(self._limits["timeout"], START)
         response = pool.run([request], until=until, keep_orphans=True)[0]
         require(response.outcome == "ok", f"isolated world {self.spec!r} with options {self.options} {response.reason}")
@@ -285,7 +279,7 @@ class IsolatedEnv:
         answered = {slot: step for steps in self._in_parallel(list(slots_of), run) for slot, step in steps.items()}
         return {slot: answered[slot] for slot in given}
 
-    def _read(self, response: Response, answer: Any) -> Step:
+    def _read(self, response: Response, answer: object) -> Step:
         """The step in a worker's answer, which is not trusted; if there is none, how the world failed."""
         kind: Failure = "timeout" if response.outcome == "timeout" else "raised" if response.reusable else "crashed"
         reason = response.reason

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from operant.import_by_name import nearest
 from operant.options import read_mapping
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ def template(given: str | Mapping[str, object]) -> Template:
         raise OperantError(f"env.template={shown(given)}: it must be a name, a .yaml file, or a mapping of parts")
     parts = {f.name for f in fields(Template)}
     for name, text in given.items():
-        if name not in parts:
-            raise OperantError(f"env.template: part {shown(name)} is unknown; the parts are {', '.join(sorted(parts))}")
+        require(name in parts, f"env.template: part {shown(name)} is unknown; the parts are {', '.join(sorted(parts))}")
         if not isinstance(text, str):
             raise OperantError(f"env.template.{name}={shown(text)}: it must be a text (write it in quotes)")
         try:
@@ -115,7 +114,6 @@ class GameMemory:
         self._sizes: list[int] = []
 
     def add(self, state: str, command: str, thought: str = "") -> None:
-        """Remember a turn."""
         t = self.template
         ended = t.turn.format(command=command, thought=thought if self.thoughts else "")
         self.past.append(t.state.format(state=state) + t.ask + ended)

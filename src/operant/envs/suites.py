@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -127,7 +128,7 @@ class SuiteGames(TextGames):
             episode.game.close()  # at once: a slot may not be begun again for long
         return step
 
-    def state(self, text: str, **known: Any) -> GameState:
+    def state(self, text: str, **known: object) -> GameState:
         """What a game says, with the commands that the user has named."""
         return GameState(text, commands=self.commands, **known)
 
@@ -157,5 +158,15 @@ def reason(error: BaseException) -> str:
 
 
 def seed_of(task: Task) -> int:
-    """The seed of a task's game."""
     return zlib.crc32(task.id.encode())
+
+
+def needed(env: str, title: str, package: str = "") -> Any:
+    """The package of the games of a world, by the world's own name unless it has another one.
+
+    Raises: OperantError that names the extra, if it is not installed.
+    """
+    try:
+        return import_module(package or env)
+    except ImportError as error:
+        raise OperantError(f"env={env} needs {title}: pip install 'operant[{env}]' ({error})") from error

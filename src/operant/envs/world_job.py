@@ -50,7 +50,6 @@ class WorldHandler:
         return has | {"pays": bool(env.pays), "most": env.most}
 
     def games(self, split: str) -> list[dict[str, object]]:
-        """The world's own tasks."""
         return [task_to_plain(task) for task in self.made().games(split)]
 
     def state(self, version: int, state: object) -> object:

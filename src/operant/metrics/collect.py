@@ -14,7 +14,7 @@ from operant import distributed
 from operant.objectives.kl import estimate
 from operant.tally import ROUNDING, Tally
 from operant.text_scores.words import words
-from operant.types import Batch, Outputs, Rollout, Turn
+from operant.types import Batch, Outputs, Rollout
 
 BYTES = "rollout/bytes"
 """Tally entry: bytes of text per action. It is not logged, but converts a loss to bits per byte."""
@@ -36,9 +36,9 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
         tally.mean(f"rollout/ended_{end}", [t.end == end for t in turns])
     tally.mean("rollout/ended_cut", [r.end == "cut" for r in rollouts])
     tally.mean("rollout/turns", [len(r.turns) for r in rollouts])
-    tally.mean(
-        "rollout/fresh_prompts", [not _continues(a, b) for r in rollouts for a, b in pairwise(r.turns) if a.action]
-    )
+    pairs = [(a, b) for r in rollouts for a, b in pairwise(r.turns) if a.action]
+    fresh = [b.prompt[: len(a.prompt) + len(a.action)] != [*a.prompt, *a.action] for a, b in pairs]
+    tally.mean("rollout/fresh_prompts", fresh)
     for name in sorted({name for r in rollouts for name in r.info.get("numbers", ())}):
         tally.mean(f"world/{name}", [r.info["numbers"][name] for r in rollouts if name in r.info.get("numbers", ())])
     if outgrown := sum(r.end == "outgrown" for r in rollouts):
@@ -56,24 +56,10 @@ def of_rollouts(rollouts: list[Rollout], *, texts: bool = True) -> Tally:
     return tally
 
 
-def _continues(last: Turn, turn: Turn) -> bool:
-    """Whether the prompt of a turn begins with the prompt and the reply of the one before, token by token."""
-    row = len(last.prompt) + len(last.action)
-    return turn.prompt[: len(last.prompt)] == last.prompt and turn.prompt[len(last.prompt) : row] == last.action
-
-
 def trained_bytes(rollout: Rollout) -> int:
     """The bytes of the texts that are trained on."""
     pairs = zip(rollout.turns, rollout.texts, strict=True)
     return sum(len(text.encode(errors="replace")) for turn, text in pairs if turn.count)
-
-
-def of_failures(rollouts: Sequence[Rollout]) -> Tally:
-    """Return how many episodes ended because their world failed, by kind of failure."""
-    tally = Tally()
-    for end, count in Counter(r.end for r in rollouts if r.failed).items():
-        tally.add(f"rollout/world_{end}", count, 0)
-    return tally
 
 
 def of_batch(batch: Batch, coef: float) -> Tally:
@@ -191,7 +177,7 @@ def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
     return max((between - within) / whole, 0.0) if whole else None
 
 
-def distributions(tally: Tally) -> dict[str, Any]:
+def distributions(tally: Tally) -> dict[str, object]:
     """Return the histograms, the norms by block and the gradients by tensor of a step, ready for JSON."""
     parts: dict[str, dict[str, Any]] = {"histograms": {}, "blocks": {}, "gradients": {}}
     for name, histogram in tally.histograms.items():

@@ -26,7 +26,7 @@ from operant.metrics.registry import CHOSEN, METRICS
 from operant.options import Factory, compose, defaults, read
 from operant.text_scores import OF_ALL, SCORES, RewardBase, check_tasks, prepare, references
 from operant.text_scores.words import ngrams, words
-from operant.types import OperantError, Rollout, Task, as_list, describe_error, require, shown, with_defaults
+from operant.types import OperantError, Rollout, Task, as_list, of_user, require, shown, with_defaults
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,6 @@ EVALUATION_METRICS = Table(
         "style_transfer": "operant.apps.prompts.style_transfer:TransferQuality",
     },
 )
-
 
 PASSES = Lazy({"pass@k": "operant.apps.code.pass_at:metric_named"})
 """What makes the metric of a name such as "pass@8"."""
@@ -164,16 +163,9 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
         own = compose(named, {group: own | {**options[full]}})[group]
         made, measure = found, partial(found, **own)
         if inspect.isclass(found):
-            try:
+            with of_user(f"{group}: {found.__name__} refuses {own}: ", "; change or leave out one"):
                 made = found(**own)
                 measure = getattr(made, "measured", made)
-            except OperantError:
-                raise
-            except (Exception, SystemExit) as error:
-                why = describe_error(error)
-                raise OperantError(
-                    f"{group}: {found.__name__} refuses {own}: {why}; change or leave out one"
-                ) from error
         metrics.append(EvaluationMetric(name, measure, made))
     return metrics
 
@@ -192,7 +184,8 @@ def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Mea
     of_replies: dict[str, list[float | None]] = {}
     of_all: dict[str, float] = {}
     for metric in metrics:
-        try:
+        rule = "it must return one number for each reply, or one number (or a mapping of numbers) for all"
+        with of_user(f"evaluation metric {metric.name!r} failed: ", f"; {rule}"):
             found = metric.measure(rollouts)
             several = found.items() if isinstance(found, Mapping) else [("", found)]
             known = {f"{metric.name}/{key}" if key else metric.name: x for key, x in several if x is not None}
@@ -201,13 +194,6 @@ def measure(metrics: Sequence[EvaluationMetric], rollouts: list[Rollout]) -> Mea
                 name: [None if x is None or x != x else float(x) for x in each] for name, each in lists.items()
             }
             of_all |= {name: float(x) for name, x in known.items() if name not in lists}
-        except OperantError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise OperantError(
-                f"evaluation metric {metric.name!r} failed: {describe_error(error)}; it must return one number "
-                "for each reply, or one number (or a mapping of numbers) for all"
-            ) from error
         counts = [len(each) for each in lists.values() if len(each) != len(rollouts)]
         if counts:
             raise OperantError(

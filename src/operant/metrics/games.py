@@ -85,8 +85,7 @@ def of_replies(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
 def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = None) -> dict[str, Any] | None:
     """Return the record of a game with the reply of each turn, the value before it if generation computed one, and
     [text, probability] of each option where it was a choice. Any other episode of several turns has what was read and
-    replied. None for an episode of one turn.
-    """
+    replied. None for an episode of one turn."""
     game = game_of(rollout)
     if game is None:
         return None if decode is None or rollout.failed or len(rollout.turns) < 2 else _conversation(rollout, decode)
@@ -101,10 +100,12 @@ def transcript(rollout: Rollout, decode: Callable[[list[int]], str] | None = Non
 
 
 def _conversation(rollout: Rollout, decode: Callable[[list[int]], str]) -> dict[str, object]:
-    turns, row = [], list[int]()
-    for turn, text in zip(rollout.turns, rollout.texts):
+    turns, before = list[dict[str, object]](), rollout.parents
+    for number, (turn, text) in enumerate(zip(rollout.turns, rollout.texts)):
+        parent = number - 1 if before is None else before[number]
+        row = [] if parent < 0 else rollout.turns[parent].prompt + rollout.turns[parent].action
         read = turn.prompt[len(row) :] if turn.prompt[: len(row)] == row else turn.prompt
-        row = turn.prompt + turn.action
         by = "policy" if turn.trained else "world"
         turns.append({"state": decode(read), "command": text, "by": by, "valid": True, "reward": turn.reward})
+        turns[-1] |= {} if before is None else {"parent": parent}
     return {"name": str(rollout.task.id), "turns": turns}

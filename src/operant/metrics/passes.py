@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import comb
 
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -61,8 +61,7 @@ def numbers_in(name: str) -> tuple[int | None, int] | None:
     if (found := re.fullmatch(r"(pass|\d+)@(\d+)", name)) is None:
         return None
     n, k = (None if found[1] == "pass" else int(found[1])), int(found[2])
-    if not 1 <= (1 if n is None else n) <= k:
-        raise OperantError(f"{name}: write pass@k or n@k with 1 <= n <= k, such as pass@8 or 1@8")
+    require(1 <= (1 if n is None else n) <= k, f"{name}: write pass@k or n@k with 1 <= n <= k, such as pass@8 or 1@8")
     return n, k
 
 

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 _PER_TOKEN = ("ref_logprobs", "kl", "values", "advantages", "returns")
 
 
-def rows(
+def as_rows(
     rollouts: Sequence[Rollout],
     scores: Sequence[Total],
     parts: Mapping[str, Sequence[float | None]] | None = None,
@@ -39,7 +39,7 @@ def rows(
     episodes = {rollout: episode for episode, rollout in enumerate(learned)}
     table = []
     for number, rollout in enumerate(rollouts):
-        begun = 0
+        begun, before = 0, rollout.parents
         for index, turn in enumerate(rollout.turns):
             row: Row = {
                 "task": str(rollout.task.id),
@@ -70,6 +70,8 @@ def rows(
                 several = len(rollout.turns) > 1 or "game" in rollout.info
                 if several and (game := transcript(rollout, decode)) is not None:
                     row["game"] = _without_surrogates(json.dumps(game, ensure_ascii=False))
+            if before is not None:
+                row["parent"] = before[index]
             if pieces is not None:  # choosing a whole reply is one action, with one number of each kind
                 texts = pieces(turn.action) if turn.options is None else [rollout.texts[index]]
                 row["tokens"] = [_without_surrogates(text) for text in texts]

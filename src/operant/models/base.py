@@ -19,7 +19,7 @@ from operant.import_by_name import Table
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
 from operant.sampling import Sampling
-from operant.types import Batch, Completion, OperantError, Outputs, Rollout
+from operant.types import Batch, Completion, OperantError, Outputs, Rollout, require
 
 POLICIES = Table(
     "policy",
@@ -69,7 +69,7 @@ class PolicyBase(nn.Module):
     trunk: Any = None
     """The frozen lower layers, whose states are cached."""
     shards: Any = None
-    """The `distributed.Shards` of a policy that is divided over ranks."""
+    """The `training.sharding.Shards` of a policy that is divided over ranks."""
 
     @property
     def model(self) -> "PolicyBase":
@@ -104,8 +104,7 @@ class PolicyBase(nn.Module):
         needed = ("forward", "values") if self.has_values else ("forward",)
         lacking += [f"a method `{name}`" for name in needed if getattr(type(self), name) is getattr(PolicyBase, name)]
         lacking += [] if any(True for _ in self.parameters()) else ["parameters"]
-        if lacking:
-            raise OperantError(f"policy {type(self).__name__} lacks {' and '.join(lacking)}: see docs/extending.md")
+        require(not lacking, f"policy {type(self).__name__} lacks {' and '.join(lacking)}: see docs/extending.md")
 
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that an optimizer changes."""

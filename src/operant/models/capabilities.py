@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from operant.models import layout
-from operant.models.choices import branches, separate_rows
+from operant.models.choices import branches, separate_rows, states_with_options
 from operant.models.hidden_states import HiddenStates, Modes
-from operant.models.packing import quick
+from operant.models.kernels import quick
 from operant.types import Batch, OperantError, shown
 
 FAILS = (TypeError, ValueError, RuntimeError, IndexError, AttributeError, KeyError)
@@ -93,7 +93,9 @@ def branches_exactly(policy: HiddenStates) -> bool:
     if window is not None and max(map(len, rows)) > window:
         return False
     try:
-        return close(policy.with_options(batch, grown, branched=True)[1], policy.states(separate_rows(batch, grown)))
+        return close(
+            states_with_options(policy, batch, grown, branched=True)[1], policy.states(separate_rows(batch, grown))
+        )
     except FAILS:
         return False
 

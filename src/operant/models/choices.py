@@ -6,13 +6,14 @@ row is computed once, whatever the number of its options. If a model does not co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from operant.models.layout import ModelInput
+from operant.models.hidden_states import HiddenStates
+from operant.models.layout import ModelInput, in_front
 from operant.models.logprobs import divergence
 from operant.sampling import Sampling
 from operant.types import Batch, Choices
@@ -85,6 +86,47 @@ def separate_rows(batch: Batch, options: Sequence[Branch]) -> Batch:
     rows = batch.tokens.cpu()
     prompts = [rows[branch.row, : branch.column].tolist() for branch in options]
     return Batch.given(prompts, [branch.ids for branch in options]).to(batch.tokens.device)
+
+
+def states_with_options(
+    model: HiddenStates, batch: Batch, options: list[Branch], *, branched: bool
+) -> tuple[Tensor, Tensor]:
+    """The model's `states` [N, D], and those before every token of the options in the batch [M, D].
+
+    `branched`: compute options as branches of their row. Otherwise each option has a row of its own.
+    """
+    if not branched:
+        states, rows = model.states(batch), separate_rows(batch, options)
+        if not model.encoder_decoder:
+            return states, model.states(rows)
+        # An encoder reads a prompt that several options share only once.
+        inputs, prompts = model.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
+        once = [prompts[row] for row in sorted(prompts)]
+        which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=model.device)
+        ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
+        encoded = model.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
+        inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
+        return states, model.selected_states(rows, inputs)
+    if len(batch) > 1 and not model.modes.padded:
+        states, before = [], []
+        for i in range(len(batch)):
+            own = [replace(option, row=0) for option in options if option.row == i]
+            parts = states_with_options(model, batch.rows(slice(i, i + 1)), own, branched=True)
+            states.append(parts[0])
+            before.append(parts[1])
+        return torch.cat(states), torch.cat(before)
+    moved = [replace(option, column=option.column + len(model.virtual)) for option in options]
+    inputs = tree(in_front(model.virtual, batch), moved, model.head.weight.dtype)
+    return states_of_tree(model, batch, options, inputs)
+
+
+def states_of_tree(
+    model: HiddenStates, batch: Batch, options: list[Branch], inputs: ModelInput
+) -> tuple[Tensor, Tensor]:
+    """`states` [N, D], and the states before every token of the options [M, D], from the arguments of a `tree`."""
+    both = model.selected_states(batch.with_(states=None), inputs)
+    count = len(both) - sum(len(option.ids) for option in options)
+    return both[:count], both[count:]
 
 
 def among(logprobs: Tensor, options: Sequence[Branch], choices: Choices, sampling: Sampling) -> Tensor:

@@ -5,21 +5,39 @@ leaves the head nothing to compute. `Modes` lists which ways of arranging rows a
 tries them.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from operant.models import adapters, layout
-from operant.models.choices import Branch, separate_rows, tree
 from operant.models.frozen_trunk import Trunk, find_blocks
-from operant.models.options import ModelOptions, compute_in, plain_attention, recomputing
-from operant.models.packing import Packing
+from operant.models.kernels import Packing, compute_in, plain_attention
+from operant.models.options import ModelOptions, recomputing
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.types import Batch, OperantError
+
+
+def named_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a model whose `past_key_values` have the model's own name: `cache`, from transformers 5.24 on."""
+    if "past_key_values" not in kwargs or not _knows_cache(type(model)):
+        return kwargs
+    return {"cache" if name == "past_key_values" else name: value for name, value in kwargs.items()}
+
+
+@cache
+def _knows_cache(kind: type[nn.Module]) -> bool:
+    return "cache" in inspect.signature(kind.forward).parameters
+
+
+def cache_of(out: Any) -> Any:
+    """The key-value cache of a model's output; None without one."""
+    return getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,11 @@ class Modes:
     """Such branches, of a prompt that is read from where the keys and values of an earlier call end."""
     finish: Callable[[Tensor], Tensor] = lambda logits: logits
     """The function that the model applies to its logits after the head, such as soft-capping."""
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known which ways of decoding are exact."""
+        return None not in (self.left, self.cached, self.pooled)
 
 
 class HiddenStates(nn.Module):
@@ -79,7 +102,7 @@ class HiddenStates(nn.Module):
         if part is not None and part.ids:
             options.check_frozen(part.alone)
         self.shards: Any = None
-        """The `distributed.Shards` of a policy that is divided over ranks."""
+        """The `training.sharding.Shards` of a policy that is divided over ranks."""
 
     @property
     def config(self) -> Any:
@@ -159,10 +182,10 @@ class HiddenStates(nn.Module):
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
         if self._row_by_row(batch):
             return torch.cat([self.states(batch.rows(slice(i, i + 1))) for i in range(len(batch))])
-        return self._compute(batch, self.model_input(batch))
+        return self.selected_states(batch, self.model_input(batch))
 
-    def _compute(self, batch: Batch, inputs: layout.ModelInput) -> Tensor:
-        """Call the model once, and return the states that `inputs` selects."""
+    def selected_states(self, batch: Batch, inputs: layout.ModelInput) -> Tensor:
+        """[N, D] the states that `inputs` selects, by one call of the model."""
         with ExitStack() as during:
             caught = during.enter_context(self.catching(inputs.select))
             if self.trunk is not None and batch.states is not None:
@@ -173,41 +196,6 @@ class HiddenStates(nn.Module):
             during.enter_context(self._attention(batch, inputs))
             self.call(**{"use_cache": False} | inputs.kwargs)
         return caught["states"]
-
-    def with_options(self, batch: Batch, options: list[Branch], *, branched: bool) -> tuple[Tensor, Tensor]:
-        """`states` [N, D], and the states before every token of the options in the batch [M, D].
-
-        `branched`: compute options as branches of their row. Otherwise each option has a row of its own.
-        """
-        if not branched:
-            states, rows = self.states(batch), separate_rows(batch, options)
-            if not self.encoder_decoder:
-                return states, self.states(rows)
-            # An encoder reads a prompt that several options share only once.
-            inputs, prompts = self.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
-            once = [prompts[row] for row in sorted(prompts)]
-            which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=self.device)
-            ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
-            encoded = self.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
-            inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
-            return states, self._compute(rows, inputs)
-        if len(batch) > 1 and not self.modes.padded:
-            states, before = [], []
-            for i in range(len(batch)):
-                own = [replace(option, row=0) for option in options if option.row == i]
-                parts = self.with_options(batch.rows(slice(i, i + 1)), own, branched=True)
-                states.append(parts[0])
-                before.append(parts[1])
-            return torch.cat(states), torch.cat(before)
-        moved = [replace(option, column=option.column + len(self.virtual)) for option in options]
-        inputs = tree(layout.in_front(self.virtual, batch), moved, self.head.weight.dtype)
-        return self.compute_tree(batch, options, inputs)
-
-    def compute_tree(self, batch: Batch, options: list[Branch], inputs: layout.ModelInput) -> tuple[Tensor, Tensor]:
-        """`states` [N, D], and the states before every token of the options [M, D], from the arguments of a `tree`."""
-        both = self._compute(batch.with_(states=None), inputs)
-        count = len(both) - sum(len(option.ids) for option in options)
-        return both[:count], both[count:]
 
     @contextmanager
     def _attention(self, batch: Batch, inputs: layout.ModelInput) -> Iterator[None]:
@@ -267,11 +255,11 @@ class HiddenStates(nn.Module):
 
     # --- calls of the model -------------------------------------------------------------------------------------------
 
-    def last_states(self, **kwargs: Any) -> tuple[Tensor, Any]:
+    def last_states(self, **kwargs: object) -> tuple[Tensor, Any]:
         """[B, D] the state at the last position of every row, and the key-value cache, unless `use_cache` is false."""
         with self.catching(lambda hidden: hidden[:, -1]) as caught:
             out = self.call(**{"use_cache": True} | kwargs)
-        return caught["states"], getattr(out, "past_key_values", None)
+        return caught["states"], cache_of(out)
 
     @contextmanager
     def catching(self, select: layout.Select) -> Iterator[dict[str, Tensor]]:
@@ -291,8 +279,8 @@ class HiddenStates(nn.Module):
         finally:
             handle.remove()
 
-    def call(self, **kwargs: Any) -> Any:
+    def call(self, **kwargs: object) -> Any:
         """Call the model in evaluation mode."""
         if self.model.training:  # someone has called train() on the inner model
             self.model.eval()
-        return self.model(**kwargs)
+        return self.model(**named_cache(self.model, kwargs))

@@ -148,10 +148,10 @@ def compact(x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
     return out, mask
 
 
-def pad(rows: Sequence[Sequence[int]], side: str, device: Any = None) -> tuple[Tensor, Tensor]:
-    """Rows of ids padded to a rectangle, and its mask. `side`: left or right. The ids of padding are 0."""
+def pad(rows: Sequence[Sequence[int]], side: str, device: Any = None, filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of ids padded to a rectangle, and its mask. side: left or right. filler: the id of padding."""
     width = max(map(len, rows))
-    tokens = torch.zeros(len(rows), width, dtype=torch.long)
+    tokens = torch.full((len(rows), width), filler, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for i, row in enumerate(rows):
         place = slice(width - len(row), width) if side == "left" else slice(0, len(row))

@@ -41,7 +41,7 @@ WEIGHTS = "policy.safetensors"
 
 
 def load_policy(
-    name: Any,
+    name: object,
     *,
     value: ValueOptions | None = None,
     tokenizer: Tokenizer | None = None,
@@ -163,7 +163,6 @@ def _adapted(
 
 
 def _find_base(folder: Path) -> Path:
-    """The folder of the model that an adapter belongs to."""
     base = adapters.base_of(folder)
     try:
         return Path(find_model(base))
@@ -174,7 +173,7 @@ def _find_base(folder: Path) -> Path:
         ) from error
 
 
-def load_reference(name: Any, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:
+def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] = "frozen") -> PolicyCopy | None:
     """The model that KL is measured against: "copy" (of the policy), None, a model's name, a Policy or a PolicyCopy.
 
     `rule`: how a copy follows the policy.
@@ -272,7 +271,7 @@ def export(
     return folder
 
 
-def replace_export(policy: Any, folder: Path) -> None:
+def replace_export(policy: Policy, folder: Path) -> None:
     """Export the language model of a policy for a server, in place of the folder: whole, or not at all."""
     new = folder.with_name(f".{folder.name}.tmp")
     with atomic_io.explained(folder):
@@ -318,7 +317,7 @@ def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | N
 
 
 @torch.no_grad()
-def load_own_weights(policy: Any, folder: str | Path) -> None:
+def load_own_weights(policy: Policy, folder: str | Path) -> None:
     """Load the trained weights of an export of the same policy, in place."""
     path = Path(folder) / WEIGHTS
     require(path.is_file(), f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
@@ -375,7 +374,6 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
 
 
 def _load_head(policy: Policy, folder: Path) -> None:
-    """Load the value head."""
     owner: Any = policy.critic or policy
     path = folder / "head.safetensors"
     require(path.exists(), f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
@@ -394,7 +392,7 @@ MODELS = {"policy": "policy", "reference": "reference", "lora.adapter": "adapter
 """Options that name a model, and the folder of its copy."""
 
 
-def copy_models(named: Mapping[str, Any], folder: Path, called: Mapping[str, object] | None = None) -> None:
+def copy_models(named: Mapping[str, object], folder: Path, called: Mapping[str, object] | None = None) -> None:
     """Copy the models in plain folders, by option, into `folder/start/`; existing copies stay.
 
     called: the names under which `copies` is to find them; None: those in `named`.
@@ -416,7 +414,7 @@ def copy_models(named: Mapping[str, Any], folder: Path, called: Mapping[str, obj
         atomic_io.replace_folder(temporary, folder / START)
 
 
-def copies(named: Mapping[str, Any], folder: Path, warn: Callable[[str], None]) -> dict[str, str]:
+def copies(named: Mapping[str, object], folder: Path, warn: Callable[[str], None]) -> dict[str, str]:
     """The copies in `folder/start/` of the models that options name, by option.
 
     warn: called for a folder without a copy.

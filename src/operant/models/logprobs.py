@@ -135,7 +135,7 @@ def _adjusted(logits: Tensor, inputs: SweepInput, part: slice) -> tuple[Tensor, 
     return adjust(logits[part], places), None if inputs.other is None else adjust(inputs.other[part], places)
 
 
-def _fused(function: Callable[..., Any], z: Tensor, *arguments: Any) -> Any:
+def _fused(function: Callable[..., Any], z: Tensor, *arguments: object) -> Any:
     """Call the function; on a GPU, compile it to few kernels, each of which reads the logits once."""
     if z.device.type != "cuda" or function in _UNFUSED:
         return function(z, *arguments)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from operant.import_by_name import extra
 from operant.models import adapters
 from operant.models.adapters import LoraOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
@@ -167,12 +168,8 @@ def transplant(model: LanguageModel, onto: LanguageModel) -> LanguageModel:
 
 
 def _peft() -> Any:
-    try:
+    with extra("an adapter (lora.rank, lora.adapter) needs a package", "lora"):
         import peft
-    except ImportError as error:
-        raise OperantError(
-            "an adapter (lora.rank, lora.adapter) needs a package: pip install 'operant[lora]'"
-        ) from error
     return peft
 
 

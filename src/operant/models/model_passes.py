@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 
 from operant import machine
-from operant.models.safe_loading import load_any, load_tokenizer, positions_of
+from operant.models.layout import pad
+from operant.models.safe_loading import load_any, load_tokenizer, positions_of, unreported
 from operant.storage.hub import find_model
-from operant.types import OperantError, Tokenizer
+from operant.types import Tokenizer, require
 
 LONGEST = 1 << 20
 """Most tokens of a text for models without a limit."""
@@ -30,17 +31,11 @@ class TextModel(NamedTuple):
 
 def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str = "right") -> TextModel:
     """Load a folder, `builtin:NAME` or Hub name with `auto`, a class of transformers; `what` names it in errors."""
-    from transformers.utils import logging
-
-    folder, verbosity = find_model(name), logging.get_verbosity()
-    logging.set_verbosity_error()  # it warns of weights of another head, and of missing ones, which callers judge
-    try:
+    folder = find_model(name)
+    with unreported():
         model, found = load_any(auto, folder, what, dtype=torch.float32)
-    finally:
-        logging.set_verbosity(verbosity)
     tokenizer = load_tokenizer(folder, truncation_side=truncation_side, padding_side="right")
-    if tokenizer is None:
-        raise OperantError(f"{what}: {folder} has no tokenizer, which it needs to read text")
+    require(tokenizer is not None, f"{what}: {folder} has no tokenizer, which it needs to read text")
     return TextModel(model.to(device).eval(), tokenizer, longest_of(model, tokenizer), sorted(found["missing_keys"]))
 
 
@@ -63,11 +58,11 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], longest
     return [{name: made[name][i] or empty for name in names} for i in range(len(texts))]
 
 
-def batches(lengths: Sequence[int], size: int, *, pad: bool) -> Iterator[list[int]]:
-    """Indices in batches of similar length, or of equal length if the tokenizer has no padding token (`pad`)."""
+def batches(lengths: Sequence[int], size: int, *, pads: bool) -> Iterator[list[int]]:
+    """Indices in batches of similar length, or of equal length if the tokenizer has no padding token (`pads`)."""
     rows: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if rows and (len(rows) == size or (not pad and lengths[i] != lengths[rows[0]])):
+        if rows and (len(rows) == size or (not pads and lengths[i] != lengths[rows[0]])):
             yield rows
             rows = []
         rows.append(i)
@@ -79,15 +74,12 @@ def passes(
     model: Any, tokenizer: Tokenizer | None, encoded: Sequence[Encoded], size: int, **more: Any
 ) -> Iterator[tuple[list[int], dict[str, torch.Tensor], Any]]:
     """Yield (indices, inputs, outputs) of batches of at most `size` texts; `more`: arguments of the model."""
-    pad = tokenizer.pad_token is not None
-    for rows in batches([len(one["input_ids"]) for one in encoded], size, pad=pad):
-        lengths = torch.tensor([len(encoded[row]["input_ids"]) for row in rows])
-        width, inputs = int(lengths.max()), dict[str, torch.Tensor]()
+    for rows in batches([len(one["input_ids"]) for one in encoded], size, pads=tokenizer.pad_token is not None):
+        inputs = dict[str, torch.Tensor]()
         for name in encoded[rows[0]]:
             filler = (tokenizer.pad_token_id or 0) if name == "input_ids" else 0
-            inputs[name] = torch.tensor([encoded[r][name] + [filler] * (width - len(encoded[r][name])) for r in rows])
-        inputs["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
-        inputs = {name: x.to(model.device) for name, x in inputs.items()}
+            inputs[name], mask = pad([encoded[row][name] for row in rows], "right", model.device, filler)
+            inputs["attention_mask"] = mask.long()
         with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
             outputs = model(**inputs, **more)
         yield rows, inputs, outputs

@@ -1,4 +1,4 @@
-"""Options of the language model: the trained part, precision, packing. Also the changes that they make to a model."""
+"""Options of the language model: the trained part, precision, packing; and blocks that stand in for its own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from operant.bounds import at_least_one, bounded, check_bounds
-from operant.models.safe_loading import LanguageModel, is_quantised
 from operant.types import OperantError, Tokenizer, require
-
-SHORT = 256
-"""Longest row, in tokens, for which `plain_attention` is faster."""
-
 
 BLOCKS = "a number of blocks from 1, auto, or none to train every layer"
 
@@ -55,7 +49,7 @@ class ModelOptions:
         for name, value in (("train_layers", self.train_layers), ("train_head", self.train_head)):
             require(not value, f"model.{name}={value} with {why}")
 
-    def templated(self, tokenizer: Tokenizer | None) -> Any:
+    def templated(self, tokenizer: Tokenizer | None) -> Tokenizer | None:
         """The tokenizer, with the chat template where it has none."""
         if self.chat_template is not None:
             if tokenizer is None:
@@ -73,26 +67,6 @@ class ModelOptions:
                 "for the frozen trunk; train fewer, or use none to train every layer"
             )
         return wanted
-
-
-def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
-    """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
-    fuse_activations(model)
-    look_up_directly(model)
-    if precision != "bfloat16" or is_quantised(model):  # a quantised one is loaded in its precision
-        return model  # in float32 or float64, as it was loaded
-    return model.to(torch.bfloat16)
-
-
-def fuse_activations(model: nn.Module) -> None:
-    """Replace the tanh form of GELU, for which transformers calls seven kernels, by torch's single kernel.
-
-    Results agree up to the last bits. A forward and backward pass of GPT-2 124M takes a tenth less time.
-    """
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__ in ("NewGELUActivation", "FastGELUActivation", "BloomGelu"):
-                setattr(module, name, nn.GELU(approximate="tanh"))
 
 
 class StandIn(nn.Module):
@@ -133,7 +107,7 @@ class _Anew(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self.entered.enter_context(self.make())
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.entered.close()
 
 
@@ -153,85 +127,3 @@ def recomputing(stacks: Sequence[nn.ModuleList], context: ContextFactory = nullc
     finally:
         for stack, blocks in originals:
             stack._modules.update(blocks)
-
-
-@contextmanager
-def plain_attention(states: torch.dtype, device: torch.device, width: int) -> Iterator[None]:
-    """Inside this context, attention over short bfloat16 rows on a CPU uses torch's unfused implementation.
-
-    There, the backward pass of the fused kernel takes twice as long for up to a few hundred tokens.
-    """
-    if states != torch.bfloat16 or device.type != "cpu" or width > SHORT:
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
-
-
-# --- an embedding whose backward pass only touches the rows that were looked up ---------------------------------------
-#
-# For a few hundred looked-up rows, torch makes a gradient of the whole table: 154 MB for GPT-2, filled with zeros and
-# added to the gradient of the tied head, in every backward pass. Inside `direct_gradients`, the rows are added to the
-# parameter's own gradient instead.
-
-_direct = False
-
-
-@contextmanager
-def direct_gradients(on: bool = True) -> Iterator[None]:
-    """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, so hooks of the weight do not run.
-
-    It must not be used with `torch.autograd.grad`, gradients of gradients, or hooks that sum gradients over ranks.
-    """
-    global _direct
-    before, _direct = _direct, on
-    try:
-        yield
-    finally:
-        _direct = before
-
-
-class Lookup(nn.Embedding):
-    """`nn.Embedding` that adds gradients directly inside `direct_gradients`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        plain = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
-        if not _direct or plain or not self.weight.requires_grad or self.weight.device.type != "cpu":
-            return super().forward(input)
-        # With an edge to the weight, autograd would hold a tied head's gradient back until this one is computed too.
-        anchor = torch.zeros((), requires_grad=True)
-        return _Rows.apply(anchor, input, (self.weight,), self.padding_idx)
-
-
-class _Rows(torch.autograd.Function):
-    """Look up rows of a weight; the backward pass adds to the weight's gradient.
-
-    The weight is passed in a tuple, so that autograd does not see it. `anchor` makes the result require a gradient.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, ids: Tensor, weights: tuple[Tensor], padding: int | None) -> Tensor:
-        (weight,) = weights
-        ctx.weight, ctx.padding = weight, padding
-        ctx.save_for_backward(ids)
-        return nn.functional.embedding(ids, weight.detach())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None, None]:
-        if torch.is_grad_enabled():  # only where the backward pass has create_graph=True
-            raise OperantError("direct_gradients has no gradients of gradients: leave it for create_graph=True")
-        (ids,), weight = ctx.saved_tensors, ctx.weight
-        rows, flat = grad.reshape(-1, grad.shape[-1]), ids.flatten()
-        if ctx.padding is not None:  # as in nn.Embedding, the padding row has no gradient
-            rows = rows * (flat != ctx.padding)[:, None]
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, flat, rows.to(weight.grad.dtype))
-        return None, None, None, None
-
-
-def look_up_directly(model: nn.Module) -> None:
-    """Turn every embedding whose class is exactly `nn.Embedding` into a `Lookup` with the same weight."""
-    for module in model.modules():
-        if type(module) is nn.Embedding:
-            module.__class__ = Lookup

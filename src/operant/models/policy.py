@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from operant.models import layout
 from operant.models.capabilities import branches_exactly, check_trunk, packs_exactly, probe
-from operant.models.choices import Branch, among, branches, chosen
+from operant.models.choices import Branch, among, branches, chosen, states_with_options
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import HiddenStates, Modes
 from operant.models.logprobs import DIVERGENCES, Head, score
@@ -96,7 +96,7 @@ class Policy(HiddenStates):
         """Stay in evaluation mode, without dropout, so that scores depend on weights and tokens only."""
         return super().train(False)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Policy":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Policy":
         """Move to another device or dtype, and try again whether packing is exact with its kernels."""
         before = (self.device, self.head.weight.dtype)
         super()._apply(fn, recurse)
@@ -219,7 +219,7 @@ class Policy(HiddenStates):
         """`states` [N, D], and the states before every token of the options in the batch [M, D].
 
         The first call with options tries whether the model computes them exactly as branches of their row. If it does,
-        `compute` takes the place of `with_options`.
+        `compute` takes the place of `states_with_options`.
         Raises: OperantError for an option that does not fit into the model's context.
         """
         if not options:
@@ -233,7 +233,7 @@ class Policy(HiddenStates):
         branched = bool(self.modes.branched) and not self.encoder_decoder
         if branched and compute is not None:
             return compute(batch, options)
-        return self.with_options(batch, options, branched=branched)
+        return states_with_options(self, batch, options, branched=branched)
 
     def guided(self, sampling: Sampling) -> Head:
         """[N, D] -> [N, V]: the output head, with `sampling.guidance` times the Q of each token (arXiv:2206.11871,

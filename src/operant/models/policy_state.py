@@ -1,12 +1,13 @@
 """The state of a policy in a checkpoint: its trained weights, and a hash of its frozen ones."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from operant.models.policy import Policy
 from operant.models.reference import digest, load_stored, stored
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 
 class PolicyState:
@@ -20,7 +21,7 @@ class PolicyState:
         self.policy, self.shards = policy, shards
         self.frozen = self._frozen()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         """Raises: OperantError if the frozen weights have changed."""
         if self.frozen is None:
             return stored(self.policy.state_dict(keep_vars=True), self.shards)
@@ -41,8 +42,7 @@ class PolicyState:
             differences = [f"{name} has the sizes {here[name]}, and there {then[name]}" for name in changed[:1]]
             differences += [f"{missing} weights of the checkpoint are missing"] if missing else []
             differences += [f"{new} weights are new"] if new else []
-            if differences:
-                raise OperantError(f"this is another policy than the run began with ({'; '.join(differences)})")
+            require(not differences, f"this is another policy than the run began with ({'; '.join(differences)})")
             load_stored(weights, state, self.shards)
             return
         weights, then = self._trained(), state.get("trained", state)

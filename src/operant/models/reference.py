@@ -7,16 +7,14 @@ trained weights.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import nn
 
-from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
-from operant.types import OperantError
+from operant.types import Divided, OperantError
 
 
 class PolicyCopy:
@@ -36,7 +34,7 @@ class PolicyCopy:
         kept = shared(policy if values else policy.model) if copy else {}
         self._shared, self._values = set(kept), values
         self.shards: Any = None
-        """The `distributed.Shards` of its own weights, if they are divided over ranks."""
+        """The `training.sharding.Shards` of its own weights, if they are divided over ranks."""
         head, critic = policy.value_head, policy.critic
         if copy and not values:  # the values are not copied, so they are taken away meanwhile
             policy.value_head = policy.critic = None
@@ -89,12 +87,12 @@ class PolicyCopy:
         """What is copied of a policy: its language model, or all of it."""
         return policy if self._values else policy.model
 
-    def own(self) -> dict[str, Any]:
+    def own(self) -> dict[str, torch.Tensor]:
         """The weights that are not shared, by name. A tied weight appears under each of its names."""
         weights = self._module(self.policy).state_dict(keep_vars=True)
         return {name: weight for name, weight in weights.items() if id(weight) not in self._shared}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
         weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
         with self.present():
@@ -121,57 +119,20 @@ class PolicyCopy:
             )
 
 
-@dataclass(frozen=True)
-class TargetOptions:
-    """How the copy of a method with a target network follows the policy."""
-
-    rate: float = bounded(0.05, above=0, at_most=1)
-    """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
-    every: int = bounded(0, at_least=0, rule="a number of steps, or 0 to follow by target.rate")
-    """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "target")
-
-    @property
-    def rule(self) -> "tuple[str, float]":
-        """The rule of the copy, as `PolicyCopy` takes it."""
-        return ("every", self.every) if self.every else ("polyak", self.rate)
-
-
-@dataclass(frozen=True)
-class MaskOptions:
-    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn."""
-
-    by: str = bounded("copy", choices=("copy", "policy", "model"))
-    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
-    itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
-    every: int = bounded(5, at_least=0, rule="a number of steps, or 0 for never")
-    """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "mask")
-
-    @property
-    def rule(self) -> "str | tuple[str, float]":
-        """The rule of the copy, as `PolicyCopy` takes it."""
-        return ("every", self.every) if self.every else "frozen"
-
-
-def stored(weights: Mapping[str, torch.Tensor], shards: Any) -> dict[str, Any]:
+def stored(weights: Mapping[str, torch.Tensor], shards: Any) -> dict[str, torch.Tensor | Divided]:
     """Weights for a checkpoint. shards: they are divided over ranks, and this rank's rows are stored."""
     return {name: x.detach() for name, x in weights.items()} if shards is None else shards.divided(weights)
 
 
 @torch.no_grad()
-def load_stored(weights: Mapping[str, torch.Tensor], state: Mapping[str, Any], shards: Any) -> None:
+def load_stored(weights: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor | Divided], shards: Any) -> None:
     """Set weights to those that `stored` returned."""
     # Divided ones take their rows; those that are not divided, such as buffers, are copied.
     for name in state if shards is None else shards.load({name: (weights[name], x) for name, x in state.items()}):
         weights[name].copy_(state[name])
 
 
-def shared(model: nn.Module) -> dict[int, Any]:
+def shared(model: nn.Module) -> dict[int, object]:
     """The objects that a copy of the model can share with it, by id.
 
     They are frozen parameters, buffers, and the state of quantised layers. A frozen parameter that lies in the memory

@@ -20,6 +20,7 @@ from operant.types import OperantError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+TOKENIZERS += ("sentencepiece.bpe.model",)
 """A folder with a tokenizer has at least one of these files."""
 HERE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 """Arguments of `from_pretrained` that run no code from the folder, and download nothing."""
@@ -88,7 +89,7 @@ def is_encoder_decoder(config: object) -> bool:
     return bool(getattr(config, "is_encoder_decoder", False))
 
 
-def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, Any] | None = None) -> Any:
+def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[str, object] | None = None) -> Any:
     """The language model in a folder. `more`: further arguments of `from_pretrained`."""
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -96,7 +97,7 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     if generation.exists():  # it lists the tokens that end a reply; transformers silently ignores a damaged one
         with _explained(folder, "a language model with its generation_config.json"):
             dict(json.loads(generation.read_text(encoding="utf-8")))
-    if any("ForSequenceClassification" in name for name in getattr(config, "architectures", None) or ()):
+    if any("ForSequenceClassification" in name for name in architectures_of(config)):
         raise OperantError(
             f"{folder} is a classifier or a reward model, and no language model: use it as a reward, as in "
             f"--reward reward_model:{folder}"
@@ -111,7 +112,20 @@ def load_model(folder: Path, dtype: torch.dtype = torch.float32, more: Mapping[s
     return model
 
 
-def load_any(auto: Any, folder: str | Path, what: str, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+@contextmanager
+def unreported() -> Iterator[None]:
+    """Loading without transformers' report of weights that are missing or left over, which the caller judges."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def load_any(auto: Any, folder: str | Path, what: str, **kwargs: object) -> tuple[Any, dict[str, Any]]:
     """Load a folder with `auto`, a model class of transformers; returns the model and its loading info."""
     _check_weight_files(Path(folder))
     with quietly(), _explained(folder, what):
@@ -177,7 +191,7 @@ def check_model(model: nn.Module) -> None:
     check_finite(dict(model.named_parameters()), f"the {type(model).__name__}")
 
 
-def load_tokenizer(folder: str | Path, **kwargs: Any) -> Any:
+def load_tokenizer(folder: str | Path, **kwargs: object) -> Any:
     """The tokenizer in a folder, or None if there is none; prompts of token ids do not need one."""
     from transformers import AutoTokenizer
 
@@ -185,8 +199,8 @@ def load_tokenizer(folder: str | Path, **kwargs: Any) -> Any:
     try:
         with _explained(folder, "a tokenizer"):
             made = AutoTokenizer.from_pretrained(folder, **HERE, **kwargs)
-            # From a config.json alone transformers makes a tokenizer without a vocabulary.
-            return made if has_files or made("a b").input_ids else None
+            # From a config.json alone transformers makes one without a vocabulary, or with special tokens alone.
+            return made if has_files else None
     except OperantError:
         if has_files:
             raise

@@ -37,8 +37,7 @@ Key = TypeVar("Key")
 
 class NoAnswer(OperantError):
     """A request without an answer. status: what came instead; 0: nothing. late: nothing in time. passes: whether the
-    same request may be answered when it is sent again, `after` the seconds that the server asks to wait.
-    """
+    same request may be answered when it is sent again, `after` the seconds that the server asks to wait."""
 
     def __init__(self, sentence: str, *, status: int = 0, late: bool = False, passes: bool = True, after: float = 0.0):
         super().__init__(sentence)
@@ -94,7 +93,7 @@ class Client:
         self.longest_wait, self.wait_option, self.passing = longest_wait, wait_option, passing
         self.most_bytes, self.key_variable, self.serves = most_bytes, key_variable, serves
 
-    def ask_all(self, address: str, contents: Mapping[Key, object], keep: Callable[[Key, Any], None]) -> None:
+    def ask_all(self, address: str, contents: Mapping[Key, object], keep: Callable[[Key, object], None]) -> None:
         """Send requests, `at_once` at a time, and call `keep(key, answer)` for each, in any order and from threads.
 
         Raises: OperantError of the first one that fails; none is sent after it.
@@ -129,8 +128,7 @@ class Client:
             if attempt:  # not to the second, so that clients do not come back together
                 wait = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
                 stop.wait(min(max(failure.after, wait), self.longest_wait))
-            if stop.is_set():
-                raise OperantError(f"{address}: another request has failed")
+            require(not stop.is_set(), f"{address}: another request has failed")
             try:
                 return self.once(address, content)
             except NoAnswer as error:
@@ -224,7 +222,6 @@ class Client:
 
 
 def host_of(url: object, option: str) -> str:
-    """The host of an address."""
     private, host = None, None
     with suppress(ValueError):
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")

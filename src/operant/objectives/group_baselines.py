@@ -97,7 +97,7 @@ def with_best_of(batch: Batch, *, k: int | None = None) -> Batch:
 def with_group_mean(batch: Batch, *, unbiased: bool = False) -> Batch:
     """Give every action the return of its episode less the mean of its group, whitened over all actions of the batch.
 
-    REINFORCE++ with a baseline (arXiv:2501.03262) and Lite PPO (arXiv:2508.08221). `unbiased`: see
+    REINFORCE++ with a baseline (arXiv:2501.03262). `unbiased`: see
     `advantages.whiten`.
     """
     centred = of_episodes(batch, lambda returns, groups, _: group_relative(returns, groups, scale=False))

@@ -19,12 +19,11 @@ In the loss, the gradient of every kind but `plain_k3` is in expectation that of
 A charge in the reward depends on the policy in two ways. The first is the choice of tokens, whose gradient is the
 policy gradient of the reward. The second is the value of the charge at the drawn token or state, whose gradient is 0 in
 expectation for k1 only. For the other kinds the update adds it (third column), unless `reward_gradient` is `score`.
-docs/ppo.md has the gradient and the optimum of every kind in both places.
+docs/methods/ppo.md has the gradient and the optimum of every kind in both places.
 
 Estimators: http://joschu.net/blog/kl-approx.html; gradients: arXiv:2506.09477.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -60,7 +59,7 @@ class KLOptions:
     token."""
     reward_gradient: str = bounded("full", choices=("full", "score"))
     """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
-    every kind but k1 has another optimum (docs/ppo.md)."""
+    every kind but k1 has another optimum (docs/methods/ppo.md)."""
     loss_coef: float = bounded(0.0, at_least=0)
     """Weight of a KL term in the loss. It can be combined with a KL charge in the reward (`coef`)."""
     loss_kind: str = bounded("k1", choices=OF_THE_LOSS, rule=_LOSS_RULE)
@@ -92,15 +91,6 @@ class KLOptions:
     def direct(self) -> bool:
         """Whether the update adds the gradient of the charge's own value."""
         return self.charges and self.kind != "k1" and self.reward_gradient == "full"
-
-
-def best_of_bound(n: int) -> float:
-    """An upper bound on the KL, in nats a reply, of the best of `n` replies to the model that they are drawn from.
-
-    It is $\\log n - (n - 1) / n$, which the KL comes close to where no reply is likely and scores seldom tie
-    (arXiv:2401.01879).
-    """
-    return math.log(n) - (n - 1) / n
 
 
 def estimate(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

@@ -126,8 +126,7 @@ def reward_model(
     $P(i > j) = e^{d/2} / (e^{d/2} + e^{-d/2} + \nu)$. rao-kupper (1967), with $\theta$ = 1 + `tie`: $P(i > j) =
     e^d / (e^d + \theta)$. What is left of 1 is the probability of a tie.
     """
-    if kind not in KINDS:
-        raise OperantError(f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+    require(kind in KINDS, f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     require(ties in ("none", "davidson", "rao-kupper"), f"loss.ties={ties!r}: it must be none, davidson or rao-kupper")
     if margin < 0 or tie <= 0:
         raise OperantError(f"loss.margin={margin:g} must be at least 0, and loss.tie={tie:g} above 0")

@@ -37,8 +37,7 @@ def preference(
     tokens of its reply.
     pairs: all, the mean over every pair of a prompt; ends: only the best replies against the worst ones.
     """
-    if kind not in KINDS:
-        raise OperantError(f"loss.kind={shown(kind)}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+    require(kind in KINDS, f"loss.kind={shown(kind)}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     require(pairs in ("all", "ends"), f"loss.pairs={shown(pairs)}: it must be all or ends")
     _check_beta(beta)
     if not 0 <= label_smoothing < 0.5:
@@ -132,5 +131,4 @@ def good_or_bad(labels: Sequence[Sequence[float]], loss: Mapping[str, Any], *, w
 
 
 def _check_beta(beta: float) -> None:
-    if beta <= 0:
-        raise OperantError(f"loss.beta={beta:g}: it must be above 0; a smaller one allows more distance from the start")
+    require(beta > 0, f"loss.beta={beta:g}: it must be above 0; a smaller one allows more distance from the start")

@@ -38,8 +38,7 @@ def soft_q(
             "loss.version=v0: it has no reward in it, and is 0 while the copy equals the policy, as at the start, so "
             f"nothing would ever move; use {', '.join(VERSIONS)}"
         )
-    if version not in VERSIONS:
-        raise OperantError(f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
+    require(version in VERSIONS, f"loss.version={version!r}: it must be {', '.join(VERSIONS)}")
     require(0 <= forward_share <= 1, f"loss.forward_share={forward_share}: it must lie in 0..1")
     index = episode_index(batch)
     numbers = (out.raw_logprobs, out.logsumexp, batch.extra["target_q"], batch.extra["target_v"], batch.rewards)

@@ -19,12 +19,12 @@ answer.
 """
 
 import inspect
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from operant import text_scores
@@ -34,14 +34,14 @@ from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metri
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
 from operant.text_scores import RewardBase
-from operant.types import OperantError, RewardFn, Task, describe_error, shown, totals, with_defaults
+from operant.types import OperantError, RewardFn, Task, of_user, require, shown, totals, with_defaults
 
 __all__ = [
     "NAMES",
     "Judged",
+    "as_in_trl",
     "check",
     "close",
-    "compared_with_greedy",
     "described_parts",
     "every_part",
     "held_out",
@@ -55,7 +55,6 @@ __all__ = [
     "reward_metrics",
     "totals",
 ]
-
 
 INSTALLED = Table("reward", "operant.rewards", {})
 """The rewards of other packages."""
@@ -181,10 +180,15 @@ def resolve(
         rewards = {part: resolve(part, share) for part, share in shares.items()}
         names = [name_of(reward) for reward in rewards.values()]
         # A part has the name of its reward, or its whole spec if two rewards share a name.
-        unique = [name if names.count(name) == 1 else str(part) for name, part in zip(names, rewards)]
+        unique = [
+            name if names.count(name) == 1 else part if isinstance(part, str) else f"{name} {number}"
+            for number, (name, part) in enumerate(zip(names, rewards))
+        ]
         return SUM.make({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
+    if type(spec).__name__.endswith("ForSequenceClassification"):
+        raise OperantError(f"reward {type(spec).__name__}: give its folder or name, as classifier:NAME")
     made = factory(spec) or Factory(lambda: None)
     name, _, argument = spec.strip().partition(":") if isinstance(spec, str) else ("", "", "")
     row, options = NAMES.get(name), dict(options or {})
@@ -207,15 +211,10 @@ def resolve(
         return NAMES["reward_model"].make(spec, **given)
     found = _find(spec.strip()) if isinstance(spec, str) else spec
     if inspect.isclass(found):
-        try:
+        with of_user(f"reward {shown(spec)} cannot be made: "):
             made = found(**given)
-            if not callable(made):
-                raise OperantError(f"reward {shown(spec)} makes a {found.__name__}, which has no __call__(rollouts)")
-            return cast(RewardFn, made)
-        except OperantError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise OperantError(f"reward {shown(spec)} cannot be made: {describe_error(error)}") from error
+        require(callable(made), f"reward {shown(spec)} makes a {found.__name__}, which has no __call__(rollouts)")
+        return cast(RewardFn, made)
     if not given:
         return cast(RewardFn, found)
     bound: Any = partial(found, **given)
@@ -225,7 +224,7 @@ def resolve(
 
 def _is_run(spec: object) -> bool:
     """Whether a text is a run folder, or several, so that `--reward runs/rm` is `--reward reward_model:runs/rm`."""
-    return isinstance(spec, str) and all((Path(name.strip()) / "config.yaml").is_file() for name in spec.split(","))
+    return isinstance(spec, str) and all(os.path.isfile(f"{name.strip()}/config.yaml") for name in spec.split(","))
 
 
 def _find(spec: str) -> Callable[..., Any]:
@@ -236,14 +235,10 @@ def _find(spec: str) -> Callable[..., Any]:
     if ":" not in spec:
         names = f"names: {', '.join(known)}, or module:function"
         hint = f"name the function in it, {spec}:FUNCTION" if spec.endswith(".py") else names
-        hint = f"there is no run folder {spec!r}" if "/" in spec and not spec.endswith(".py") else hint
+        if "/" in spec and not spec.endswith(".py"):
+            hint = f"there is no run folder {spec!r}; a classifier of transformers is classifier:{spec}"
         raise OperantError(f"reward {spec!r} is unknown{nearest(spec, known)}; {hint}")
     return find_function("reward", *spec.rpartition(":")[::2], known=known)
-
-
-def compared_with_greedy(reward: RewardFn | None) -> list[RewardBase]:
-    """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
-    return [part for part in described_parts(reward) if part.wants_greedy]
 
 
 def close(reward: RewardFn | None) -> None:

@@ -174,7 +174,8 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         place = {i: number for number, i in enumerate(played)}
         failures = Counter((r.end, str(r.info.get("failure", "no reason was given"))) for r in rollouts if r.failed)
         notes = [
-            f"{end}: {count} of {len(rollouts)} episodes left out: the world {sentence.removeprefix('world ')}"
+            f"{end}: {count} of {len(rollouts)} episodes left out: "
+            + (sentence if sentence.startswith("the ") else f"the world {sentence.removeprefix('world ')}")
             for (end, sentence), count in failures.most_common(10)
         ]
         return replace(judged.at([place.get(i) for i in range(len(rollouts))]), notes=judged.notes + notes)
@@ -339,7 +340,7 @@ class _Refused(Exception):
     """An answer that is not allowed: what was returned, and the remedy."""
 
 
-def check_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
+def check_answer(answer: object, rollout: Rollout, name: str) -> SampleResult:
     """The result of one sample from the reward's answer; an answer that is not allowed has the outcome `error`."""
     try:
         return _read_answer(answer, rollout, name)

@@ -15,13 +15,13 @@ from itertools import groupby
 from operant.rewards import INSTALLED
 from operant.rewards.evaluate import CallFailure, Judged, SampleResult, check_answer
 from operant.rewards.failure_policy import IsolationOptions, Tolerant, apply_policy
-from operant.rewards.wrapper import Wrapper, parts_of
+from operant.rewards.wrapper import Wrapper
 from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.sandbox.serialise import answer_from_plain, rollout_to_plain
 from operant.sandbox.worker import spec_of
 from operant.text_scores import RewardBase
-from operant.types import OperantError, RewardFn, Rollout, Total
+from operant.types import OperantError, RewardFn, Rollout, Total, said_of
 
 
 def isolated(
@@ -67,11 +67,6 @@ def under(reward: RewardFn, options: IsolationOptions) -> RewardFn:
         return reward.under(options)
     strict = options.handling("error", "stop") == "stop" and options.on_abstain == "drop"
     return reward if strict or hasattr(reward, "judged") else Tolerant(reward, options)
-
-
-def isolated_parts(reward: RewardFn | None) -> "list[IsolatedReward]":
-    """The isolated rewards among its parts."""
-    return parts_of(reward, IsolatedReward)
 
 
 class IsolatedReward(RewardBase):
@@ -122,10 +117,8 @@ class IsolatedReward(RewardBase):
         if not rollouts:
             return Judged([])
         until = time.monotonic() + self.options.timeout
-        try:
+        with said_of(f"isolated reward {self.__name__!r}"):
             plain = [rollout_to_plain(rollout) for rollout in rollouts]
-        except OperantError as error:
-            raise OperantError(f"isolated reward {self.__name__!r}: {error}") from error
         left_before = self._pool.left_behind
         results: dict[int, SampleResult] = {}
         notes = [] if self.options.each else self._judge_together(plain, rollouts, results)

@@ -65,6 +65,11 @@ def described_parts(reward: RewardFn | None) -> list[RewardBase]:
     return [with_defaults(part, RewardBase) for part in every_part(reward)]
 
 
+def compared_with_greedy(reward: RewardFn | None) -> list[RewardBase]:
+    """The parts of a reward that compare replies with the policy's greedy ones (`see_greedy`)."""
+    return [part for part in described_parts(reward) if part.wants_greedy]
+
+
 def parts_of(reward: RewardFn | None, kind: type[Part]) -> list[Part]:
     """The rewards of a class among its parts."""
     return [part for part in every_part(reward) if isinstance(part, kind)]

@@ -3,18 +3,28 @@
 torch is not imported.
 """
 
-import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from operant.types import Env, Failure, OperantError, Step, Task, describe_error, name_of, shown
+from operant.types import (
+    Env,
+    EnvBase,
+    Failure,
+    OperantError,
+    Step,
+    Task,
+    describe_error,
+    is_real,
+    name_of,
+    shown,
+    with_defaults,
+)
 
 
 def reset(env: Env, tasks: Mapping[int, Task]) -> dict[int, Step]:
@@ -43,11 +53,15 @@ def _ask(env: Env, call: str, given: Mapping[int, object], tasks: Mapping[int, T
     except OperantError:
         raise
     except (Exception, SystemExit) as error:  # a game may call sys.exit
+        ends = " (an episode ends by terminated=True)" if "argument 'done'" in str(error) else ""
         raise OperantError(
-            f"world {name_of(env)!r}: {call} raised {describe_error(error)} for {_listed(tasks, list(given))}; fix the "
-            "world, or let it answer Step(failed='raised') for the episodes that cannot go on"
+            f"world {name_of(env)!r}: {call} raised {describe_error(error)}{ends} for {_listed(tasks, list(given))}; "
+            "fix the world, or let it answer Step(failed='raised') for the episodes that cannot go on"
         ) from error
-    return checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
+    found = checked(f"world {name_of(env)!r}: {call}", steps, tasks, list(given))
+    if any(step.at is not None for step in found.values()) and not with_defaults(env, EnvBase).branches:
+        raise OperantError(f"world {name_of(env)!r} goes on from an earlier turn: it must have branches = True")
+    return found
 
 
 def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[int]) -> dict[int, Step]:
@@ -71,7 +85,7 @@ def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[i
     return {slot: steps[slot] for slot in slots}
 
 
-def read_step(fields: Mapping[str, Any]) -> tuple[Step | None, str | None]:
+def read_step(fields: Mapping[str, object]) -> tuple[Step | None, str | None]:
     """The step whose fields an untrusted process has sent, and what is wrong with it; None: they are no fields."""
     try:
         step = Step(**fields)
@@ -87,17 +101,20 @@ def fault(step: object) -> str | None:
     options, listed = step.options, isinstance(step.options, (list, tuple))
     texts = listed and bool(options) and all(isinstance(text, str) and text for text in options)
     examples = isinstance(step.examples, (list, tuple)) and all(
-        isinstance(e, (list, tuple)) and len(e) == 2 and isinstance(e[0], str) and _finite(e[1]) for e in step.examples
+        isinstance(e, (list, tuple)) and len(e) == 2 and isinstance(e[0], str) and is_real(e[1]) for e in step.examples
     )
+    paid = isinstance(step.paid, Mapping) and all(isinstance(k, int) and is_real(x) for k, x in step.paid.items())
     # Type names, because numpy's bool_ is none of Python's and numpy is not imported.
     kinds = {n: type(getattr(step, n)).__name__ for n in ("fresh", "terminated", "truncated", "trained")}
     rules = [
         *((name, isinstance(getattr(step, name), str), "a str") for name in ("text", "key")),
         *((name, kind in ("bool", "bool_"), "True or False") for name, kind in kinds.items()),
-        ("reward", _finite(step.reward), "a finite number"),
+        ("reward", is_real(step.reward), "a finite number"),
         ("info", isinstance(step.info, Mapping), "a dict"),
         ("failed", step.failed is None or step.failed in get_args(Failure), f"one of {get_args(Failure)}, or None"),
         ("examples", examples, "a list of pairs, each a text and a finite number"),
+        ("at", step.at is None or (isinstance(step.at, int) and step.at >= 0), "the number of a turn, or None"),
+        ("paid", paid, "a dict from numbers of turns to finite numbers"),
         ("options", options is None or texts, "a list of one text or more, none of them empty, or None"),
     ]
     for name, good, rule in rules:
@@ -118,13 +135,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _finite(number: object) -> bool:
-    try:
-        return isinstance(number, Real) and math.isfinite(number)
-    except OverflowError:  # a whole number beyond floats
-        return False
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:

@@ -20,8 +20,7 @@ def to_ids(tokenizer: Tokenizer | None, text: Text, *, reply: bool = False) -> l
             raise OperantError(f"a query or response tensor must be [T] of ids; got {tuple(text.shape)} {text.dtype}")
         return text.tolist()
     if isinstance(text, str) and reply:
-        if tokenizer is None:
-            raise OperantError("the policy has no tokenizer: give responses as token ids")
+        require(tokenizer is not None, "the policy has no tokenizer: give responses as token ids")
         return encode_more(tokenizer, text)
     return encode_prompt(tokenizer, text if isinstance(text, str) else list(text))
 

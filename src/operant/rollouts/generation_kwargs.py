@@ -32,7 +32,6 @@ _NEUTRAL = {
 """Arguments that `Sampling` does not have, and the values with which they change nothing; None: any value."""
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
 
-
 _REFUSED = {
     "only_text": "is for a whole run: --sampling.only-text {}",
     "max_length": "counts the prompt too; use max_new_tokens",

@@ -16,6 +16,7 @@ from typing import Any
 from operant.rollouts import answers
 from operant.sampling import Sampling, encode_more, encode_prompt, reply_text, task_key
 from operant.types import (
+    MAX_TURNS,
     Completion,
     End,
     Engine,
@@ -32,8 +33,6 @@ from operant.types import (
     with_defaults,
 )
 
-MAX_TURNS = 1000
-"""Number of turns after which an episode is refused as endless."""
 Fits = Callable[[int, int], bool]
 """Whether a prompt and a reply of these numbers of tokens fit into the model's context."""
 Opening = Callable[[Task, int, list[int], Sequence[Turn]], list[int]]
@@ -90,6 +89,8 @@ class Episode:
         self.texts: list[str] = []
         self.info: dict[str, Any] = {}
         self.query = self.key = ""
+        self.parent: int | None = None
+        """`Turn.parent` of the next turn."""
 
     @cached_property
     def task_as_text(self) -> Task:
@@ -123,7 +124,9 @@ class Episode:
     def take(self, completion: Completion, text: str, chosen: int | None, options: list[list[int]] | None) -> None:
         """Append a reply. `options`: the ids of all options if it was a choice, and `chosen` its index."""
         c = completion
-        turn = Turn(self.prompt, c.action, c.logprobs, c.values, c.end, c.version, unconditioned=self.own)
+        turn = Turn(
+            self.prompt, c.action, c.logprobs, c.values, c.end, c.version, unconditioned=self.own, parent=self.parent
+        )
         if options is None:
             turn = replace(turn, allowed=c.allowed, states=c.states)
         else:
@@ -135,16 +138,23 @@ class Episode:
         """Apply the environment's answer to the last reply. Returns the rollout if the episode ends, otherwise None."""
         paid = {"reward": float(step.reward), "trained": bool(step.trained), "key": self.key}
         self.turns[-1] = last = replace(self.turns[-1], **paid)
+        if missing := [number for number in (*step.paid, step.at or 0) if not 0 <= number < len(self.turns)]:
+            raise OperantError(f"task {self.task.id!r}: a step names turn {missing[0]} of {len(self.turns)}")
+        for number, reward in step.paid.items():
+            self.turns[number] = replace(self.turns[number], reward=self.turns[number].reward + float(reward))
         self.info, self.key = self.info | step.info, step.key
         if step.failed is not None:
             return self._ended(step.failed)
         first_reply = len(self.turns) == 1
         self._add_examples(step)
         done = step.terminated and not step.truncated
-        self.own = None
+        self.own, self.parent, before = None, step.at, last if step.at is None else self.turns[step.at]
         following = self._opened(encode_prompt(self.tokenizer, step.text)) if step.fresh and step.text else None
+        if step.at is not None and step.fresh and not step.text:
+            following, self.own = before.prompt, before.unconditioned
+            self.parent = step.at - 1 if before.parent is None else before.parent
         if following is None and not done:
-            following = last.prompt + last.action + encode_more(self.tokenizer, step.text)
+            following = before.prompt + before.action + encode_more(self.tokenizer, step.text)
         if not (step.terminated or step.truncated):
             assert following is not None  # the episode goes on, so the line above has set it
             options = self._encoded(step)

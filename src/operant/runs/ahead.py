@@ -66,7 +66,7 @@ class KeptWeights:
         """The copy for a version."""
         return self.copies[version % len(self.copies)]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {str(version): self.of(version).own() for version in sorted(self.versions)}
 
     @torch.no_grad()
@@ -216,7 +216,7 @@ class Ahead:
 
     # --- state --------------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The planned steps, and the groups that the first of them continues; `kept` has the weights that play them."""
         planned = [{"step": p.step, "version": p.version, "tasks": p.tasks} for p in self.planned]
         if not self.carry:

@@ -25,11 +25,11 @@ from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.runs import named_parts
 from operant.runs.config import Config, opened, option_of_error
-from operant.runs.evaluate import Evaluator, Probes
+from operant.runs.evaluate import Evaluator
 from operant.runs.folder import Journal, read_config
 from operant.runs.parts import RunParts
-from operant.sampling import check_ids, encode_prompt
-from operant.sandbox.reward_call import as_in_trl
+from operant.runs.scored_rollouts import Probes
+from operant.sampling import check_ids, encode_prompt, template_of
 from operant.storage.hub import BUILTIN, OWN, exported, found
 from operant.training.learner import Learner, default_engine
 from operant.types import Engine, EngineParts, EnvBase, OperantError, Rollout, Task, Tokenizer, shown, with_defaults
@@ -59,7 +59,7 @@ def build(
     closing: ExitStack,
     journal: Journal | None = None,
     tokenizer: Tokenizer | None = None,
-    **of_optimizer: Any,
+    **of_optimizer: object,
 ) -> RunParts:
     """Load the models, tasks and reward of a configuration. Raises: OperantError for anything that cannot be loaded.
 
@@ -69,7 +69,7 @@ def build(
     train, sampling = config.train, config.learner["sampling"]
     own = {kind: config.parts.get(kind, {}) for kind in named_parts.KINDS}
     reward, env, judges = reward_and_world(config, closing, journal)
-    if config.data.target_field is None and any(map(as_in_trl, rewards.every_part(reward) if reward else ())):
+    if config.data.target_field is None and any(map(rewards.as_in_trl, rewards.every_part(reward))):
         config = replace(config, data=replace(config.data, target_field=EVERY))
     engine = None if train.engine is None else named_parts.engine(train.engine, own["engine"])
     source, evaluated = named_parts.sources(train, own["tasks"], env)
@@ -186,7 +186,7 @@ def read_tasks(
         tasks = load_tasks(rows, tokenizer, config.data, seed, passed=(passed := Counter()), **bounds)
         notes.extend(left_out(passed, rows))
         texts = passed["texts"] and rows is source and config.train.env is None
-        if texts and getattr(tokenizer, "chat_template", None) and config.data.query_range() is None:
+        if texts and template_of(tokenizer) and config.data.query_range() is None:
             notes.append(
                 "the policy has a chat template, and the prompts are no messages: it reads them as they are, without "
                 "it; --data.chat true makes each text the message of a user"
@@ -224,9 +224,9 @@ def trained(folder: Path) -> tuple[Policy, Engine]:
 def recorded_replies(source: object, learner: Learner, version: int | None = None) -> list[Rollout]:
     """Read conversations that were recorded elsewhere, to train on: `learner.step(replies, [0.0] * len(replies))`.
 
-    source: a file, a list or a function (docs/ahead.md). Their rewards are in their turns, and the scores of `step` are
-    added to these. version: what the records call the weights of the learner; None: the newest version that they name.
-    It warns of what is lost, such as missing log-probs.
+    source: a file, a list or a function (docs/engines.md). Their rewards are in their turns, to which the scores of
+    `step` are added. version: what the records call the weights of the learner; None: the newest that they name. It
+    warns of what is lost, such as missing log-probs.
     Raises: OperantError that names the row, for a field that is missing or cannot be right.
     """
     found = _read(source, learner, version)

@@ -7,8 +7,9 @@ next attempt follows soon. If the last checkpoint of a run cannot be written, th
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import TypedDict
 
@@ -16,8 +17,7 @@ from operant import distributed
 from operant.models.loading import export
 from operant.runs.config import Config, describe
 from operant.runs.folder import RunFolder
-from operant.runs.parts import RunParts
-from operant.runs.periodic_eval import PeriodicEvaluation
+from operant.runs.parts import PeriodicEvaluation, RunParts
 from operant.storage import atomic_io
 from operant.storage.checkpoint import OPTIMIZER, RunState
 from operant.storage.checkpoint_store import Retention, path_of, prune
@@ -68,11 +68,22 @@ class StateOfRun(RunState):
         """Restore the state of the user's reward, environment and task source afterwards."""
         if self._ahead is not None:
             self._ahead.rest()
-        before = self.snapshot(only=self.stateful)
+        before = snapshot(self, self.stateful)
         try:
             yield
         finally:
-            self.restore(before)
+            restore(self, before)
+
+
+def snapshot(state: RunState, only: Iterable[str]) -> dict[str, object]:
+    """A copy of the states of these parts, for `restore`."""
+    return {name: deepcopy(state.parts[name].state_dict()) for name in only}
+
+
+def restore(state: RunState, before: Mapping[str, object]) -> None:
+    """Restore a snapshot. The parts get copies, so that it can be restored again."""
+    for name, of_part in before.items():
+        state.parts[name].load_state_dict(deepcopy(of_part))
 
 
 class Checkpoints:
@@ -111,7 +122,12 @@ class Checkpoints:
             extra = self.evaluation.state_dict() | {"best": self.best, "decided": measured_modes(self.learner)}
             # Strict JSON turns NaN, such as the mean of no scores, into null: a checkpoint refuses NaN and infinity.
             extra = json.loads(atomic_io.strict_json(extra))
-            (self._try_to_write if to_go_on else self._write)(self.learner.progress.step, extra)
+            try:
+                self._write(self.learner.progress.step, extra)
+            except OperantError as error:
+                if not (to_go_on and isinstance(error.__cause__, OSError)):
+                    raise
+                self.warn(f"{error}; training goes on, and the checkpoint is tried again after a later step")
 
     def save_last(self, *, to_go_on: bool = False) -> None:
         """Write a checkpoint of the current step, unless all its kinds exist. Raises: OperantError as `save`."""
@@ -156,14 +172,6 @@ class Checkpoints:
             )
         self._next = time.monotonic() + self._wait
         self._mark_written(step)
-
-    def _try_to_write(self, step: int, extra: dict[str, object]) -> None:
-        try:
-            self._write(step, extra)
-        except OperantError as error:
-            if not isinstance(error.__cause__, OSError):
-                raise
-            self.warn(f"{error}; training goes on, and the checkpoint is tried again after a later step")
 
     def _mark_written(self, step: int) -> None:
         paths = [path_of(self.folder.checkpoints, kind, step) for kind in KINDS[self.options.checkpoint]]

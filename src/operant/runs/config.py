@@ -27,7 +27,15 @@ from operant.storage import old_names
 from operant.storage.hub import BUILTIN, found
 from operant.trackers.trackers import tracker_options
 from operant.training import select
-from operant.training.options import LearnerOptions, checked_options, option_names, own_options, schema, with_base
+from operant.training.options import (
+    LearnerOptions,
+    OptionGroups,
+    checked_options,
+    option_names,
+    own_options,
+    schema,
+    with_base,
+)
 from operant.types import EnvBase, OperantError, require, shown, with_defaults
 
 
@@ -43,7 +51,7 @@ class TrainOptions:
     environment's own, if it has any."""
     replies: Any = None
     """Replies made elsewhere, which the steps train on in place of generated ones: a file of recorded conversations
-    with token ids and log-probs (docs/ahead.md); from Python also a list. None: the policy generates them."""
+    with token ids and log-probs (docs/engines.md); from Python also a list. None: the policy generates them."""
     replies_version: int | None = bounded(None, at_least=0)
     """What `replies` calls the weights that the run begins with; none: the newest version that they name."""
     form: Any = None
@@ -143,7 +151,7 @@ class Config:
     data: DataOptions
     evaluation: EvaluationOptions
     isolation: IsolationOptions
-    learner: dict[str, Any]
+    learner: OptionGroups
     parts: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """The options of the parts that the run names, by kind: env, engine, reward, tasks, trackers."""
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
@@ -153,7 +161,7 @@ class Config:
 OWN = {"": TrainOptions, "data": DataOptions, "evaluation": EvaluationOptions, "isolation": IsolationOptions}
 
 
-def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> dict[str, Any]:
+def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> options.Schema:
     """All options of a run, by group. named: the parts that it names, by kind, whose options are groups too.
 
     Raises: OperantError for an unknown name.
@@ -162,7 +170,7 @@ def config_schema(algorithm: str, named: Mapping[str, object] | None = None) -> 
     return {**OWN, **schema(find(algorithm)), **named_parts.groups(named)}
 
 
-def named_in(*sources: Mapping[str, object]) -> dict[str, Any]:
+def named_in(*sources: Mapping[str, object]) -> dict[str, object]:
     """The parts that flat options name, by kind; the first source that names one wins."""
     every = (*sources, options.defaults(TrainOptions))
     found = {kind: next((o[kind] for o in every if o.get(kind) is not None), None) for kind in named_parts.KINDS}
@@ -206,10 +214,24 @@ def _placed(given: Mapping[str, object], recipe: str | None) -> Iterator[None]:
         if path is not None and about is not None and path.is_file():
             near, lines = [about[1], about[1].rpartition(".")[2]], dict[str, int]()
             with suppress(OperantError):
-                lines = options.lines(path)
+                lines = _lines(path)
             if {*near}.isdisjoint(given) and (named := next((name for name in near if name in lines), None)):
                 raise OperantError(f"{path}, line {lines[named]}: {error}") from error
         raise
+
+
+def _lines(path: Path) -> dict[str, int]:
+    """The line of each option of a YAML file, by its name as `group.name` or `name`. Raises as `read_mapping`."""
+    import yaml
+
+    def named(node: Any, before: str) -> Iterator[tuple[str, int]]:
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = f"{before}{key.value}".replace("-", "_")
+            yield name, key.start_mark.line + 1
+            yield from named(value, f"{name}.") if not before else ()
+
+    options.read_mapping(path)
+    return dict(named(yaml.SafeLoader(path.read_text(encoding="utf-8")).get_single_node(), ""))
 
 
 class Chosen(NamedTuple):
@@ -263,12 +285,12 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     return Chosen(chosen, known, whole, left_out)
 
 
-def _of_a_run(schema: Mapping[str, object]) -> dict[str, Any]:
+def _of_a_run(schema: options.Schema) -> options.Schema:
     """The groups of options that a Learner does not have."""
     return {group: made for group, made in schema.items() if group in OWN or group in named_parts.KINDS}
 
 
-def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[str, object]) -> dict[str, Any]:
+def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[str, object]) -> dict[str, object]:
     """A recipe's options by full name, with its algorithm: the chosen one if the recipe names none and it fits."""
     named_there = recipe.get("algorithm")
     if named_there is None and chosen != DEFAULT:
@@ -289,7 +311,7 @@ def opened(replies: Any) -> tuple[Iterable[tuple[int, Any]], str]:
         return _told(rows), str(replies) if isinstance(replies, (str, Path)) else name.replace("tasks", "replies")
 
 
-def _told(rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+def _told(rows: Iterable[tuple[int, object]]) -> Iterator[tuple[int, object]]:
     with option_of_error("replies"):
         yield from rows
 
@@ -347,6 +369,11 @@ def _check_together(config: Config) -> None:
     if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
         raise OperantError(
             "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
+            + (
+                ", or give the world games(split), a list of its own for the split (docs/worlds.md)"
+                if train.env
+                else ""
+            )
         )
     if train.form is not None and (train.tasks is None or algorithm.rows["labelled"]):
         why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
@@ -372,10 +399,7 @@ def _check_together(config: Config) -> None:
         pays = train.env is not None and with_defaults(named_parts.found("env", train.env), EnvBase).pays
         if not pays and not algorithm.needs.reward:
             raise OperantError(select.unscored_selection(selects, train.algorithm))
-        if not pays:
-            raise OperantError(
-                "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function"
-            )
+        require(pays, "reward is missing: pass --reward, as in --reward letters:e or --reward my_file.py:function")
     if algorithm.source != "data" and train.samples < algorithm.needs.samples:
         raise OperantError(
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
@@ -477,7 +501,7 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(BUILTIN.glob("*.yaml"))}
 
 
-def load_recipe(name: str) -> dict[str, Any]:
+def load_recipe(name: str) -> dict[str, object]:
     """A recipe by name, or a YAML file. Raises: OperantError with the nearest name."""
     path = recipes().get(name) or found(name)
     if path is None or not path.is_file():
@@ -488,7 +512,11 @@ def load_recipe(name: str) -> dict[str, Any]:
         elif str(name).endswith((".yaml", ".yml")):
             hint = f"there is no file {str(Path(name).absolute())[:300]}"
         raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
-    return old_names.current(options.read_mapping(path), path)
+    recipe = old_names.current(options.read_mapping(path), path)
+    require(
+        "out" not in recipe, f"{path}: out is no option of a recipe, as each run has its own folder: give --out FOLDER"
+    )
+    return recipe
 
 
 def as_mapping(config: Config) -> dict[str, object]:
@@ -497,7 +525,7 @@ def as_mapping(config: Config) -> dict[str, object]:
     for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
         out |= {f"{kind}.{option}": describe(value) for option, value in own.items()}
     own = {"data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
-    return out | {group: _plain(made) for group, made in (own | config.learner).items()}
+    return out | {group: _plain(made) for group, made in {**own, **config.learner}.items()}
 
 
 def describe(value: object) -> object:

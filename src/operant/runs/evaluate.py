@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,20 +16,17 @@ from operant.engines.beam_search import BeamSearch
 from operant.metrics import collect, games
 from operant.metrics.evaluation import NOTHING, EvaluationMetric, Measured, measure, metric_names, prepared, resolve
 from operant.metrics.passes import check_samples
-from operant.metrics.rollout_table import Row
-from operant.metrics.rollout_table import rows as as_rows
 from operant.models.base import ReadingPolicy
 from operant.models.policy import PURE, Policy
-from operant.objectives.kl import estimate
 from operant.rewards.evaluate import Remark, outcome_shares
 from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs.scored_rollouts import Scorer
-from operant.sampling import Sampling, token_pieces
+from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.scoring import forward_batch
-from operant.types import OperantError, RewardFn, Rollout, Task, totals
+from operant.types import OperantError, RewardFn, Rollout, Task, said_of, totals
 
 GAMES = 32
 """Most episodes of an evaluation whose transcripts are kept."""
@@ -63,10 +60,8 @@ class EvaluationOptions:
             raise OperantError(f"evaluation.sampling={self.sampling!r}: give a mapping such as {{temperature: 0.7}}")
         if "num_beams" in (self.sampling or {}):
             raise OperantError("evaluation.sampling has num_beams: give --evaluation.beams N instead")
-        try:
+        with said_of("evaluation.sampling"):
             from_generation_kwargs(Sampling(max_tokens=1 << 20), dict(self.sampling or {}))
-        except OperantError as error:
-            raise OperantError(f"evaluation.sampling: {error}") from error
         if self.beams > 1:
             drawing = {"temperature", "top_k", "top_p", "min_p", "do_sample"} & {*(self.sampling or {})}
             idle = ["samples"] * (self.samples > 1) + ["seeds"] * (len(self.seeds) > 1)
@@ -157,7 +152,7 @@ class Evaluation:
         names = ["evaluate/reward", "evaluate/loss", *(f"evaluate/{name}" for name in self.chosen())]
         return {f"{name}_before": known[name] for name in names if name in known}
 
-    def as_plain(self) -> dict[str, Any]:
+    def as_plain(self) -> dict[str, object]:
         """The results as plain data: the mean, the KL, and every reply as text with its score."""
         pairs = zip(self.rollouts, self.scores, strict=True)
         replies = [{"task": r.task.id, "query": r.query, "reply": r.reply, "score": s} for r, s in pairs]
@@ -281,63 +276,6 @@ class Evaluator:
         return learner.policy.judged_labels(self.demonstrations.rollouts(self.tasks), single=single)
 
 
-class Probes:
-    """Fixed prompts that policy and reference answer with the same random numbers, to show the effect of training.
-
-    The answers are rows as `metrics.rollout_table` returns them. Answering does not change the training.
-    probes = Probes(learner, tasks[:32], reward)
-    rows, metrics = probes.ask()
-    """
-
-    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
-        self.learner, self.scorer = learner, Scorer("reward", reward, learner.options["score"])
-        # Each has an id of its own, so that the same text twice does not count as two samples of one task.
-        self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
-
-    def ask(self) -> tuple[list[Row], dict[str, float]]:
-        """The answers of the current policy, and their metrics."""
-        rows, kl = self._judged(self.learner.play(self.tasks, stream="probe"))
-        tally, scores = Tally(), _scores(rows)
-        tally.mean("probe/reward", scores)
-        tally.add("probe/count", len(scores), 0.0)
-        if kl is not None:
-            tally.add("probe/kl_per_reply", kl)
-        return rows, tally.result()
-
-    def ask_reference(self) -> tuple[list[Row], dict[str, float]] | None:
-        """The same of the reference; None without a reference."""
-        reference = self.learner.reference
-        if reference is None:
-            return None
-        with self.learner.engine_of(reference.policy) as engine:
-            rows, _ = self._judged(self.learner.play(self.tasks, stream="probe", engine=engine))
-        tally = Tally()
-        tally.mean("probe/reference_reward", _scores(rows))
-        return rows, tally.result()
-
-    def query_share(self) -> dict[str, float]:
-        """The share of the score's variance that the prompt explains, from two answers to each prompt."""
-        twice = [task for task in self.tasks for _ in range(2)]
-        rows, _ = self._judged(self.learner.play(twice, stream="probe"))
-        share = collect.query_share(_scores(rows), [row["group"] for row in rows if row["reward"] is not None])
-        return {} if share is None else {"probe/query_share": share}
-
-    def _judged(self, rollouts: list[Rollout]) -> tuple[list[Row], float | None]:
-        """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
-        learner, tokenizer = self.learner, self.learner.policy.tokenizer
-        with learner.timing("probe"):
-            seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
-            judged = self.scorer.judge(seen, pays=learner.pays)
-            batch, places = learner.preview(rollouts, judged.scores)
-            kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
-            pieces = partial(token_pieces, tokenizer)
-            return as_rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks), kl
-
-
-def _scores(rows: list[Row]) -> list[float]:
-    return [row["reward"] for row in rows if row["reward"] is not None]
-
-
 def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:
     """The engine that searches for replies, if the options ask for it. Raises: OperantError as `BeamSearch`."""
     how = {"beams": options.beams, "length_penalty": options.length_penalty}
@@ -366,4 +304,4 @@ def divergence(
         raw = forward_batch(batch, policy, sampling, micro_tokens).raw_logprobs
     bare = reference.drop_foreign_states(batch.with_(allowed=None), policy)
     theirs = forward_batch(bare, reference, sampling, micro_tokens).raw_logprobs
-    return float((estimate("k1", raw, theirs) * batch.actions).sum()) / len(rollouts)
+    return float(((raw - theirs) * batch.actions).sum()) / len(rollouts)

@@ -35,10 +35,12 @@ from operant.options import read_mapping
 from operant.runs import lock
 from operant.storage import atomic_io, old_names
 from operant.storage.hub import CONFIGS, OWN
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 FAILED = "the run failed: "
 """How the line of `log.txt` begins, after its time, that an error which ended the run leaves."""
+NOT_RESUMED, GOING_ON = "the resume failed: ", "going on after step "
+"""The same of an error before a resumed run goes on, which leaves it as it was; and the line with which it goes on."""
 MOST_WAITING = 64 << 20
 """The most characters of lines that wait; above that, the oldest lines are dropped."""
 _PROBE = 1 << 20  # bytes: a disk with less free space could not hold a report
@@ -99,6 +101,8 @@ class RunFolder:
         self.best = path / "best"
         self.report = path / "report.html"
         self.log_path = path / "log.txt"
+        self.going_on = True
+        """False for a run that is being resumed, until it goes on."""
         self._reference: list[dict[str, Any]] | None = None
         lines = (self.metrics_path, self.distributions_path, self.log_path)
         self._metrics, self._distributions, self._log = map(Journal, lines)
@@ -118,8 +122,7 @@ class RunFolder:
         needs: bytes that the run will write; a disk with less free space is refused before the run starts.
         """
         text = _dump(config)
-        if Path(out).is_file():
-            raise OperantError(f"--out {out}: that is a file, and a run writes a folder; choose another name")
+        require(not Path(out).is_file(), f"--out {out}: that is a file, and a run writes a folder; choose another name")
         path = _claim(Path(out))
         try:
             probe = path / "probe"
@@ -141,10 +144,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunFolder":
-        """Open the folder of an earlier run to resume it. Call `cut_after` next, with the step of the checkpoint."""
+        """Open the folder of an earlier run to resume it. Next, `resume.cut_after` takes the step of the checkpoint."""
         path = Path(path)
         config = read_config(path)
         folder = cls(path, config)
+        folder.going_on = False
         for file in (folder.metrics_path, folder.distributions_path, folder.log_path):
             if file.is_symlink():  # in an untrusted folder, it may lead to any file of this user
                 raise OperantError(f"{file} is a link, and a run writes its own files: put the file itself there")
@@ -162,7 +166,7 @@ class RunFolder:
 
         Raises: OperantError if the disk refuses; the line then waits, and is written before the next one.
         """
-        self._metrics.add(_line({"step": step} | {k: v for k, v in metrics.items() if k != "step"}))
+        self._metrics.add(as_line({"step": step} | {k: v for k, v in metrics.items() if k != "step"}))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics so far, one mapping per step."""
@@ -170,10 +174,10 @@ class RunFolder:
 
     def distributions(self, step: int, parts: Mapping[str, object]) -> None:
         """Append one step's histograms and norms to `distributions.jsonl`. Raises: OperantError like `log`."""
-        self._distributions.add(_line({"step": step} | dict(parts)))
+        self._distributions.add(as_line({"step": step} | dict(parts)))
 
     def rollouts(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
-        """Write the replies of a step: one row per turn, as `metrics.rollout_table.rows` returns them."""
+        """Write the replies of a step: one row per turn, as `metrics.rollout_table.as_rows` returns them."""
         _write_rows(self.rollouts_path / f"{atomic_io.step_name(step)}.parquet", rows)
 
     def probes(self, step: int | None, rows: Sequence[Mapping[str, object]]) -> None:
@@ -202,53 +206,9 @@ class RunFolder:
             atomic_io.sync_folder(self.path)
         return {path.name: size for path, size in sizes.items()}
 
-    def check_lines(self, lengths: Mapping[str, int]) -> None:
-        """Read the lines up to a checkpoint with these `lengths`. Raises: OperantError for a damaged one."""
-        for path in (self.metrics_path, self.distributions_path):
-            atomic_io.records(path, lengths.get(path.name))
-
-    def cut_after(self, step: int, lengths: Mapping[str, int] | None = None) -> list[str]:
-        """Delete the records of the steps after `step`, since a resumed run repeats these steps.
-
-        lengths: the result of `lengths` in the checkpoint; empty for a checkpoint of an older version.
-        Returns a sentence for each file that lacks lines of earlier steps. Raises: OperantError if the disk refuses.
-        """
-        lengths, lost = lengths or {}, list[str]()
-        for path in (self.metrics_path, self.distributions_path):
-            if path.exists() and step:
-                self._cut_lines(path, step, lengths.get(path.name))
-            elif path.exists():
-                with atomic_io.explained(path):
-                    atomic_io.truncate(path, 0)
-            missing = sorted(set(range(1, step + 1)) - {record["step"] for record in atomic_io.records(path)})
-            if missing and (path.exists() or lengths.get(path.name)):
-                named = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-                lost.append(
-                    f"{path} lacks its lines of {len(missing)} of {step} steps ({named}), so charts and findings do "
-                    "without them; to have them back, stop, put back a copy of that file and resume again"
-                )
-        for folder in (self.rollouts_path, self.probes_path, self.path / "refused"):
-            for left in folder.glob("step-*"):
-                if (atomic_io.step_of(left) or 0) > step:
-                    with atomic_io.explained(left, "delete"):
-                        (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
-        return lost
-
-    def _cut_lines(self, path: Path, step: int, length: int | None) -> None:
-        """Cut a file of lines to `length` bytes; to the lines up to `step` where that is not the end of such a line."""
-        with atomic_io.explained(path, "read"):
-            held = path.read_bytes()
-        whole = length is not None and len(held) >= length and (length == 0 or held[:length].endswith(b"\n"))
-        if whole and all(record["step"] <= step for record in atomic_io.records(path, length)):
-            with atomic_io.explained(path):
-                atomic_io.truncate(path, length)
-        else:
-            kept = [record for record in atomic_io.records(path) if record["step"] <= step]
-            atomic_io.write(path, "".join(map(_line, kept)))
-
     def change_config(self, config: Mapping[str, object], changes: Sequence[Mapping[str, object]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
-        lines = [_line({"schema": old_names.SCHEMA, **change}) for change in changes]
+        lines = [as_line({"schema": old_names.SCHEMA, **change}) for change in changes]
         atomic_io.append_text(self.path / "changes.jsonl", "".join(lines))
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
@@ -280,7 +240,9 @@ class RunFolder:
             behind = error.__cause__ if isinstance(error, OperantError) else error
             if behind is not None and not isinstance(behind, (OperantError, OSError)):  # such as of a user's reward
                 self.log_message("".join(traceback.format_exception(behind)).rstrip())
-            self.log_message(f"{FAILED}{' '.join(str(error).split()) or type(error).__name__}")
+            self.log_message(
+                f"{FAILED if self.going_on else NOT_RESUMED}{' '.join(str(error).split()) or type(error).__name__}"
+            )
         self.close()
 
 
@@ -312,7 +274,8 @@ def state(folder: Path, done: int, steps: int) -> State:
         return "finished"
     log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return "failed" if lines and FAILED in lines[-1] else "interrupted"
+    last = next((line for line in reversed(lines) if FAILED in line or GOING_ON in line), "")
+    return "failed" if FAILED in last else "interrupted"
 
 
 def is_export(folder: Path) -> bool:
@@ -378,7 +341,8 @@ def _discard(path: Path) -> None:
         atomic_io.remove_tree(path)
 
 
-def _line(record: Mapping[str, object]) -> str:
+def as_line(record: Mapping[str, object]) -> str:
+    """A step as a line of JSON."""
     return atomic_io.strict_json(record) + "\n"
 
 

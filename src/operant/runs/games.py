@@ -27,7 +27,7 @@ from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.sampling import Sampling
 from operant.training.setup import tell_room
-from operant.types import Engine, OperantError, Step, Task, describe_error, shown
+from operant.types import Engine, Env, OperantError, Step, Task, describe_error, shown
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
@@ -118,20 +118,28 @@ def simple_player(name: str) -> Callable[[], Player] | None:
     return None
 
 
-def game_world(name: str, options: Mapping[str, object], run: Mapping[str, object]) -> TextGames:
+def named_world(name: str, options: Mapping[str, object], run: Mapping[str, object]) -> Env | None:
     """The world with the user's options, above those of the run that plays if it was trained there, without examples.
 
-    It is played in this process, also if the run has played it in others (`workers:rooms`).
+    It is played in this process, also if the run has played it in others (`workers:rooms`). None: of a single turn.
     """
     name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
     trained = _trained_options(run) | {"examples": 0.0} if without_form(run.get("env")) == name else {}
-    world = None if made is None else named_parts.make("env", name, arguments(made, trained | own, what))
+    return None if made is None else named_parts.make("env", name, arguments(made, trained | own, what))
+
+
+def game_world(name: str, options: Mapping[str, object], run: Mapping[str, object]) -> TextGames:
+    """`named_world` with text games. Raises: OperantError for another one."""
+    world, what = named_world(name, options, run), f"world {shown(str(without_form(name)))}"
     if not isinstance(world, TextGames):
         known = ((other, ENVS.find(other)) for other in ENVS.built_in)
         others = ", ".join(other for other, made in known if isinstance(made, type) and issubclass(made, TextGames))
-        raise OperantError(f"{what} has no text games to play; worlds that have: {others}")
+        raise OperantError(
+            f"{what} has no text games to play; worlds that have: {others}. Any other is played by a person, with "
+            "--tasks FILE where it has none of its own"
+        )
     return world
 
 
@@ -160,7 +168,7 @@ def playable(env: object) -> str | None:
     return str(name) if inspect.isclass(made) and issubclass(made, TextGames) else None
 
 
-def _trained_options(run: Mapping[str, object]) -> dict[str, Any]:
+def _trained_options(run: Mapping[str, object]) -> dict[str, object]:
     """The options of the world of a run as it stores them, without those of its worker processes."""
     form = FORMS.get(str(run["env"]).partition(":")[0])
     of_form = form.options_of_runs if form is not None else ()

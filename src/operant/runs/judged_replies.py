@@ -204,7 +204,7 @@ class Kept:
         """Write the rows to the file, as its name ends, and delete the unfinished one."""
         assert self.out is not None and self.path is not None
         if self.out.suffix != ".parquet":
-            atomic_io.write(self.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            atomic_io.write_rows(self.out, rows)
         elif len({type(row["prompt"]) for row in rows}) > 1:
             raise OperantError(
                 f"--out {self.out}: some prompts are texts and some messages, which one column of Parquet cannot "

@@ -33,7 +33,7 @@ from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import KINDS, path_of, step_of
 from operant.storage.hub import find_model, pinned
 from operant.training.learner import default_engine
-from operant.types import Engine, OperantError
+from operant.types import Engine, OperantError, said_of
 
 
 def divided(name: str) -> tuple[Path, int | None]:
@@ -120,10 +120,8 @@ def at_step(folder: Path, step: int) -> Policy:
         options=options["model"],
         lora=replace(lora, adapter=str(copy)) if lora.adapter is not None and copy.is_dir() else lora,
     )
-    try:
+    with said_of(path):
         PolicyState(policy).load_state_dict(read_part(path, "policy"))
-    except OperantError as error:
-        raise OperantError(f"{path}: {error}") from error
     return policy
 
 
@@ -177,8 +175,8 @@ def with_copies(config: Config, run: Path, warn: Callable[[str], None]) -> Confi
 
 
 def _named(config: Config) -> dict[str, str | Path]:
-    """The models that options name, by option."""
-    groups, models = {"": config.train, **config.learner}, dict[str, str | Path]()
+    groups: dict[str, object] = {"": config.train, **config.learner}
+    models = dict[str, str | Path]()
     for option in MODELS:
         group, _, name = option.rpartition(".")
         model = getattr(groups.get(group), name, None)
@@ -191,7 +189,8 @@ def _named(config: Config) -> dict[str, str | Path]:
 
 def _with(config: Config, names: Mapping[str, object]) -> Config:
     """The configuration with other names of models, by option."""
-    train, learner = config.train, dict(config.learner)
+    train = config.train
+    learner: dict[str, Any] = {**config.learner}
     for option, model in names.items():
         group, _, name = option.rpartition(".")
         if group:

@@ -8,14 +8,14 @@ a policy, environment, engine, reward or task source may also be the class, func
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from operant import rewards
 from operant.data.forms import ROW_FORMS
-from operant.data.sources import SOURCES, share
+from operant.data.sources import SOURCES, refuse_splits, share
 from operant.engines import ENGINES
 from operant.envs import ENVS, own_games
 from operant.envs.functions import maker
@@ -24,7 +24,7 @@ from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
 from operant.options import Factory, arguments
 from operant.trackers.trackers import TRACKERS
-from operant.types import EngineParts, EnvBase, OperantError, describe_error, shown, with_defaults
+from operant.types import EngineParts, EnvBase, OperantError, of_user, shown, with_defaults
 
 
 class Kind(NamedTuple):
@@ -47,8 +47,9 @@ def _factory(kind: str, value: object, skip: int = 0) -> Factory | None:
 
 
 def _tracker(value: object) -> Factory | None:
-    names = [name for name in value.split(",") if name] if isinstance(value, str) else list(value)
-    return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 and not isinstance(value, Mapping) else None
+    given = [name for name in value.split(",") if name] if isinstance(value, str) else value
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, Mapping) else []
+    return Factory(TRACKERS.find(names[0]), 2) if len(names) == 1 else None
 
 
 KINDS = {
@@ -61,7 +62,6 @@ KINDS = {
     "trackers": Kind("tracker", _tracker, several=True),
 }
 """By option."""
-
 
 TABLES: dict[str, Table] = {"env": ENVS, "engine": ENGINES, "tasks": SOURCES, "form": ROW_FORMS, "policy": POLICIES}
 
@@ -80,7 +80,7 @@ def found(kind: str, value: object) -> Any:
     return maker(thing) if kind == "env" else thing
 
 
-def flattened(options: Mapping[str, object]) -> dict[str, Any]:
+def flattened(options: Mapping[str, object]) -> dict[str, object]:
     """The options with the mapping of each part written as its name and `kind.option`.
 
     A world of a suite, such as `textarena:GuessTheNumber-v0`, is written as `textarena` and its option.
@@ -99,7 +99,7 @@ def flattened(options: Mapping[str, object]) -> dict[str, Any]:
     return _with_game(flat)
 
 
-def _with_game(flat: dict[str, Any]) -> dict[str, Any]:
+def _with_game(flat: dict[str, object]) -> dict[str, object]:
     """Flat options in which a suite and its game are two options."""
     named = str(flat.get("env"))
     form, colon, name = named.partition(":") if named.partition(":")[0] in FORMS else ("", "", named)
@@ -117,12 +117,12 @@ def options_of(options: Mapping[str, object], kind: str) -> list[str]:
     return [name for name in options if str(name).replace("-", "_").startswith(f"{kind}.")]
 
 
-def only(options: Mapping[str, object], kind: str) -> dict[str, Any]:
+def only(options: Mapping[str, object], kind: str) -> dict[str, object]:
     """The part `kind` and its options among flat options."""
     return {name: options[name] for name in (kind, *options_of(options, kind)) if name in options}
 
 
-def stored_options(kind: str, config: Mapping[str, object]) -> dict[str, Any]:
+def stored_options(kind: str, config: Mapping[str, object]) -> dict[str, object]:
     """The options of a part among the flat options of a run's config.yaml, checked."""
     factory = KINDS[kind].factory(config[kind])
     own = {name.removeprefix(f"{kind}."): config[name] for name in options_of(config, kind)}
@@ -152,7 +152,12 @@ def check_owned(named: Mapping[str, object], options: Mapping[str, object]) -> N
     for kind in [kind for kind in KINDS if kind not in having]:
         for name in options_of(options, kind):
             if named.get(kind) is None:
-                raise OperantError(f"option {name}: the run names no {KINDS[kind].what} that has it; set {kind} too")
+                if kind == "tasks":
+                    refuse_splits({name[6:]: options[name] for name in options_of(options, kind)})
+                more = ", or give one data set of several" if kind == "tasks" else ""
+                raise OperantError(
+                    f"option {name}: the run names no {KINDS[kind].what} that has it; set {kind} too{more}"
+                )
             several = f", or give one of several its own as {kind}: {{NAME: {{option: value}}}}"
             remedy = f"leave it out{several if KINDS[kind].several else ''}"
             raise OperantError(f"option {name}: {KINDS[kind].what} {shown(named[kind])} has no options; {remedy}")
@@ -167,12 +172,8 @@ def make(kind: str, value: object, options: Mapping[str, object], *given: object
     if factory is None:
         part = found(kind, value)
     else:
-        try:
+        with of_user(f"{what} {shown(value)} cannot be made: "):
             part = factory.make(*given, **options)
-        except OperantError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise OperantError(f"{what} {shown(value)} cannot be made: {describe_error(error)}") from error
     if missing := [name for name in KINDS[kind].members if not callable(getattr(part, name, None))]:
         raise OperantError(
             f"{what} {shown(value)} is a {type(part).__name__} without {' and '.join(missing)}: "

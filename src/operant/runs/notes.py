@@ -1,12 +1,14 @@
 """What a run says at its start: options that change nothing in it, what limits rewards, what was left out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from operant import machine
 from operant.algorithms import find, left_out_message
 from operant.envs.isolated import IsolatedEnv
-from operant.rewards.isolated import isolated_parts
+from operant.models.twins import in_halves
+from operant.rewards import parts_of
+from operant.rewards.isolated import IsolatedReward
 from operant.runs import named_parts
 from operant.runs.config import Config
 from operant.runs.folder import RunFolder
@@ -42,7 +44,8 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 
 def idle(config: Config) -> list[str]:
     """Sentences on options that change nothing in this run, or something that its user may not expect."""
-    known, name, notes = config.learner, config.train.algorithm, list[str]()
+    name, notes = config.train.algorithm, list[str]()
+    known: Mapping[str, Any] = config.learner
     size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
     if rate == 0:
         notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
@@ -53,7 +56,7 @@ def idle(config: Config) -> list[str]:
         notes += [f"learner.select={select}: {why}; a method without a critic fits better"]
     if find(name).source == "data" and known["learner"].on_length != "ended":
         notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
-    usual = learner_options(name, None, {})[0]
+    usual: Mapping[str, Any] = learner_options(name, None, {})[0]
     for group, options, read, needed in READ_ONLY_WITH:
         if group in known and not read(known[group]):
             values = {o: getattr(known[group], o) for o in options.split()}
@@ -70,17 +73,21 @@ def idle(config: Config) -> list[str]:
 def tell(config: Config, parts: RunParts, folder: RunFolder, trackers: Trackers, *, resumed: bool) -> None:
     """Log what there is to say at the start of a run, also for the report."""
     notes, learner = [*idle(config), *parts.notes], parts.learner
-    isolated = [("reward", part) for part in isolated_parts(parts.reward)]
+    isolated = [("reward", part) for part in parts_of(parts.reward, IsolatedReward)]
     isolated += [("world", learner.env)] if isinstance(learner.env, IsolatedEnv) else []
     for kind, part in isolated:
         folder.log_message(f"isolation of {kind} {part.__name__!r}: {part.level}")
     if levels := {part.__name__: part.level for _, part in isolated}:
         folder.add_environment(isolation="; ".join(f"{name}: {level}" for name, level in levels.items()))
-    notes += high_rate(config, learner)
+    notes += high_rate(config, learner) + unknown_prompts(parts)
     several = learner.own.threads == "auto"
     several = several and machine.worth(learner.budget.tokens, machine.largest(learner.policy.model)) > 1
+    several = several and not in_halves(learner.policy.model, learner.budget.tokens)
     if several and learner.policy.device.type == "cpu" and (crowd := machine.crowded()):
-        notes.append(f"{crowd}; --threads 1 is likely faster here, and changes the last bits of a run (docs/fast.md)")
+        notes.append(
+            f"{crowd}; --threads 1 (in Python threads=1) is likely faster here, and changes the last bits of a run "
+            "(docs/fast.md)"
+        )
     for note in notes if resumed else (*notes, *left_out(config, parts)):
         folder.log_message(note)
         trackers.note(note)
@@ -100,6 +107,23 @@ def high_rate(config: Config, learner: Learner) -> list[str]:
         return []
     why = f"is far above {usual:.0e}, about the usual rate of {count / 1e6:.3g}M weights, and training may collapse"
     return [f"optimizer.lr={rate:g} {why} (docs/how-to-train.md)"]
+
+
+def unknown_prompts(parts: RunParts) -> list[str]:
+    """A sentence if the policy can read nothing of some prompts, as all of their tokens stand for unknown words."""
+    tokenizer = parts.learner.policy.tokenizer
+    unknown, special = getattr(tokenizer, "unk_token_id", None), {*getattr(tokenizer, "all_special_ids", ())}
+    ends = [getattr(tokenizer, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    if unknown is None or unknown in ends:
+        return []
+    prompts = [task.prompt for task in parts.tasks if task.prompt and isinstance(task.prompt[0], int)]
+    blank = sum(unknown in prompt and all(token in special for token in prompt) for prompt in prompts)
+    if not blank:
+        return []
+    return [
+        f"prompts of unknown tokens alone ({tokenizer.unk_token}): {blank} of {len(prompts)}; the policy reads nothing "
+        "of them. Is this the model's own tokenizer, and were these the words that it was made of?"
+    ]
 
 
 def left_out(config: Config, parts: RunParts) -> list[str]:

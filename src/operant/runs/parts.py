@@ -1,6 +1,11 @@
-"""The objects that a run consists of, and what they do together in a step."""
+"""The objects that a run consists of, and what they do together: a step's rollouts and scores, and the evaluations.
 
-from collections.abc import Sequence
+Evaluation does not change the training.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,8 +19,10 @@ from operant.rewards import Judged
 from operant.rollouts.play import Attempts
 from operant.runs.ahead import Ahead
 from operant.runs.config import TrainOptions
-from operant.runs.evaluate import Evaluator, Probes
+from operant.runs.evaluate import Evaluation, Evaluator
+from operant.runs.folder import RunFolder
 from operant.runs.scored_rollouts import (
+    Probes,
     demonstration_rollouts,
     greedy_replies,
     join_judgements,
@@ -24,8 +31,9 @@ from operant.runs.scored_rollouts import (
     solved_often,
     without_variance,
 )
+from operant.storage import atomic_io
 from operant.training.learner import Learner
-from operant.types import RewardFn, Rollout, Task, shown
+from operant.types import OperantError, RewardFn, Rollout, Task, shown
 
 CALIBRATED = 256
 """Replies whose mean and variance are measured, as in Ziegler et al. (2019)."""
@@ -114,7 +122,7 @@ class RunParts:
             if not left:
                 break
             ids += [task.id for task in tasks]
-            equal = without_variance(rollouts, judged)
+            equal = without_variance(rollouts, judged, self.learner.between_turns)
             kept = [task for task in ids if task not in equal]
             if not equal or {self.tasks[i].id for i in self.order.left} <= {*kept}:
                 break
@@ -122,7 +130,9 @@ class RunParts:
             rollouts, judged = [rollouts[i] for i in places], judged.at(places)
             for task in tasks:
                 attempts.next(task)
-            taken = self._others((len(ids) - len(kept)) // samples, {*kept})
+            taken, wanted = list[int](), (len(ids) - len(kept)) // samples
+            while len(taken) < wanted:  # without the ids that the step has: so no group comes to two ranks
+                taken += [i for i in self.order.take(1) if self.tasks[i].id not in kept]
             ids, thrown, redrawn = kept, [*thrown, *equal], redrawn + len(taken)
         if thrown:
             named = ", ".join(map(shown, thrown))
@@ -132,13 +142,6 @@ class RunParts:
         counts |= {"rollout/retired": float(len(self.order.retired))} if train.retire is not None else {}
         return rollouts, replace(judged, notes=notes), counts
 
-    def _others(self, count: int, known: set[str]) -> list[int]:
-        """The indices of the next tasks, without the ids that the step has: so no group comes to two ranks."""
-        found = list[int]()
-        while len(found) < count:
-            found += [i for i in self.order.take(1) if self.tasks[i].id not in known]
-        return found
-
     def ahead_by(self, train: TrainOptions) -> "RunParts":
         """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
         if not (train.rollouts_ahead or train.partial_rollout_tokens):
@@ -146,6 +149,108 @@ class RunParts:
         attempts = partial(self.attempts, samples=train.samples)
         sizes = (train.rollouts_ahead, train.partial_rollout_tokens, train.batch // train.samples)
         return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
+
+
+class PeriodicEvaluation:
+    """Evaluates held-out tasks and probe prompts before training, every few steps, and after the last step.
+
+    isolated_state: a context manager that restores the state of the reward, the environment and the task source.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        folder: RunFolder,
+        options: TrainOptions,
+        isolated_state: Callable[[], AbstractContextManager[None]],
+    ):
+        self.parts, self.folder, self.options, self.isolated_state = parts, folder, options, isolated_state
+        self.before: Evaluation | None = None
+        """The held-out tasks before training."""
+        self.probed: dict[str, float] = {}
+        """Metrics of the probe prompts that are measured only before training."""
+        self._latest: tuple[int, Evaluation] | None = None
+        """The latest evaluation of the held-out tasks, and its step."""
+        self.started = False
+        """Whether the initial policy has been evaluated."""
+
+    def before_training(self) -> None:
+        """Evaluate the initial policy; also measure the reference and how much of the score the prompt determines."""
+        self.before, self.started = self.evaluate(), True
+        first, probes = self.probe(0), self.parts.probes
+        if probes is None or "probe/reward" not in first:
+            return
+        self.probed["probe/reward_before"] = first["probe/reward"]
+        try:
+            with self.isolated_state():
+                reference, share = probes.ask_reference(), probes.query_share()
+            self.probed |= share
+            if reference is not None:
+                rows, metrics = reference
+                self.probed |= metrics
+                self.folder.probes(None, rows)
+        except OperantError as error:
+            self.folder.log_message(f"the reference's answers to the probe prompts were left out: {error}")
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Evaluate held-out tasks and probe prompts if they are due after this step, and return their metrics."""
+        options, metrics = self.options, {}
+        last = step >= options.steps
+        if options.evaluate_every and (last or step % options.evaluate_every == 0):
+            evaluation = self.evaluate()
+            metrics |= evaluation.metrics() if evaluation is not None else {}
+            metrics |= self.before.as_before() if self.before is not None else {}
+        if last or step % options.probe_every == 0:
+            metrics |= self.probe(step)
+        return metrics | self.probed if step == 1 else metrics
+
+    def after_training(self, warn: Callable[[str], object]) -> Evaluation | None:
+        """Evaluate the held-out tasks, and write `evaluation.json`. warn: is told if the disk refuses it."""
+        after, evaluator = self.evaluate(), self.parts.evaluator
+        if after is None or evaluator is None:
+            return None
+        labels = evaluator.judged_labels()
+        results = {"before": self.before.as_plain() if self.before else None, "after": after.as_plain()}
+        if distributed.rank() == 0:
+            try:
+                content = json.dumps(results | ({"labels": labels} if labels else {}), indent=1)
+                atomic_io.write(self.folder.path / "evaluation.json", content)
+            except OperantError as error:
+                warn(str(error))
+        return after
+
+    def evaluate(self) -> Evaluation | None:
+        """Evaluate the held-out tasks, with the same random numbers every time; None if there are no such tasks."""
+        step = self.parts.learner.progress.step
+        if self.parts.evaluator is not None and (self._latest is None or self._latest[0] != step):
+            with self.isolated_state():
+                self._latest = step, self.parts.evaluator()
+        return self._latest[1] if self._latest is not None else None
+
+    def probe(self, step: int) -> dict[str, float]:
+        """Answer the probe prompts, write the answers and return their metrics. An error of the reward is logged."""
+        probes = self.parts.probes
+        if probes is None:
+            return {}
+        try:
+            with self.isolated_state():
+                rows, metrics = probes.ask()
+            self.folder.probes(step, rows)
+            return metrics | self.probed
+        except OperantError as error:
+            self.folder.log_message(f"the probe prompts of step {step} were left out: {error}")
+            return {}
+
+    def state_dict(self) -> dict[str, object]:
+        """The evaluation before training, as plain data."""
+        before = self.before.as_plain() if self.before is not None else None
+        return {"before": before, "probed": self.probed, "started": self.started}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; further keys are ignored."""
+        self.before = Evaluation.from_plain(state["before"]) if state["before"] is not None else None
+        self.probed = state.get("probed") or {}
+        self.started = state.get("started", True)
 
 
 def calibrate(parts: RunParts, data: DataOptions) -> None:

@@ -14,7 +14,7 @@ import torch
 from operant import __version__, distributed, machine
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping
-from operant.runs.resume import flat
+from operant.runs.resume import by_name
 from operant.storage.checkpoint_store import about
 from operant.types import OperantError
 
@@ -26,7 +26,7 @@ def check_ranks(config: Config, out: Path, resume: bool) -> None:
     """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
     versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
-    distributed.check_equal("options or versions", start | flat(as_mapping(config)))
+    distributed.check_equal("options or versions", start | by_name(as_mapping(config)))
     train, ranks = config.train, distributed.world()
     replies, have = train.batch // ranks, machine.size_gb()
     error = None

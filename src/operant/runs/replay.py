@@ -7,7 +7,7 @@ It loads the run's initial model and the trained weights of that step, and repea
 was found: scoring and advantages, or forward pass, loss and backward pass.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from operant.models.policy_state import PolicyState
 from operant.storage import manifest
 from operant.training import refused_step
 from operant.training.learner import Learner
-from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, first_fault, located
+from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, located
 from operant.training.stages import TrainingStep, credited
 from operant.types import OperantError
 
@@ -89,7 +89,7 @@ def _repeat(learner: Learner, refusal: RefusedStep, rank: int) -> NonFinite | No
         fault = find_in_batch(batch)
     else:
         objective = learner.objective(refusal.sampling)
-        fault = first_fault(learner.policy, batch, objective, refusal.sampling, refusal.tokens)
+        fault = refused_step.first_fault(learner.policy, batch, objective, refusal.sampling, refusal.tokens)
     return None if fault is None else located(fault, batch, learner.policy.tokenizer, rank)
 
 
@@ -112,18 +112,18 @@ def _first_nonfinite_module(policy: torch.nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def print_replay(path: str | Path, print_line: Callable[[str], None] = print) -> bool:
+def print_replay(path: str | Path) -> bool:
     """Replay a bundle and print the result; return whether it is the recorded one."""
     refusal, about, _ = refused_step.read(path)
     where = "before the update" if refusal.stage == "observe" else "in an optimizer step"
-    print_line(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
-    print_line(f"recorded: {refusal.fault.message()}")
+    print(f"step {about['step']} of {about['algorithm']} on {about['policy']}: refused {where}")
+    print(f"recorded: {refusal.fault.message()}")
     result = replay(path)
     if result.same:
-        print_line("repeated: the same")
+        print("repeated: the same")
     else:
-        print_line(f"repeated: {result.found.message() if result.found else 'every number is finite'}")
-        print_line("another machine, device, version or number of threads can make the difference: see the manifest")
+        print(f"repeated: {result.found.message() if result.found else 'every number is finite'}")
+        print("another machine, device, version or number of threads can make the difference: see the manifest")
     if result.module:
-        print_line(f"first module: the output of {result.module} has NaN or infinity")
+        print(f"first module: the output of {result.module} has NaN or infinity")
     return result.same

@@ -9,14 +9,15 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.options import is_none, resolve, with_short_names
+from operant.options import flat, is_none, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
-from operant.runs.folder import is_export, read_config
+from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config
+from operant.runs.run import Run
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
@@ -60,7 +61,7 @@ class Change:
     new: Any
 
 
-def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, Any]:
+def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object]:
     """The options of the run in `out`, overridden by the `changed` ones, by full name.
 
     Raises: OperantError if `out` is not a run folder, or if an option was a Python object and is missing in `changed`.
@@ -119,7 +120,7 @@ def _is_object(value: object) -> bool:
 
 def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list[Change]:
     """The options of `config` that differ from the run in `out`. Raises: OperantError for one that cannot change."""
-    old, new = flat(read_config(out)), flat(as_mapping(config))
+    old, new = by_name(read_config(out)), by_name(as_mapping(config))
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
     for change in found:
@@ -142,20 +143,14 @@ def _refused(change: Change, why: str) -> OperantError:
     )
 
 
-def flat(mapping: Mapping[str, object]) -> dict[str, object]:
-    """Options by full name. A reward may be a mapping too, and stays one."""
-    flat = {}
-    for key, value in named_parts.flattened(mapping).items():
-        if isinstance(value, Mapping) and key not in OBJECTS:
-            flat |= {f"{key}.{inner}": v for inner, v in value.items()}
-        else:
-            flat[key] = value
-    return flat
+def by_name(config: Mapping[str, object]) -> dict[str, object]:
+    """Options by full name. What may be an object, such as a mapping of rewards, stays one value."""
+    return flat(named_parts.flattened(config), OBJECTS)
 
 
 def changes_after(out: Path, step: int, config: Config) -> list[Change]:
     """Changes that an earlier resume recorded at `step` or later, so that the checkpoint of `step` lacks them."""
-    now, path, found = flat(as_mapping(config)), out / "changes.jsonl", []
+    now, path, found = by_name(as_mapping(config)), out / "changes.jsonl", []
     for record in atomic_io.records(path):
         (name,) = old_names.current({"schema": record.get("schema", 1), record["name"]: None}, path)
         if record["step"] >= step and now.get(name) == record["new"]:
@@ -195,3 +190,65 @@ def finished_message(out: Path, changed: Mapping[str, object], *, fresh_optimize
     if path is None or done < steps:
         return None
     return f"{out} is finished: {done} of {max(done, steps)} steps; --steps {2 * max(done, steps)} would continue it"
+
+
+def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:
+    """Load the checkpoint at `path`, and truncate the logs to its step. Without one, the run starts again."""
+    folder = run.folder
+    step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
+    apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
+    if not run.first:
+        return
+    for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
+        run.trackers.warn(lost)
+    run.metrics = folder.metrics()
+    if changed:
+        folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
+        listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
+        folder.log_message(f"changed from step {step + 1} on: {listed}")
+    fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
+    folder.log_message(f"{GOING_ON}{step}{fresh}")
+    folder.going_on = True
+    if path is not None and not (changed or fresh_optimizer):
+        run.checkpoints.save_last(to_go_on=True)  # a kill may have come between two kinds
+
+
+def cut_after(folder: RunFolder, step: int, lengths: Mapping[str, int] | None = None) -> list[str]:
+    """Delete the records of a run folder of the steps after `step`, since a resumed run repeats these steps.
+
+    lengths: the result of `lengths` in the checkpoint; empty for a checkpoint of an older version.
+    Returns a sentence for each file that lacks lines of earlier steps. Raises: OperantError if the disk refuses.
+    """
+    lengths, lost = lengths or {}, list[str]()
+    for path in (folder.metrics_path, folder.distributions_path):
+        if path.exists() and step:
+            _cut_lines(path, step, lengths.get(path.name))
+        elif path.exists():
+            with atomic_io.explained(path):
+                atomic_io.truncate(path, 0)
+        missing = sorted(set(range(1, step + 1)) - {record["step"] for record in atomic_io.records(path)})
+        if missing and (path.exists() or lengths.get(path.name)):
+            named = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+            lost.append(
+                f"{path} lacks its lines of {len(missing)} of {step} steps ({named}), so charts and findings do "
+                "without them; to have them back, stop, put back a copy of that file and resume again"
+            )
+    for part in (folder.rollouts_path, folder.probes_path, folder.path / "refused"):
+        for left in part.glob("step-*"):
+            if (atomic_io.step_of(left) or 0) > step:
+                with atomic_io.explained(left, "delete"):
+                    (atomic_io.remove_tree if left.is_dir() else atomic_io.remove)(left)
+    return lost
+
+
+def _cut_lines(path: Path, step: int, length: int | None) -> None:
+    """Cut a file of lines to `length` bytes; to the lines up to `step` where that is not the end of such a line."""
+    with atomic_io.explained(path, "read"):
+        held = path.read_bytes()
+    whole = length is not None and len(held) >= length and (length == 0 or held[:length].endswith(b"\n"))
+    if whole and all(record["step"] <= step for record in atomic_io.records(path, length)):
+        with atomic_io.explained(path):
+            atomic_io.truncate(path, length)
+    else:
+        kept = [record for record in atomic_io.records(path) if record["step"] <= step]
+        atomic_io.write(path, "".join(map(as_line, kept)))

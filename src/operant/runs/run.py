@@ -11,15 +11,14 @@ from functools import partial
 from html import escape
 
 from operant import distributed, machine
-from operant.metrics.rollout_table import rows as as_rows
+from operant.metrics.rollout_table import as_rows
 from operant.models.policy import Policy
 from operant.rewards import reward_metrics
-from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of
+from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation
 from operant.runs.folder import RunFolder
-from operant.runs.parts import RunParts, calibrate
-from operant.runs.periodic_eval import PeriodicEvaluation
+from operant.runs.parts import PeriodicEvaluation, RunParts, calibrate
 from operant.runs.signals import StopRequest
 from operant.sampling import token_pieces
 from operant.storage import atomic_io
@@ -178,12 +177,12 @@ class Run:
     @contextmanager
     def _restored_on_error(self) -> Iterator[list[str]]:
         """Restore and save the state from before a step whose update has not begun. Yields a list of its notes."""
-        before, notes = self.state.snapshot(only=self.state.of_step), list[str]()
+        before, notes = snapshot(self.state, self.state.of_step), list[str]()
         try:
             yield notes
         except OperantError as error:
             if not self.learner.updating:  # no weight has changed
-                self.state.restore(before)
+                restore(self.state, before)
                 # Ranks that write together would wait for each other, unless all of them raise this error.
                 if vars(error).get("agreed") or self.state.ranks is None:
                     self.checkpoints.save_before_error()

@@ -1,21 +1,28 @@
-"""Rollouts and their scores, chunk by chunk: one chunk is judged while the next one is generated.
+"""Rollouts and their scores: of a step, chunk by chunk, and of the probe prompts.
 
-The chunks depend on the tasks alone, the samples of a prompt stay in one chunk, and random numbers do not depend on
-chunks. So a reward that judges each rollout by itself returns the same scores with and without chunks.
+While one chunk is judged, the next one is generated. The chunks depend on the tasks alone, the samples of a prompt stay
+in one chunk, and random numbers do not depend on chunks. So a reward that judges each rollout by itself returns the
+same scores with and without chunks.
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 from operant import distributed, rewards
 from operant.data.demonstrations import Demonstrations
-from operant.rewards import Judged, compared_with_greedy, judge
+from operant.metrics import collect
+from operant.metrics.rollout_table import Row, as_rows
+from operant.rewards import Judged, judge
 from operant.rewards.shaping import ScoreOptions, as_seen
+from operant.rewards.wrapper import compared_with_greedy
+from operant.rollouts.branches import branches
 from operant.rollouts.play import Attempts
-from operant.sampling import Sampling
+from operant.sampling import Sampling, token_pieces
+from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.select import unequal
 from operant.types import RewardFn, Rollout, Task, Tokenizer
@@ -54,6 +61,63 @@ class Scorer:
     def close(self) -> None:
         """End the processes of the reward."""
         rewards.close(self.reward)
+
+
+class Probes:
+    """Fixed prompts that policy and reference answer with the same random numbers, to show the effect of training.
+
+    The answers are rows as `metrics.rollout_table` returns them. Answering does not change the training.
+    probes = Probes(learner, tasks[:32], reward)
+    rows, metrics = probes.ask()
+    """
+
+    def __init__(self, learner: Learner, tasks: list[Task], reward: RewardFn | None):
+        self.learner, self.scorer = learner, Scorer("reward", reward, learner.options["score"])
+        # Each has an id of its own, so that the same text twice does not count as two samples of one task.
+        self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
+
+    def ask(self) -> tuple[list[Row], dict[str, float]]:
+        """The answers of the current policy, and their metrics."""
+        rows, kl = self._judged(self.learner.play(self.tasks, stream="probe"))
+        tally, scores = Tally(), _scores(rows)
+        tally.mean("probe/reward", scores)
+        tally.add("probe/count", len(scores), 0.0)
+        if kl is not None:
+            tally.add("probe/kl_per_reply", kl)
+        return rows, tally.result()
+
+    def ask_reference(self) -> tuple[list[Row], dict[str, float]] | None:
+        """The same of the reference; None without a reference."""
+        reference = self.learner.reference
+        if reference is None:
+            return None
+        with self.learner.engine_of(reference.policy) as engine:
+            rows, _ = self._judged(self.learner.play(self.tasks, stream="probe", engine=engine))
+        tally = Tally()
+        tally.mean("probe/reference_reward", _scores(rows))
+        return rows, tally.result()
+
+    def query_share(self) -> dict[str, float]:
+        """The share of the score's variance that the prompt explains, from two answers to each prompt."""
+        twice = [task for task in self.tasks for _ in range(2)]
+        rows, _ = self._judged(self.learner.play(twice, stream="probe"))
+        share = collect.query_share(_scores(rows), [row["group"] for row in rows if row["reward"] is not None])
+        return {} if share is None else {"probe/query_share": share}
+
+    def _judged(self, rollouts: list[Rollout]) -> tuple[list[Row], float | None]:
+        """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
+        learner, tokenizer = self.learner, self.learner.policy.tokenizer
+        with learner.timing("probe"):
+            seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
+            judged = self.scorer.judge(seen, pays=learner.pays)
+            batch, places = learner.preview(rollouts, judged.scores)
+            kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
+            pieces = partial(token_pieces, tokenizer)
+            return as_rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks), kl
+
+
+def _scores(rows: list[Row]) -> list[float]:
+    return [row["reward"] for row in rows if row["reward"] is not None]
 
 
 def play_and_score(
@@ -135,10 +199,12 @@ def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[
     return judge(reward, rollouts, pays=pays)
 
 
-def without_variance(rollouts: Sequence[Rollout], judged: Judged) -> dict[str, None]:
+def without_variance(rollouts: Sequence[Rollout], judged: Judged, discount: float = 1.0) -> dict[str, None]:
     """The ids of the tasks, over all ranks, whose replies teach a method that compares them nothing: their raw rewards
-    are equal, or fewer than two have one. Every rank must call."""
-    different = unequal(rollouts, judged.scores)
+    are equal, or fewer than two have one. Branches are compared one by one, as they are learnt from; discount: between
+    their turns. Every rank must call."""
+    parts = [part for pair in zip(rollouts, judged.scores, strict=True) for part in branches(*pair, discount)]
+    different = unequal([part for part, _ in parts], [score for _, score in parts])
     found = dict.fromkeys(r.task.id for r in rollouts if r.group not in different)
     return dict.fromkeys(task for part in distributed.gathered(list(found)) for task in part)
 

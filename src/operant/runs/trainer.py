@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from operant import __version__, distributed, machine
@@ -21,9 +20,10 @@ from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.runs.ranks import check_ranks, threads
-from operant.runs.resume import Change, apply_changes, changes, changes_after, elsewhere, stored_options
+from operant.runs.resume import Change, changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
+from operant.storage import atomic_io
 from operant.storage.checkpoint_store import about, to_resume
 from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.training.own_optimizer import check_given, with_kind
@@ -71,7 +71,8 @@ def runs(
         stop.on_request = log_message = folder.log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         if path is not None:
-            folder.check_lines(about(path)["lengths"])
+            for lines in (folder.metrics_path, folder.distributions_path):  # raises for a damaged one
+                atomic_io.records(lines, about(path)["lengths"].get(lines.name))
         # A folder that not all machines share would resume each of them elsewhere.
         distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
         stack.enter_context(threads(config, path, log_message))
@@ -84,7 +85,7 @@ def runs(
             stack.callback(run.parts.ahead.close)
         notes.tell(config, run.parts, folder, run.trackers, resumed=resume)
         if resume:
-            _resume(run, path, changed, fresh_optimizer=fresh_optimizer)
+            go_on(run, path, changed, fresh_optimizer=fresh_optimizer)
         if run.first:
             copy_initial_models(config, folder.path)
         try:
@@ -158,23 +159,3 @@ def _discard(folder: RunFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()  # succeeds only if the parent is empty
-
-
-def _resume(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:
-    """Load the checkpoint at `path`, and truncate the logs to its step. Without one, the run starts again."""
-    folder = run.folder
-    step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
-    apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
-    if not run.first:
-        return
-    for lost in folder.cut_after(step, about(path)["lengths"] if path is not None else None):
-        run.trackers.warn(lost)
-    run.metrics = folder.metrics()
-    if changed:
-        folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
-        listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
-        folder.log_message(f"changed from step {step + 1} on: {listed}")
-    fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
-    folder.log_message(f"going on after step {step}{fresh}")
-    if path is not None and not (changed or fresh_optimizer):
-        run.checkpoints.save_last(to_go_on=True)  # a kill may have come between two kinds

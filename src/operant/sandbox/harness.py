@@ -1432,7 +1432,7 @@ class Checker:
             name, args, result = self.peer.last
             call = f"{name}({', '.join(short(arg, 40) for arg in args)})"
             reason += (": " if reason else "") + f"{call} returned {short(result)}"
-        return f"{short_text(text, 150)}: {reason}" if reason else short_text(text, 150)
+        return f"{short_text(text)}: {reason}" if reason else short_text(text)
 
     # --- tests that are a standard input
 
@@ -1477,8 +1477,8 @@ def bindings(node):
                 yield vars(one)["id"], behind
 
 
-def short_text(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+def short_text(text: str) -> str:
+    return text if len(text) <= 150 else text[:147] + "..."
 
 
 def nodes(tree, but: tuple = ()):

@@ -96,8 +96,7 @@ def _rights() -> dict[str, object]:
 def container(options: "JailOptions") -> Cell:
     engines = [options.engine] if options.engine else ["docker", "podman"]
     found = next((path for engine in engines if (path := shutil.which(engine))), None)
-    if not found:
-        raise OperantError(f"{' and '.join(engines)}: not found; install one, or name it with engine")
+    require(found, f"{' and '.join(engines)}: not found; install one, or name it with engine")
     name = f"operant-{uuid.uuid4().hex}"
     walls = f"run --rm --interactive --network none --read-only --cap-drop ALL --user {NOBODY}:{NOBODY} --init"
     walls += f" --security-opt no-new-privileges --pids-limit {options.processes} --memory {options.memory + (1 << 30)}"

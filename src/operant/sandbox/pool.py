@@ -156,7 +156,7 @@ class Worker:
             return Response("error", reason="closed the pipe for answers" + self._tail())
         return None
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> dict[str, object]:
         """A line as a JSON object; empty if it is none."""
         try:
             message = json.loads(line) if len(line) <= self._max_answer else None

@@ -30,7 +30,7 @@ from operant.sandbox.jail import Jail, JailOptions, Program, Verdict, cores
 from operant.sandbox.levels import UNTRUSTED
 from operant.sandbox.pool import LATE, Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 __all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayActors", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
 START = 600.0
@@ -78,11 +78,9 @@ class RaySession:
     def __init__(
         self, names: Names, *, address: str | None = None, count: int = 1, cpus: float = 1.0, gpus: float = 0.0
     ):
-        if find_spec("ray") is None:
-            raise OperantError(f"{names.part} needs the package ray: pip install 'operant[ray]'")
+        require(find_spec("ray") is not None, f"{names.part} needs the package ray: pip install 'operant[ray]'")
         for kind, each in (("cpus", cpus), ("gpus", gpus)):
-            if not 0 <= each < inf:
-                raise OperantError(f"{names.cpus.replace('cpus', kind)}={each!r}: it must be at least 0")
+            require(0 <= each < inf, f"{names.cpus.replace('cpus', kind)}={each!r}: it must be at least 0")
         ready = "ray" in sys.modules and sys.modules["ray"].is_initialized()
         if address is None and not ready and count > PER_CORE * cores():
             raise OperantError(

@@ -7,6 +7,7 @@ async def reward(...): ...                       # either of them
 torch is not imported.
 """
 
+import asyncio
 import functools
 import inspect
 import os
@@ -37,13 +38,14 @@ def as_in_trl(reward: object) -> bool:
         return False
 
 
-def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
+def call(reward: Callable[..., object], rollouts: Sequence[Rollout]) -> Any:
     """What the reward returns for these rollouts.
 
     A function of TRL's form gets lists with one entry a reply: texts, or messages where the task's prompt is messages;
-    the ids of the last reply; and the columns of the task. These are the keys of its target, if that is a mapping; a
-    single further argument without a default gets the target itself. What it says by `log_metric(name, number)` becomes
-    a part of each answer, and by `log_extra(column, values)` the answers' message.
+    the ids of the last reply; and the columns of the task. These are the keys of its target, if that is a mapping, with
+    None for a task that lacks one; of other targets a single further argument without a default gets the target itself.
+    What it says by `log_metric(name, number)` becomes a part of each answer, and by `log_extra(column, values)` the
+    answers' message.
     A coroutine is awaited.
     Raises: OperantError for an argument that has no value.
     """
@@ -54,11 +56,9 @@ def call(reward: Callable[..., Any], rollouts: Sequence[Rollout]) -> Any:
     return log.beside(as_list(returned)) if log.metrics or log.extra else returned
 
 
-def _awaited(returned: Any) -> Any:
+def _awaited(returned: object) -> Any:
     if not inspect.iscoroutine(returned):
         return returned
-    import asyncio
-
     with _ONE_LOOP:
         loop = event_loop(os.getpid())
     return asyncio.run_coroutine_threadsafe(returned, loop).result()
@@ -74,7 +74,7 @@ class _Log:
     def log_metric(self, name: str, value: float) -> None:
         self.metrics[name] = float(value)
 
-    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+    def log_extra(self, column: str, values: Sequence[object]) -> None:
         self.extra[column] = values
 
     def beside(self, answers: list[Any] | None) -> list[Any] | None:
@@ -94,19 +94,17 @@ def waits(reward: object) -> bool:
 
 
 @functools.cache
-def event_loop(process: int) -> Any:
+def event_loop(process: int) -> asyncio.AbstractEventLoop:
     """The loop that async rewards of this process run in: the same one at every step, as their clients belong to it.
 
     It has a thread of its own, as a notebook's thread has a loop already.
     """
-    import asyncio
-
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name=f"async rewards of {process}", daemon=True).start()
     return loop
 
 
-def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout], log: Any = None) -> dict[str, Any]:
+def keywords(reward: Callable[..., object], rollouts: Sequence[Rollout], log: object = None) -> dict[str, object]:
     """The arguments of a function of TRL's form. Raises: OperantError for one that has no value."""
     known: dict[str, Any] = {name: [] for name in GIVEN}
     for rollout in rollouts:
@@ -116,14 +114,22 @@ def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout], log: Any =
         known["completions"].append(messages if chat else "".join(rollout.texts))
         known["completion_ids"].append(rollout.ids)
     targets = [r.task.target for r in rollouts]
-    if targets and all(isinstance(target, Mapping) for target in targets):
-        shared = [name for name in targets[0] if isinstance(name, str) and all(name in target for target in targets)]
-        known |= {name: [target[name] for target in targets] for name in shared if name not in GIVEN}
+    rows = [{} if target is None else target for target in targets]
+    columns = (
+        dict.fromkeys(name for row in rows for name in row) if all(isinstance(row, Mapping) for row in rows) else {}
+    )
+    columns = [name for name in columns if isinstance(name, str) and name not in GIVEN]
+    known |= {name: [row.get(name) for row in rows] for name in columns}
     known |= {name: getattr(log or _Log(), name) for name in LOGS}
     parameters = inspect.signature(reward).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     missing = [name for name in required if name not in known]
-    if len(missing) == 1 and missing[0] not in OF_A_TRAINER and any(target is not None for target in targets):
+    if (
+        len(missing) == 1
+        and missing[0] not in OF_A_TRAINER
+        and not columns
+        and any(target is not None for target in targets)
+    ):
         known[missing.pop()] = targets
     if missing:
         only = (
@@ -134,19 +140,22 @@ def keywords(reward: Callable[..., Any], rollouts: Sequence[Rollout], log: Any =
                 "Task a mapping of them as its target"
             )
         )
-        name = getattr(reward, "__name__", "of this form")
-        raise OperantError(f"reward {name!r} asks for {', '.join(missing)}, which the tasks do not have; {only}")
+        name, have = (
+            getattr(reward, "__name__", "of this form"),
+            f" (they have {', '.join(columns)})" if columns else "",
+        )
+        raise OperantError(f"reward {name!r} asks for {', '.join(missing)}, which the tasks do not have{have}; {only}")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}
     return known
 
 
-def judge_plain(spec: str) -> Callable[[list[dict[str, Any]]], dict[str, object]]:
+def judge_plain(spec: str) -> Callable[[list[dict[str, object]]], dict[str, object]]:
     """The reward `module:function` or `file.py:function` as a function from plain rollouts to plain answers."""
     place, _, name = spec.rpartition(":")
     function = find_function("reward", place, name)
 
-    def judge(rollouts: list[dict[str, Any]]) -> dict[str, object]:
+    def judge(rollouts: list[dict[str, object]]) -> dict[str, object]:
         returned = call(function, [rollout_from_plain(rollout) for rollout in rollouts])
         answers = as_list(returned)
         if answers is None:

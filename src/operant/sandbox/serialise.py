@@ -23,7 +23,6 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
-    """The rollout that `rollout_to_plain` was called with."""
     return Rollout(
         **{**plain, "task": task_from_plain(plain["task"]), "turns": [Turn(**turn) for turn in plain["turns"]]}
     )
@@ -35,7 +34,6 @@ def task_to_plain(task: Task) -> dict[str, Any]:
 
 
 def task_from_plain(plain: Mapping[str, Any]) -> Task:
-    """The task that `task_to_plain` was called with."""
     return Task(**{**plain, **{name: tuple(plain[name]) for name in ("replies", "scores", "references")}})
 
 
@@ -61,7 +59,6 @@ def state_to_plain(state: object) -> object:
 
 
 def state_from_plain(plain: object) -> Any:
-    """The state that `state_to_plain` was called with."""
     if isinstance(plain, list):
         return [state_from_plain(part) for part in plain]
     if not isinstance(plain, dict):
@@ -105,7 +102,7 @@ def _numbers(answer: Any) -> object:
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 
-def _fields(instance: Any) -> dict[str, Any]:
+def _fields(instance: Any) -> dict[str, object]:
     return {f.name: getattr(instance, f.name) for f in fields(instance) if f.name not in LEFT_OUT}
 
 

@@ -10,8 +10,10 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
 from typing import Any
 
+from operant.import_by_name import FROM_FILES
 from operant.types import OperantError, describe_error, require
 
 INSIDE = False
@@ -44,7 +46,7 @@ def main(setup_json: str) -> None:
             _answer(setup["answers"], {"id": message["id"]}, handler, message["request"])
 
 
-def _answer(fd: int, head: dict[str, object], function: Callable[[Any], object], argument: object) -> None:
+def _answer(fd: int, head: dict[str, object], function: Callable[[object], object], argument: object) -> None:
     """Send `head` with the return value of a function as "answer", or with the exception that it raised as "error"."""
     try:
         line = json.dumps(head | {"answer": function(argument)})
@@ -81,14 +83,16 @@ def _spec_of_object(thing: object) -> str:
     if not callable(thing) or module is None or name is None or "<" in name:
         what = name.rpartition(".")[2] if name else f"a {type(thing).__name__}"
         raise OperantError(f"isolated: no other process can find {what} by a name; {remedy}")
-    found: Any = sys.modules.get(module)
-    imported = found is not None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    code = getattr(thing, "__code__", None)  # a class has none
-    file = code.co_filename if code is not None else getattr(found is thing and sys.modules[module], "__file__", None)
-    if found is thing and module != "__main__":
+    imported, of_file = sys.modules.get(module), FROM_FILES.get(module)
+    found = [
+        place
+        for place in (imported, of_file)
+        if reduce(lambda at, part: getattr(at, part, None), name.split("."), place) is thing
+    ]
+    if imported in found and module != "__main__":
         return f"{module}:{name}"
-    if file and os.path.exists(file) and (found is thing or not imported):
+    code = getattr(thing, "__code__", None)  # a class has none
+    file = code.co_filename if code is not None else getattr(found[0] if found else None, "__file__", None)
+    if file and os.path.exists(file) and (found or imported is None):
         return f"{os.path.abspath(file)}:{name}"
     raise OperantError(f"isolated: another process would not find {name} as {module}:{name}; {remedy}")

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def strict_json(record: Mapping[str, object]) -> str:
     return json.dumps({key: _number(value) for key, value in record.items()}, allow_nan=False, ensure_ascii=False)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, Mapping):
@@ -190,6 +190,11 @@ def append_text(path: str | Path, text: str) -> None:
     """Append text to a file. It is handed to the system, so killing this process loses nothing."""
     with explained(path), operation("append", path), open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(text)
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write rows as lines of JSON, as `write` does."""
+    write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def records(path: str | Path, length: int | None = None) -> list[dict[str, Any]]:

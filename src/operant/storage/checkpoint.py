@@ -1,11 +1,8 @@
-"""Everything that changes in a run: snapshots in memory, and checkpoints on disk.
+"""Checkpoints of everything that changes in a run.
 
     state = RunState()
     state.register("policy", policy)          # anything with state_dict() and load_state_dict()
     state.register("optimizer", optimizer)
-
-    before = state.snapshot()
-    state.restore(before)                     # if a step fails
 
     path = state.save("runs/x/checkpoints", step=12).path
     step, extra = state.load(newest_whole("runs/x/checkpoints"))
@@ -16,10 +13,9 @@ With `RunState.ranks`, parts may be divided over ranks: each writes its own rows
 A checkpoint of kind `light` (`light-00012/`) holds only the trained weights.
 """
 
-import copy
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +90,6 @@ class RunState:
             raise OperantError(f"part {name!r} ({type(part).__name__}) has no {missing[0]}(); give it one")
         self.parts[name] = part
         return part
-
-    def snapshot(self, only: Iterable[str] | None = None) -> dict[str, Any]:
-        return {name: copy.deepcopy(self.parts[name].state_dict()) for name in (self.parts if only is None else only)}
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Restore a snapshot. The parts get copies, so that it can be restored again."""
-        for name, state in snapshot.items():
-            self.parts[name].load_state_dict(copy.deepcopy(state))
 
     def save(
         self,

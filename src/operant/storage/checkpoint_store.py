@@ -50,8 +50,7 @@ def step_of(path: Path) -> int | None:
 
 def about(path: str | Path) -> dict[str, Any]:
     """The manifest of a checkpoint in the current schema: `kind`, `step`, `time`, `made_by` (versions, machine,
-    threads), `lengths` (bytes of the run's files when it was written).
-    """
+    threads), `lengths` (bytes of the run's files when it was written)."""
     path = Path(path)
     try:
         with atomic_io.explained(path, "read"):

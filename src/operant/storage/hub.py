@@ -70,13 +70,9 @@ def find_model(name: str | os.PathLike[str]) -> str:
     return folder
 
 
-def pinned(name: Any) -> Any:
+def pinned(name: object) -> Any:
     """A Hub name as `name@commit`, which always means the same weights, and a run's folder as that of its model.
-
-    Anything else is returned unchanged.
-
-    Does not download the model.
-    """
+    Anything else is returned unchanged. Does not download the model."""
     if not isinstance(name, str) or name.startswith("builtin:"):
         return name
     if (path := found(name)) is not None:

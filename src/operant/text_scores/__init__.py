@@ -9,8 +9,7 @@
 A score depends on its reply and task alone, and never on the other replies of a call.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -193,7 +192,7 @@ def prepare(part: object, what: str, tasks: Sequence[Task]) -> None:
     with_defaults(part, RewardBase).read_tasks(tasks)
 
 
-def target_of(task: Task, field: str | None, what: str) -> Any:
+def target_of(task: Task, field: str | None, what: str) -> object:
     """`task.target`, or with `field` that key of it. Raises: OperantError that begins with `what`, if it lacks it."""
     if field is None:
         return task.target
@@ -221,17 +220,3 @@ def of_several(name: str, chosen: str) -> Callable[[Sequence[float]], float]:
     """The function that joins the values for several references."""
     require(chosen in SEVERAL, f"{name}: several={shown(chosen)}: of several references, take max or mean")
     return SEVERAL[chosen]
-
-
-@contextmanager
-def of_extra(name: str) -> Iterator[None]:
-    """Turn a missing package inside this context into a sentence with its remedy; `name` is what needs it."""
-    try:
-        yield
-    except ImportError as error:
-        raise OperantError(f"{name} needs a package: pip install 'operant[metrics]'") from error
-
-
-def f_measure(precision: float, recall: float) -> float:
-    """The harmonic mean of precision and recall; 0 if both are 0."""
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

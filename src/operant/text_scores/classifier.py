@@ -33,8 +33,7 @@ class Classifier:
         device: str | None = None,
     ):
         for option, value, allowed in (("output", output, ("probability", "logit")), ("text", text, ("text", "reply"))):
-            if value not in allowed:
-                raise OperantError(f"classifier {name!r}: {option}={value!r} must be {allowed[0]} or {allowed[1]}")
+            require(value in allowed, f"classifier {name!r}: {option}={value!r} must be {allowed[0]} or {allowed[1]}")
         require(batch >= 1, f"classifier {name!r}: batch={batch} must be at least 1")
         self.name, self.label, self.output, self.text, self.batch = name, label, output, text, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")

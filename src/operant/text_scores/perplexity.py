@@ -37,7 +37,6 @@ class Perplexity:
         self.policy: Any = None
 
     def check(self) -> None:
-        """Load the model."""
         if self.policy is None:
             policy = load_policy(self.model)
             if policy.tokenizer is None:
@@ -58,7 +57,7 @@ class Perplexity:
         self.check()
         found = [(0.0, 0)] * len(texts)
         rows = [(i, *ids) for i, text in enumerate(texts) if (ids := self._ids(*text))[1]]
-        for places in batches([len(prompt) + len(reply) for _, prompt, reply in rows], self.batch, pad=True):
+        for places in batches([len(prompt) + len(reply) for _, prompt, reply in rows], self.batch, pads=True):
             some = [rows[place] for place in places]
             batch = Batch.given([prompt for _, prompt, _ in some], [reply for _, _, reply in some])
             sums = -(self.policy(batch).logprobs.double().cpu() * batch.actions).sum(1)

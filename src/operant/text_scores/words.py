@@ -1,4 +1,4 @@
-"""Words and sentences of a text, and their n-grams. A score that counts words takes a tokenizer by name."""
+"""Words and sentences of a text, n-grams, and a measure of what two texts share. Tokenizers have names."""
 
 import re
 from collections import Counter
@@ -56,3 +56,8 @@ def tokenizer(name: str) -> Callable[[str], list[str]]:
     if not isinstance(tried, list) or not all(isinstance(word, str) for word in tried):
         raise OperantError(f"tokenizer {name!r} makes {shown(tried)} of 'A word.': it must return a list of words")
     return found
+
+
+def f_measure(precision: float, recall: float) -> float:
+    """The harmonic mean of precision and recall; 0 if both are 0."""
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -57,7 +57,7 @@ class Console:
         self._begin: tuple[int, float] | None = None
         """The step before the first one of this process, and the time at which that began."""
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         self.total = self.total or int(config.get("steps", 0))
         if self.samples_every is None:
             self.samples_every = int(config.get("samples_every", 10))
@@ -93,7 +93,7 @@ class Console:
     def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
         if not self.samples_every or (step % self.samples_every and step != self.total):
             return
-        for row in rows[: self.samples]:
+        for row in episodes(rows, self.samples):
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
             outcome, message = row.get("outcome") or "", row.get("message") or ""
             # A message may begin with the outcome: `tests: failed test: ...` of `tests/failed test`.
@@ -101,7 +101,7 @@ class Console:
             remark = ": ".join(filter(None, (outcome, message)))
             remark = remark if len(remark) <= 100 else remark[:97] + "..."
             given = "" if row.get("logprobs") is not None else "from the data: "  # no reply of the policy
-            texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], row["reply"])]
+            texts = [x if len(x) <= LONGEST else f"{x[:LONGEST]}..." for x in (row["query"], *row["replies"])]
             self._print(f"  {given}{' | '.join(map(plain, texts))}{score}{remark and f' ({plain(remark)})'}")
 
     def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
@@ -120,6 +120,23 @@ class Console:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             emit(text, self._output)
+
+
+def episodes(rows: Sequence[Mapping[str, Any]], most: int) -> list[dict[str, Any]]:
+    """The last rows of the first attempts of a step, each with its `replies`, or the first two
+    and the last one with their number between."""
+    by_attempt: dict[object, list[Mapping[str, Any]]] = {}
+    for place, row in enumerate(rows):
+        attempt = row.get("rollout", place)
+        if attempt not in by_attempt and len(by_attempt) == most:
+            break
+        by_attempt.setdefault(attempt, []).append(row)
+    found = []
+    for turns in by_attempt.values():
+        replies = [turn["reply"] for turn in turns]
+        replies = replies if len(replies) <= 3 else [*replies[:2], f"... {len(replies)} turns ...", replies[-1]]
+        found.append({**turns[-1], "replies": replies})
+    return found
 
 
 def before_after(
@@ -154,9 +171,10 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text).rstrip()
 
 
-def emit(text: str, output: TextIO) -> None:
-    """Print the text, with `?` for characters that the encoding of the output lacks."""
-    encoding = getattr(output, "encoding", None) or "utf-8"
+def emit(text: str, output: TextIO | None = None) -> None:
+    """Print the text to standard output or another, with `?` for characters that the encoding there lacks."""
+    output = sys.stdout if output is None else output
+    encoding = output.encoding or "utf-8"
     print(text.encode(encoding, errors="replace").decode(encoding), file=output, flush=True)
 
 
@@ -171,7 +189,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def _progress_bar(output: TextIO, total: int) -> Any:
+def _progress_bar(output: TextIO, total: int) -> object:
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column

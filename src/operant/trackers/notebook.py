@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from operant.trackers.console import Console, plain, without_given_kl
+from operant.trackers.console import Console, episodes, plain, without_given_kl
 
 CURVES = {
     "supervised/loss": "loss, nats a token",
@@ -38,7 +38,7 @@ _Point = tuple[int, float, float]
 def in_notebook() -> bool:
     """Whether this Python is the kernel of a notebook. IPython is not imported for the answer."""
     ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class Chart(Console):
@@ -54,7 +54,7 @@ class Chart(Console):
         self._step, self._drawn = 0, 0.0
         self._cell: Any = None
 
-    def start(self, config: Mapping[str, Any]) -> None:
+    def start(self, config: Mapping[str, object]) -> None:
         self.total = self.total or int(config.get("steps", 0))
         self.draw()
 
@@ -70,8 +70,8 @@ class Chart(Console):
         if time.monotonic() - self._drawn >= SECONDS:
             self.draw()
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
-        self._rows = rows[: self.samples]
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]], /) -> None:
+        self._rows = episodes(rows, self.samples)
 
     def note(self, text: str) -> None:
         self._notes.append(plain(text))
@@ -96,7 +96,9 @@ class Chart(Console):
         replies = ""
         for row in self._rows:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            replies += f"<div>{escape(plain(row['query']))} <b>{escape(plain(row['reply']))}</b>{score}</div>"
+            replies += (
+                f"<div>{escape(plain(row['query']))} <b>{escape(plain(' | '.join(row['replies'])))}</b>{score}</div>"
+            )
         return CHART.format(
             title=escape(self.title),
             status=escape(self.status),

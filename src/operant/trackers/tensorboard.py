@@ -28,7 +28,7 @@ class TensorBoard(ExternalTracker):
         self._logged_before = 0
         """The last step that an earlier process of the run logged; 0 for a new run."""
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, object]) -> None:
         """Prepare the run. The first step opens the event file, which replaces earlier events from that step on."""
         self._config = config
         self._logged_before, self.skip_until = self.skip_until, 0

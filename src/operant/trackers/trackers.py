@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from operant.import_by_name import Table
 from operant.options import Factory, arguments
@@ -28,10 +28,10 @@ class Recorder(Protocol):
     def log(self, step: int, metrics: Mapping[str, float], /) -> None:
         """Write the metrics of a step."""
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]], /) -> None:
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]], /) -> None:
         """Write the replies of a step, one row per turn, with the columns of `registry.COLUMNS`."""
 
-    def distributions(self, step: int, parts: Mapping[str, Any], /) -> None:
+    def distributions(self, step: int, parts: Mapping[str, object], /) -> None:
         """Write `histograms` by name, norms by `blocks` and `gradients` by tensor; parts without data are absent."""
 
 
@@ -45,7 +45,7 @@ class Tracker(Recorder, Protocol):
         """End the run."""
 
 
-def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:
     """The options of each tracker, checked: `named` are names, or a mapping from names to options.
 
     Raises: OperantError for an unknown name or option, with the nearest one.
@@ -55,7 +55,7 @@ def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, Any]]) -> d
 
 
 def make_trackers(
-    named: Iterable[str] | Mapping[str, Mapping[str, Any]],
+    named: Iterable[str] | Mapping[str, Mapping[str, object]],
     run_folder: str | Path,
     log_message: Callable[[str], object] = warnings.warn,
 ) -> list[Tracker]:
@@ -99,11 +99,11 @@ class Trackers:
         self._write("metrics", lambda record: record.log(step, metrics))
         self._track(lambda tracker: tracker.log(step, metrics))
 
-    def rollouts(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def rollouts(self, step: int, rows: Sequence[Mapping[str, object]]) -> None:
         self._write("replies", lambda record: record.rollouts(step, rows))
         self._track(lambda tracker: tracker.rollouts(step, rows))
 
-    def distributions(self, step: int, parts: Mapping[str, Any]) -> None:
+    def distributions(self, step: int, parts: Mapping[str, object]) -> None:
         self._write("distributions", lambda record: record.distributions(step, parts))
         self._track(lambda tracker: tracker.distributions(step, parts))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.trackers.base import COLUMNS, PROJECT, ExternalTracker, StepData, edges, quiet
-from operant.types import OperantError
+from operant.types import require
 
 INIT_SECONDS, FINISH_SECONDS = 30.0, 60.0
 """How long W&B may take to answer at the start, and to send the rest of the run at the end."""
@@ -32,7 +32,7 @@ class WandB(ExternalTracker):
         self._package: Any = importlib.import_module(self.name)
         self._run: Any = None
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, config: Mapping[str, object]) -> None:
         """Begin or continue the run; it is kept offline if W&B does not answer."""
         self.state.setdefault("id", secrets.token_hex(4))
         hooks = sys.exit, sys.excepthook
@@ -82,7 +82,7 @@ class WandB(ExternalTracker):
             if set_here:
                 del os.environ["WANDB_DATA_DIR"]
 
-    def _begin(self, config: Mapping[str, Any]) -> str:
+    def _begin(self, config: Mapping[str, object]) -> str:
         """Begin the run online if possible, else offline. Return why it is offline, or an empty string.
 
         The user is never asked for an API key.
@@ -103,7 +103,7 @@ class WandB(ExternalTracker):
         self._run = self._init(config, mode="offline")
         return reason
 
-    def _init(self, config: Mapping[str, Any], mode: str | None = None) -> Any:
+    def _init(self, config: Mapping[str, object], mode: str | None = None) -> object:
         settings = {
             "silent": True,
             "console": "off",
@@ -135,8 +135,7 @@ class Trackio(WandB):
 
     name = "trackio"
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Begin or continue the run."""
+    def begin(self, config: Mapping[str, object]) -> None:
         remote = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").split("?")[0]
         database = use_folder(self.folder)
         path = self.run_folder.resolve()  # other runs may be in a database that TRACKIO_DIR names: the path is unique
@@ -169,8 +168,7 @@ class Trackio(WandB):
     def _raise_if_lost(self) -> None:
         """Raise an OperantError if trackio lost data. It writes in another thread, and only warns of failures."""
         lost = sorted(getattr(self._run, "_warned_failures", ()))
-        if lost:
-            raise OperantError(f"trackio could not write all data ({', '.join(lost)}); see that its folder is writable")
+        require(not lost, f"trackio could not write all data ({', '.join(lost)}); see that its folder is writable")
 
 
 def use_folder(folder: Path) -> Path:

@@ -25,6 +25,7 @@ from operant.envs import for_evaluation
 from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
+from operant.models.twins import side_by_side
 from operant.rewards import reward_metrics
 from operant.rewards.shaping import as_seen
 from operant.rollouts.collate import cut, units
@@ -203,7 +204,6 @@ class Learner(LearnerParts):
             return self._learn(rollouts, scores, sampling or default)
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling) -> dict[str, float]:
-        """Run the stages of a training step."""
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
         self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
         step = TrainingStep(rollouts, scores, sampling, lr, self.controller.coef)
@@ -241,7 +241,7 @@ class Learner(LearnerParts):
             self.stages.run(step, "select")
         finally:
             self.moments.load_state_dict(moments)
-        return self._credited(step).to("cpu"), step.selected.places
+        return self._credited(step).to("cpu"), step.logged()[2]
 
     def _credited(self, step: TrainingStep) -> Batch:
         """The batch of a step whose replies are selected, with its advantages."""
@@ -270,7 +270,7 @@ class Learner(LearnerParts):
             return machine.threads(self.own.threads)
         if self.policy.device.type != "cpu":
             return nullcontext()
-        return machine.threads(machine.worth(tokens, machine.largest(self.policy.model)))
+        return side_by_side(self.policy.model, tokens)
 
     @property
     def optimizer(self) -> Any:

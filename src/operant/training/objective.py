@@ -19,9 +19,10 @@ from operant.bounds import bounded, check_bounds
 from operant.distributed import GradientSum
 from operant.machine import beat
 from operant.metrics import collect
+from operant.models.kernels import direct_gradients
 from operant.models.logprobs import DIVERGENCES
-from operant.models.options import direct_gradients
 from operant.models.policy import Policy
+from operant.models.twins import add_gradients, both, dealt, twins_of
 from operant.objectives import losses
 from operant.objectives.advantages import normalised
 from operant.objectives.kl import EXACT, KLOptions, direct_term, estimate, loss_term
@@ -268,17 +269,10 @@ def accumulate(
     If memory runs out, it starts again with half the token budget; with several ranks, which wait for each other, that
     is an error. The parameters must have no gradients before.
     """
-    module: Any = policy.module
     while True:
-        tally = Tally()
         try:
             with direct_gradients(distributed.world() == 1):
-                pieces = micro_batches(whole, objective.unit, budget.tokens, packed=module.packs(whole))
-                for number, piece in enumerate(pieces, 1):
-                    beat()
-                    with policy.gathering(last=number == len(pieces)):
-                        backward(policy, piece, objective, sampling, tally, gap=gap)
-            return tally
+                return _accumulated(policy, whole, objective, sampling, budget.tokens, gap)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             # Without a GPU, torch raises a RuntimeError with this text.
             exhausted = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
@@ -292,9 +286,35 @@ def accumulate(
         budget.halve(failed)
 
 
-def micro_batches(batch: Batch, unit: str, budget: int, *, packed: bool = False) -> list[Batch]:
-    """Cut a batch into units of similar length within a budget of tokens. Every rank makes the same number of them."""
-    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, units(batch, unit), budget, packed=packed)]
+def _accumulated(
+    policy: GradientSum, whole: Batch, objective: Objective, sampling: Sampling, tokens: int, gap: bool
+) -> Tally:
+    """Add the gradients of a minibatch once, side by side in two halves if that pays; their sums have a fixed order."""
+    module: Any = policy.module
+    packed = module.packs(whole)
+
+    def summed(policy: GradientSum, objective: Objective, groups: list[list[int]], tokens: int) -> Tally:
+        tally, pieces = Tally(), micro_batches(whole, groups, tokens, packed=packed)
+        for number, piece in enumerate(pieces, 1):
+            beat()
+            with policy.gathering(last=number == len(pieces)):
+                backward(policy, piece, objective, sampling, tally, gap=gap)
+        return tally
+
+    groups, twins = units(whole, objective.unit), twins_of(module, objective.reference)
+    if twins is None or len(groups) == 1:
+        return summed(policy, objective, groups, tokens)
+    (first, second), half = dealt(groups, whole.sizes()), max(tokens // 2, 1)
+    twin, other = GradientSum(twins[0]), replace(objective, reference=twins[1])
+    tally, of_twin = both(lambda: summed(policy, objective, first, half), lambda: summed(twin, other, second, half))
+    add_gradients(module, twin.module)
+    tally.merge(of_twin)
+    return tally
+
+
+def micro_batches(batch: Batch, groups: list[list[int]], budget: int, *, packed: bool = False) -> list[Batch]:
+    """Put groups of rows of similar length together within a budget of tokens. Every rank makes the same number."""
+    parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, groups, budget, packed=packed)]
     spare = parts[0].rows(slice(0, 1))
     dummy = spare.with_(weights=torch.zeros_like(spare.weights))
     return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))

@@ -52,10 +52,6 @@ class RateOptions:
         return 0.0
 
 
-def _are_shares(betas: tuple[float, float]) -> bool:
-    return all(0 <= beta < 1 for beta in betas)
-
-
 @dataclass(frozen=True)
 class OptimizerOptions(RateOptions):
     """Options of the optimizer and its learning rate. Each kind refuses the options that it does not use.
@@ -65,7 +61,9 @@ class OptimizerOptions(RateOptions):
 
     kind: str = bounded("adamw", choices=USED)
     """adamw | rmsprop (eps outside the root) | sgd | own (an optimizer from Python: `train(..., optimizer=...)`)."""
-    betas: tuple[float, float] = bounded((0.9, 0.999), fits=_are_shares, rule="two numbers in [0, 1)")
+    betas: tuple[float, float] = bounded(
+        (0.9, 0.999), fits=lambda betas: all(0 <= beta < 1 for beta in betas), rule="two numbers in [0, 1)"
+    )
     """Of adamw: how much of each moment a step keeps."""
     alpha: float = bounded(0.99, at_least=0, below=1)
     """Of rmsprop: how much of the mean square a step keeps."""
@@ -105,7 +103,7 @@ def unused(kind: str) -> set[str]:
     return {name for names in USED.values() for name in names} - set(USED[kind])
 
 
-def without_unused(options: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+def without_unused(options: Mapping[str, object], kind: object) -> dict[str, object]:
     """The options of a recipe or preset, by full name, without those that the kind of optimizer does not use."""
     left_out = {f"optimizer.{name}" for name in unused(kind)} if kind in USED else set()
     return {name: value for name, value in options.items() if name not in left_out}

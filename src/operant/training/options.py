@@ -6,7 +6,7 @@ Everything is checked before any model loads.
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOpt
 from operant.models.options import ModelOptions
 from operant.models.value_head import ValueOptions
 from operant.objectives.kl import EXACT, OF_THE_REWARD, KLOptions
-from operant.options import compose, defaults, names, resolve, values
+from operant.options import Schema, compose, defaults, names, resolve, values
 from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
@@ -65,8 +65,8 @@ class LearnerOptions:
     select_unit: str = bounded("episode", choices=SELECTED)
     """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
     threads: int | str = bounded("auto", fits=at_least_one, rule="auto, or a number of at least 1")
-    """Threads of the processor: a number, or auto: one if the model and the batch are so small that threads would wait
-    for each other longer than they compute, otherwise all that torch has. Only sizes decide it."""
+    """Threads of the processor: a number that share every product, or auto: one where others would mostly wait; else a
+    model of up to 67M parameters computes half of a batch in each of two, and a larger one uses all of torch's."""
     keep_memory: bool = True
     """On Linux without a GPU: the C library keeps freed memory for the next step instead of returning it page by page.
     It holds for the whole process."""
@@ -100,25 +100,52 @@ class LearnerOptions:
             )
 
 
+class OptionGroups(TypedDict):
+    """The options of a learner, by group."""
+
+    learner: LearnerOptions
+    sampling: Sampling
+    kl: KLOptions
+    loss: dict[str, Any]
+    """Arguments of the method's loss, as `advantage` those of its advantage."""
+    advantage: dict[str, Any]
+    update: Any
+    """Of the class that the update rule names, `GradientUpdate.update_options`."""
+    optimizer: Any
+    """Of the class that the update rule names; absent if it names none."""
+    score: ScoreOptions
+    lora: LoraOptions
+    soft_prompt: SoftPromptOptions
+    output_mlp: OutputMlpOptions
+    value: ValueOptions
+    model: ModelOptions
+    teacher: Any
+    """This and those below are there for the methods that have them (`OF_METHODS`)."""
+    condition: Any
+    mask: Any
+    target: Any
+    replay: Any
+
+
 OF_METHODS = Lazy(
     {
         "teacher": "operant.rollouts.prompts:TeacherOptions",
         "condition": "operant.rollouts.prompts:ConditionOptions",
-        "mask": "operant.models.reference:MaskOptions",
-        "target": "operant.models.reference:TargetOptions",
+        "mask": "operant.training.setup:MaskOptions",
+        "target": "operant.training.setup:TargetOptions",
         "replay": "operant.training.replay_buffer:ReplayOptions",
     }
 )
 """The groups of options that some methods have (`Algorithm.options`)."""
 
 
-def schema(algorithm: Algorithm) -> dict[str, Any]:
+def schema(algorithm: Algorithm) -> Schema:
     """The options of a learner, by group.
 
     Those of loss and advantage are the arguments of the method's functions, `update` and `optimizer` those of its rule.
     """
     rule = find_rule(algorithm.update)
-    known = {
+    known: dict[str, Any] = {
         "learner": LearnerOptions,
         "sampling": Sampling,
         "kl": KLOptions,
@@ -156,8 +183,8 @@ def option_names(algorithm: Algorithm) -> list[str]:
 
 
 def learner_options(
-    name: str, preset_name: str | None, given: Mapping[str, Any], *, above: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], list[str]]:
+    name: str, preset_name: str | None, given: Mapping[str, object], *, above: Mapping[str, object] | None = None
+) -> tuple[OptionGroups, list[str]]:
     """Compose the defaults, the method's own values, the preset and the caller's options, and check the result.
 
     given: the caller's options, which replace all others. above: values that replace the method's and the preset's.
@@ -173,24 +200,25 @@ def learner_options(
     return checked_options(name, with_base(base, own)), left_out
 
 
-def with_base(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def with_base(base: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
     """The options of preset and recipe, replaced by the caller's, without those that the optimizer does not use."""
     return without_unused(base, {**base, **own}.get("optimizer.kind", "adamw")) | dict(own)
 
 
-def checked_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_options(name: str, given: Mapping[str, object]) -> OptionGroups:
     """Compose the options of a learner from full names and check them together: one object for each group."""
     known = schema(find(name))
     composed = compose(known, given)
     for group in ("loss", "advantage"):
         composed[group] = defaults(known[group]) | composed[group]
     _check_groups_are_used(name, known, composed)
-    _check_combinations(name, composed)
-    _check_loss_and_advantage(find(name), composed)
-    return composed
+    options = cast(OptionGroups, composed)
+    _check_combinations(name, options)
+    _check_loss_and_advantage(find(name), options)
+    return options
 
 
-def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def own_options(name: str, known: Schema, given: Mapping[str, object]) -> dict[str, object]:
     """The caller's options under their full names."""
     old_names.refuse(given)
     if given.get("optimizer.kind") == OWN and "optimizer.kind" not in names(known):
@@ -212,7 +240,7 @@ def own_options(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -
         ) from error
 
 
-def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mapping[str, Any]) -> None:
+def _check_groups_are_used(name: str, known: Schema, composed: Mapping[str, object]) -> None:
     """Refuse changed options of a group that the method would ignore."""
     algorithm = find(name)
     for group, part in missing_parts(algorithm).items():
@@ -223,7 +251,7 @@ def _check_groups_are_used(name: str, known: Mapping[str, Any], composed: Mappin
                 raise OperantError(f"{group}.{option}={shown(value)}: algorithm {name} has no {part}; leave it out")
 
 
-def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) -> None:
+def _check_loss_and_advantage(algorithm: Algorithm, options: OptionGroups) -> None:
     """Call the method's functions on four replies of two tokens with every field, so that they refuse options early."""
     batch = Batch.given([[0], [0], [1], [1]], [[0, 0]] * 4)
     zeros = torch.zeros(batch.tokens.shape)
@@ -244,7 +272,7 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: Mapping[str, Any]) 
     algorithm.loss(out, batch, **options["loss"])
 
 
-def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
+def _check_combinations(name: str, options: OptionGroups) -> None:
     """Refuse options that contradict the method or each other."""
     algorithm, kl, own = find(name), options["kl"], options["learner"]
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
@@ -320,7 +348,7 @@ def _check_combinations(name: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
+def check_length(options: OptionGroups, total_steps: int | None) -> None:
     """Refuse `total_steps` below 1, and options that follow the length of the run if that is unknown (None)."""
     optimizer, following = options.get("optimizer"), []
     if isinstance(optimizer, RateOptions):
@@ -336,7 +364,7 @@ def check_length(options: Mapping[str, Any], total_steps: int | None) -> None:
         raise OperantError(f"total_steps={total_steps}: it must be at least 1, or None")
 
 
-def check_reference(options: Mapping[str, Any], name: str, reference: Any) -> None:
+def check_reference(options: OptionGroups, name: str, reference: object) -> None:
     """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to, and
     a teacher that is missing, or that cannot follow the policy.
 

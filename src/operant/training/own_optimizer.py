@@ -29,9 +29,9 @@ def with_kind(optimizer: object, options: Mapping[str, Any]) -> tuple[Any, dict[
     return optimizer, {"optimizer.kind": OWN, **options}
 
 
-def check_given(options: Mapping[str, Any], optimizer: object, lr_scheduler: object) -> None:
+def check_given(options: Mapping[str, object], optimizer: object, lr_scheduler: object) -> None:
     """Check that the composed options and the user's objects go together, before anything loads."""
-    kind = getattr(options.get("optimizer"), "kind", None)
+    kind = getattr(options.get("optimizer"), "kind", None)  # an update rule may have options of its own class
     if optimizer is None and kind == OWN:
         raise OperantError(
             "optimizer.kind=own: the optimizer is a Python object, so start and resume from Python, with "
@@ -88,7 +88,7 @@ class OwnOptimizer:
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Mapping[str, object]:
         schedule = {} if self.lr_scheduler is None else {"lr_scheduler": self.lr_scheduler.state_dict()}
         return {"optimizer": self.optimizer.state_dict()} | schedule
 

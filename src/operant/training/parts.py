@@ -21,14 +21,14 @@ from operant.import_by_name import Lazy
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.reference import PolicyCopy
-from operant.objectives.kl import KLOptions, controller
+from operant.objectives.kl import controller
 from operant.options import values
 from operant.rewards.shaping import RunningMoments
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
 from operant.training.nonfinite import RefusedStep
 from operant.training.objective import Objective, make_objective
-from operant.training.options import LearnerOptions, check_length, check_reference, learner_options
+from operant.training.options import OptionGroups, check_length, check_reference, learner_options
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.update_rules import find_rule
@@ -106,7 +106,7 @@ class LearnerParts:
         total_steps: int | None = None,
         optimizer: "OptimizerKeywords | Optimizer | Callable[[list[torch.nn.Parameter]], Optimizer] | None" = None,
         lr_scheduler: object = None,
-        composed: Mapping[str, Any] | None = None,
+        composed: OptionGroups | None = None,
         **options: "Unpack[LearnerArguments]",
     ):
         name: Any = algorithm or find_preset(preset).get("algorithm", DEFAULT)
@@ -122,10 +122,10 @@ class LearnerParts:
             composed, left_out = learner_options(name, preset, by_name, above=without_kl)
             if left_out:
                 warnings.warn(left_out_message(f"preset {preset}", left_out, f"algorithm={name}"), stacklevel=2)
-        self.options = dict(composed)
+        self.options = composed.copy()
         """All options by group."""
-        self.own: LearnerOptions = self.options["learner"]
-        self.kl: KLOptions = self.options["kl"]
+        self.own = self.options["learner"]
+        self.kl = self.options["kl"]
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
@@ -212,7 +212,7 @@ class LearnerParts:
         reference = self.reference.policy if self.reference is not None else None
         return make_objective(self.algorithm, self.options, reference, sampling)
 
-    def option_values(self) -> dict[str, Any]:
+    def option_values(self) -> dict[str, object]:
         """Every option by its full name."""
         return {f"{group}.{k}": v for group, made in self.options.items() for k, v in values(made).items()}
 

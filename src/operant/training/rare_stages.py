@@ -1,30 +1,53 @@
 """The stages that some learners have: `stages.STAGES` says which, and where they stand between the others."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from operant import distributed
+from operant.models.policy import Policy
+from operant.objectives.advantages import gather, scatter
 from operant.objectives.kl import EXACT
+from operant.objectives.turn_returns import turn_returns
 from operant.rewards.shaping import check_token_scores
+from operant.rollouts.branches import branches
 from operant.rollouts.prompts import returns_to_go, with_hints, with_prompts, with_returns
+from operant.tally import Tally
 from operant.training import scoring, select
-from operant.training.best import best, only
 from operant.training.parts import LearnerParts
-from operant.training.select import TrainingBatch
+from operant.training.select import TrainingBatch, parse
 from operant.training.stages import TrainingStep, collated, credit
-from operant.types import Batch, OperantError, Outputs, totals
+from operant.types import Batch, OperantError, Outputs, Rollout, totals
 
 
 def check_single_tokens(learner: LearnerParts, step: TrainingStep) -> None:
-    """Refuse one number a reply, where it would reach one token."""
-    distributed.together(lambda: check_token_scores(step.rollouts, step.scores, learner.named["algorithm"]))
+    """Refuse one number a reply, where it would reach one token: a discount spreads it."""
+    if not learner.options["advantage"].get("gamma"):
+        distributed.together(lambda: check_token_scores(step.rollouts, step.scores, learner.named["algorithm"]))
 
 
 def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
     """Learn from some of the replies of this step, and from earlier ones."""
     assert learner.buffer is not None
     step.learnt = learner.buffer.mixed(step.selected, learner.policy.version)
+
+
+def split_branches(learner: LearnerParts, step: TrainingStep) -> None:
+    """Make an attempt of each branch of an episode, before scores are centred, chosen or compared."""
+    scores = [None] * len(step.rollouts) if step.scores is None else select.finite_scores(step.rollouts, step.scores)
+    discount, parts, of = learner.between_turns, list[tuple[Rollout, Any]](), list[int]()
+    for place, (rollout, score) in enumerate(zip(step.rollouts, scores, strict=True)):
+        for number, part in enumerate(branches(rollout, score, discount)):
+            ids, there = ([(turn.prompt, turn.action) for turn in one.turns] for one in (part[0], rollout))
+            of.append(place if number == 0 and ids == there[: len(ids)] else -1)
+            parts.append(part)
+    step.whole = (step.rollouts, scores, of)
+    step.rollouts = [part for part, _ in parts]
+    step.scores = None if step.scores is None else [score for _, score in parts]
 
 
 def refuse_undrawn(learner: LearnerParts, step: TrainingStep) -> None:
@@ -95,7 +118,7 @@ def look(learner: LearnerParts, step: TrainingStep) -> None:
 
     @torch.no_grad()
     def outputs(name: str, other: Batch | None = None) -> Outputs:
-        seen = batch if other is None else scoring.within_context(other, policy)
+        seen = batch if other is None else within_context(other, policy)
         model = policy if name == "policy" else models[name]
         seen = seen if name == "policy" else model.drop_foreign_states(seen, policy)
         return scoring.forward_batch(seen, model, step.sampling, learner.budget.tokens)
@@ -103,15 +126,61 @@ def look(learner: LearnerParts, step: TrainingStep) -> None:
     step.batch = step.batch.with_(extra={**step.batch.extra, **learner.algorithm.look(step.batch, outputs)})
 
 
+def within_context(batch: Batch, policy: Policy) -> Batch:
+    """A batch of `Batch.given` with the rows cut at their end to the policy's context."""
+    if policy.encoder_decoder or policy.context is None or batch.tokens.shape[1] <= policy.context:
+        return batch
+    names = ("tokens", "mask", "actions", "rewards", "turns")
+    return batch.with_(**{name: getattr(batch, name)[:, : policy.context] for name in names})
+
+
 def weigh(learner: LearnerParts, step: TrainingStep) -> None:
     """Add importance weights."""
     own, sampled, unscored = learner.own, step.collated.logprobs, step.collated.unscored
     how = {"floor": own.importance_floor, "mask": own.importance_mask, "unscored": unscored}
-    step.batch = select.with_importance(step.batch, sampled, own.importance, own.importance_cap, **how)
+    step.batch = with_importance(step.batch, sampled, own.importance, own.importance_cap, **how)
+
+
+def with_importance(
+    batch: Batch,
+    sampled: Tensor | None,
+    kind: str,
+    cap: float | None,
+    *,
+    floor: float = 0.0,
+    mask: bool = False,
+    unscored: Tensor | None = None,
+) -> Batch:
+    """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
+
+    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
+    token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
+    floor: the smallest. mask: a weight beyond these is 0. A demonstration has no sampler, and the weight 1.
+    """
+    own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
+    unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
+    if bool(unknown.any()):
+        raise OperantError(
+            f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
+            "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
+        )
+    log_ratio = batch.logprobs.new_zeros(own.shape) if sampled is None else batch.logprobs - sampled
+    log_ratio = torch.where(own, log_ratio, 0.0)
+    if kind == "sequence":
+        sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
+        log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
+    most, weights = float("inf") if cap is None else cap, log_ratio.exp()
+    tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
+    masked = torch.where((weights > most) | (weights < floor), 0.0, weights.clamp(min=tiny))
+    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(floor, most), 1.0))
 
 
 def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
-    """The same; the best replies alone move the weights (`learner.select`)."""
+    """The same; the best replies alone move the weights (`learner.select`).
+
+    RAFT (arXiv:2304.06767), ReST (arXiv:2308.08998). Whatever a method computes from the replies of a step, such as the
+    mean of a group, it computes from all of them; the others are then left out of the update.
+    """
     own, places = learner.own, [rollout.place for rollout in step.learnt.rollouts] or [None]
     assert own.select is not None
     with learner.timing("advantage"):
@@ -120,6 +189,62 @@ def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
     credit(learner, step)
     step.trained = only(step.batch, kept)
     step.tally.merge(tally)
+
+
+def best(
+    batch: Batch, select: str, unit: str, places: Sequence[int | None], *, discount: float, kl_coef: float
+) -> tuple[Tensor, Tally]:
+    """The actions [B, T] bool of the best episodes or turns over all ranks, and the metrics. Every rank must call.
+
+    An episode scores the sum of its rewards; a turn its return R_k = r_k + discount * R_{k+1}. KL is charged at
+    `kl_coef` a nat to the unit in which it arose. Of equal scores the first stays: by `places` [E], the index of each
+    episode over all ranks, then by turn. Demonstrations always stay, and are not counted.
+    """
+    index, turns, returns = turn_returns(batch, discount)
+    own = turns.count > 0
+    if batch.demonstrated is not None:
+        given = torch.zeros(len(own), dtype=torch.bool, device=own.device)
+        given[batch.episodes[batch.demonstrated]] = True
+        own = own & ~given[:, None]
+    charge = kl_coef * turns.summed(gather(batch.kl, index)) if batch.kl is not None else torch.zeros_like(returns)
+    if unit == "episode":
+        total = turns.summed(gather(batch.rewards, index)).sum(1) - charge.sum(1)
+        scores = [(score, episode, 0) for episode, score in enumerate(total.tolist()) if bool(own[episode].any())]
+    else:
+        net = (returns - charge).tolist()
+        scores = [(net[episode][turn], episode, turn) for episode, turn in own.nonzero().tolist()]
+    rank = distributed.rank()
+    group_of = dict(zip(batch.episodes.tolist(), batch.groups.tolist(), strict=True))
+    mine = [(-score, -1 if (at := places[e]) is None else at, turn, rank, e, group_of[e]) for score, e, turn in scores]
+    ranked = sorted(unit for part in distributed.gathered(mine) for unit in part)
+    kind, number = parse(select)
+    if kind == "above":
+        kept = [unit for unit in ranked if -unit[0] > number]
+    elif kind == "group":  # all replies of a group are on one rank, and ranks number their groups for themselves
+        better = Counter[tuple[int, int]]()
+        kept = []
+        for unit in ranked:
+            better[unit[3], unit[5]] += 1
+            if better[unit[3], unit[5]] <= number:
+                kept.append(unit)
+    else:
+        kept = ranked[: int(number) if kind == "count" else max(1, int(len(ranked) * number / 100 + 1e-9))]
+    chosen = ~own & (turns.count > 0)  # demonstrations
+    for _, _, turn, where, episode, _ in kept:
+        if where == rank:
+            chosen[episode, turn if unit == "turn" else slice(None)] = True
+    tally = Tally()
+    tally.add("select/share", len(kept), len(ranked))
+    if kept:
+        tally.add("select/threshold", -kept[-1][0])
+        tally.add("select/score", -sum(unit[0] for unit in kept), len(kept))
+    return scatter(turns.spread(chosen.long()), index, batch.tokens.shape) > 0, tally
+
+
+def only(batch: Batch, kept: Tensor) -> Batch:
+    """The batch with no other actions than `kept` [B, T], without rows that have none; one row stays if all have."""
+    rows = kept.any(1).nonzero()[:, 0].cpu()
+    return batch.with_(actions=batch.actions & kept).rows(rows if len(rows) else torch.tensor([0]))
 
 
 def see_returns(learner: LearnerParts, step: TrainingStep) -> None:

@@ -1,4 +1,4 @@
-"""A refused step as a folder, from which `operant replay` repeats it in another process.
+"""A refused step as a folder, from which `operant replay` repeats it in another process; and the fault of a pass.
 
     refused/step-00012/tensors.safetensors   the batch before the step, and the trained weights
                        state.json            the fault and its place, the options, the name of the model
@@ -9,17 +9,23 @@ Its tensors may contain NaN and infinity. Nothing in it is unpickled.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from operant import machine
+from operant.models.policy import Policy
+from operant.objectives import losses
 from operant.options import values
+from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
 from operant.storage import atomic_io, manifest
 from operant.storage.state_codec import NamedTensors, decode, encode, read_folder, write_folder
-from operant.training.nonfinite import NonFinite, RefusedStep
-from operant.types import Batch, Choices, OperantError
+from operant.training.nonfinite import NonFinite, RefusedStep, find_at_actions
+from operant.training.objective import Objective, forward
+from operant.types import Batch, Choices, OperantError, require
 
 KEPT = 3
 """The number of bundles that a run keeps: the newest ones."""
@@ -33,8 +39,7 @@ def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, obj
 
     about: algorithm, options and names of the models.
     """
-    if refusal is None:
-        raise OperantError("the last step was not refused, so there is no bundle to write")
+    require(refusal is not None, "the last step was not refused, so there is no bundle to write")
     path, bag = Path(path), NamedTensors(finite=False)
     plain = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
     plain |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
@@ -67,7 +72,11 @@ def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
         if header.get("kind") != "refused" or header.get("schema") != SCHEMA:
             raise OperantError(f"{path} is no bundle of a refused step that this version of operant can read")
         bundle = decode(content, tensors)
-        return _refused_step(bundle["refusal"]), bundle["about"], bundle["weights"]
+        plain = bundle["refusal"]
+        parts = [(_batch(batch), bootstraps) for batch, bootstraps in plain["parts"]]
+        fault, sampling = NonFinite(**plain["fault"]), Sampling(**plain["sampling"])
+        refusal = RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
+        return refusal, bundle["about"], bundle["weights"]
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, OperantError):
             raise
@@ -86,15 +95,53 @@ def _batch(plain: dict[str, Any]) -> Batch:
     return Batch(**plain | {"choices": choices, "hinted": hinted})
 
 
-def _refused_step(plain: dict[str, Any]) -> RefusedStep:
-    parts = [(_batch(batch), bootstraps) for batch, bootstraps in plain["parts"]]
-    fault, sampling = NonFinite(**plain["fault"]), Sampling(**plain["sampling"])
-    return RefusedStep(**plain | {"parts": parts, "fault": fault, "sampling": sampling})
-
-
 def keep(path: Path, put: Callable[[Path], object]) -> None:
     """Write one more bundle of a run and delete the oldest. Raises: OperantError where the disk refuses."""
     put(path)
     with atomic_io.explained(path.parent, "delete"):
         for old in sorted(path.parent.glob("step-*"), key=lambda p: atomic_io.step_of(p) or 0)[:-KEPT]:
             atomic_io.remove_tree(old)
+
+
+# --- repeating an optimizer step --------------------------------------------------------------------------------------
+
+
+def first_fault(
+    policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tokens: int
+) -> NonFinite | None:
+    """Compute forward pass, loss and backward pass of a minibatch as the update does, and return the first fault.
+
+    Returns None if every number is finite. Afterwards the parameters have no gradients.
+    """
+    if fault := find_at_actions(
+        {"advantage": batch.advantages, "return": batch.returns, "weight": batch.weights}, batch
+    ):
+        return fault
+    try:
+        for rows in cut(batch, units(batch, objective.unit), tokens):
+            if fault := _fault_in_micro_batch(policy, batch.rows(torch.tensor(rows)), objective, sampling):
+                return fault if fault.row is None else replace(fault, row=rows[fault.row])
+        norms = [p.grad.norm() for p in policy.parameters() if p.grad is not None]
+        norm = float(torch.stack(norms).norm()) if norms else 0.0
+        return None if norm - norm == 0 else NonFinite("gradient norm", str(norm))
+    finally:
+        for p in policy.parameters():
+            p.grad = None
+
+
+def _fault_in_micro_batch(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> NonFinite | None:
+    """The first fault of a micro-batch; its row is counted within the micro-batch."""
+    out, terms = forward(policy, piece, objective, sampling)
+    loss = terms["loss"]
+    seen = {"log-prob": out.logprobs, "logsumexp": out.logsumexp, "value": out.values}
+    seen |= {"loss": loss} if loss.ndim == 2 else {}
+    if fault := find_at_actions(seen, piece):
+        return fault
+    whole = losses.total(loss, piece)
+    if not bool(whole.isfinite()):
+        return NonFinite("loss", str(float(whole.detach())))
+    whole.backward()
+    for name, p in reversed(list(policy.named_parameters())):  # in the order of the backward pass
+        if p.grad is not None and not bool(p.grad.isfinite().all()):
+            return NonFinite(f"gradient of {name}", str(float(p.grad[~p.grad.isfinite()][0])))
+    return None

@@ -5,7 +5,6 @@ share of them drawn from the buffer, with replacement, the others from those of 
 none of them has the log-probs of its sampler.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from operant.bounds import bounded, check_bounds
 from operant.objectives.kl import EXACT
 from operant.sampling import counter, uniforms
 from operant.tally import Tally
+from operant.training.options import OptionGroups
 from operant.training.select import TrainingBatch, age
 from operant.types import OperantError, Rollout, Task, Total, Turn
 
@@ -33,7 +33,7 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "replay")
 
-    def check_with(self, options: Mapping[str, Any]) -> None:
+    def check_with(self, options: OptionGroups) -> None:
         """Refuse options of a learner, by group, with which a buffer would be used wrongly."""
         share, kl = self.share, options["kl"]
         if share and (importance := options["learner"].importance) != "none":
@@ -131,7 +131,7 @@ class ReplayBuffer:
         """Take in the replies of the last step, which was not refused."""
         self.kept = self._then
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """All token ids in one tensor, and the lengths and rewards of each turn."""
         turns = [turn for one in self.kept for turn in one.turns]
         ids = [token for turn in turns for token in (*turn.prompt, *turn.action)]

@@ -21,19 +21,19 @@ import torch
 from operant import distributed
 from operant.algorithms import find
 from operant.models.loading import MODELS, copies, copy_models
+from operant.models.policy import Policy
 from operant.options import resolve
 from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import Retention, newest_whole
 from operant.training.options import checked_options, schema
 from operant.training.parts import LearnerParts, name_of_model
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 MARK = "learner.json"
 SCHEMA = 1
 HASHES = {"policy": "frozen", "reference": "fingerprint"}
 """The parts of a learner that keep a hash of weights that do not change, and the attribute that has it."""
-
 
 L = TypeVar("L", bound=LearnerParts)
 
@@ -64,8 +64,7 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         there = _read_mark(folder)
-        if there is None:
-            raise OperantError(f"{folder} is there already and is no folder of a saved learner: choose another one")
+        require(there is not None, f"{folder} is there already and is no folder of a saved learner: choose another one")
         if there != mark:
             raise OperantError(
                 f"{folder} holds a learner that began from other weights ({_listed(there)}; this one: "
@@ -217,7 +216,7 @@ def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield from stateful_parts(name, thing.reward)
 
 
-def measured_modes(learner: LearnerParts) -> dict[str, Any]:
+def measured_modes(learner: LearnerParts) -> dict[str, object]:
     """The measured modes of each model: which faster ways to compute give the same results."""
     return {name: {k: v for k, v in asdict(model.modes).items() if k != "finish"} for name, model in _models(learner)}
 
@@ -231,7 +230,7 @@ def set_modes(learner: LearnerParts, modes: Mapping[str, Any]) -> None:
             model.modes = replace(model.modes, **{k: v for k, v in decided.items() if k in known})
 
 
-def _models(learner: LearnerParts) -> Iterator[tuple[str, Any]]:
+def _models(learner: LearnerParts) -> Iterator[tuple[str, Policy]]:
     yield "policy", learner.policy
     if learner.policy.critic is not None:
         yield "critic", learner.policy.critic

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from operant.models import layout
 from operant.models.policy import Policy
+from operant.models.twins import both, dealt, twins_of
 from operant.objectives.kl import SAMPLED, KLOptions, estimate
 from operant.rollouts.collate import cut, units
 from operant.sampling import Sampling
@@ -65,14 +66,6 @@ def check_rows(batch: Batch, policy: Policy, of: str = "") -> None:
             raise OperantError(f"row {row}{of} {why}: shorten it, because rows are not cut silently")
 
 
-def within_context(batch: Batch, policy: Policy) -> Batch:
-    """A batch of `Batch.given` with the rows cut at their end to the policy's context."""
-    if policy.encoder_decoder or policy.context is None or batch.tokens.shape[1] <= policy.context:
-        return batch
-    names = ("tokens", "mask", "actions", "rewards", "turns")
-    return batch.with_(**{name: getattr(batch, name)[:, : policy.context] for name in names})
-
-
 def _with_unscored(batch: Batch, policy: Policy, sampling: Sampling, micro_tokens: int) -> Batch:
     """Add log-probs and values at the actions that have none, by a forward pass of their rows; the others are kept."""
     rows = batch.unscored.any(1).nonzero()[:, 0]
@@ -129,10 +122,20 @@ def forward_batch(
 
     against: the model to which the exact divergences are measured.
     """
-    pieces: list[tuple[list[int], Outputs]] = []
-    for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
-        part = batch.rows(torch.tensor(rows))
-        pieces.append((rows, policy.forward(part, sampling, against=against, divergences=divergences)))
+
+    def passes(
+        groups: list[list[int]], tokens: int, policy: Policy, against: Policy | None
+    ) -> list[tuple[list[int], Outputs]]:
+        pieces = [(r, batch.rows(torch.tensor(r))) for r in cut(batch, groups, tokens, packed=policy.packs(batch))]
+        return [(r, policy.forward(p, sampling, against=against, divergences=divergences)) for r, p in pieces]
+
+    groups, twins = units(batch), twins_of(policy, against)
+    if twins is None or len(groups) == 1:
+        pieces = passes(groups, micro_tokens, policy, against)
+    else:
+        (first, second), tokens = dealt(groups, batch.sizes()), max(micro_tokens // 2, 1)
+        mine, other = both(lambda: passes(first, tokens, policy, against), lambda: passes(second, tokens, *twins))
+        pieces = mine + other
 
     def whole(pick) -> torch.Tensor | None:
         if pick(pieces[0][1]) is None:

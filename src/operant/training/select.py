@@ -1,6 +1,7 @@
 """Select the replies of a step, and process their scores."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from operant.types import Batch, OperantError, Rollout, Tokenizer, Total, Turn, 
 OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
 """Imported for steps of games."""
 SELECTED = ("episode", "turn")
-"""What a selection of the best (`training.best`) keeps or leaves out."""
+"""What a selection of the best (`training.rare_stages`) keeps or leaves out."""
 SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
 
 
@@ -84,7 +85,7 @@ def select(
     that is older than this; `version` is that of the policy.
     judged: False: the scores stand for none, and are no metrics.
     """
-    raw = distributed.together(lambda: _finite_scores(rollouts, scores))
+    raw = distributed.together(lambda: finite_scores(rollouts, scores))
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]
     trained, shaped = processed(raw, rollouts, options, moments, tokenizer)
     scored = [i for i, score in enumerate(trained) if score is not None]
@@ -110,7 +111,8 @@ def select(
     tally.add("rollout/dropped", len(fresh) - len(places), len(rollouts))
     if max_staleness is not None:
         tally.add("rollout/too_stale", len(scored) - len(fresh), len(rollouts))
-    tally.merge(collect.of_failures(rollouts))
+    for end, count in Counter(rollout.end for rollout in rollouts if rollout.failed).items():
+        tally.add(f"rollout/world_{end}", count, 0)
     if any("game" in rollout.info for rollout in rollouts):
         tally.merge(OF_GAMES["metrics"](rollouts))
     return TrainingBatch([shaped[i] for i in places], [trained[i] for i in places], raw, places, tally)
@@ -153,7 +155,8 @@ def select_all(rollouts: list[Rollout]) -> TrainingBatch:
     return TrainingBatch(rollouts, [0.0] * count, [None] * count, list(range(count)), Tally())
 
 
-def _finite_scores(rollouts: list[Rollout], scores: Sequence[object]) -> list[Total]:
+def finite_scores(rollouts: Sequence[Rollout], scores: Sequence[object]) -> list[Total]:
+    """One number, or one for each action, or None for each rollout. Raises: OperantError for anything else."""
     if len(rollouts) != len(scores):
         raise OperantError(f"{len(scores)} rewards for {len(rollouts)} replies: give one for each, None to abstain")
     return [_finite(score, rollout) for score, rollout in zip(scores, rollouts, strict=True)]
@@ -198,37 +201,3 @@ def with_staleness(batch: Batch, rollouts: Sequence[Rollout], version: int) -> B
     table = torch.nn.utils.rnn.pad_sequence(ages, batch_first=True)
     found = table[batch.episodes[:, None], batch.turns.clamp(min=0)]
     return batch.with_(staleness=torch.where(batch.actions, found, 0))
-
-
-def with_importance(
-    batch: Batch,
-    sampled: torch.Tensor | None,
-    kind: str,
-    cap: float | None,
-    *,
-    floor: float = 0.0,
-    mask: bool = False,
-    unscored: torch.Tensor | None = None,
-) -> Batch:
-    """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
-
-    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
-    token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
-    floor: the smallest. mask: a weight beyond these is 0. A demonstration has no sampler, and the weight 1.
-    """
-    own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
-    unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
-    if bool(unknown.any()):
-        raise OperantError(
-            f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
-            "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
-        )
-    log_ratio = batch.logprobs.new_zeros(own.shape) if sampled is None else batch.logprobs - sampled
-    log_ratio = torch.where(own, log_ratio, 0.0)
-    if kind == "sequence":
-        sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
-        log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
-    most, weights = float("inf") if cap is None else cap, log_ratio.exp()
-    tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
-    masked = torch.where((weights > most) | (weights < floor), 0.0, weights.clamp(min=tiny))
-    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(floor, most), 1.0))

@@ -1,12 +1,12 @@
-"""The policy, its copies and its sampling, made from the options of a learner."""
+"""The policy, its copies and its sampling, made from the options of a learner; and the options of the copies."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from operant import distributed, machine
 from operant.algorithms import Algorithm, find
+from operant.bounds import bounded, check_bounds
 from operant.envs import asked
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import BESIDE, load_policy, load_reference
@@ -14,13 +14,48 @@ from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
-from operant.training.options import LearnerOptions, find_device
-from operant.types import EngineParts, Env, EnvBase, OperantError, Tokenizer, with_defaults
+from operant.training.options import LearnerOptions, OptionGroups, find_device
+from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, with_defaults
 
 
-def load_trained_policy(
-    policy: object, algorithm: str, options: Mapping[str, Any], tokenizer: Tokenizer | None
-) -> Policy:
+@dataclass(frozen=True)
+class TargetOptions:
+    """How the copy of a method with a target network follows the policy."""
+
+    rate: float = bounded(0.05, above=0, at_most=1)
+    """Each step moves the copy by this share of its distance to the policy (polyak averaging)."""
+    every: int = bounded(0, at_least=0, rule="a number of steps, or 0 to follow by target.rate")
+    """Instead, the copy becomes equal to the policy after every so many steps; 0: it follows by `rate`."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "target")
+
+    @property
+    def rule(self) -> "tuple[str, float]":
+        """The rule of the copy, as `PolicyCopy` takes it."""
+        return ("every", self.every) if self.every else ("polyak", self.rate)
+
+
+@dataclass(frozen=True)
+class MaskOptions:
+    """The mask policy of a method that has one: its truncated distribution decides which tokens may be drawn."""
+
+    by: str = bounded("copy", choices=("copy", "policy", "model"))
+    """copy: a copy of the policy, which keeps its weights for `every` steps (a learned mask). policy: the policy
+    itself, which is plain truncated sampling. model: the frozen language model without its `output_mlp`."""
+    every: int = bounded(5, at_least=0, rule="a number of steps, or 0 for never")
+    """Steps after which the copy becomes equal to the policy; 0: never, which is how RL4LMs behaved."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "mask")
+
+    @property
+    def rule(self) -> "str | tuple[str, float]":
+        """The rule of the copy, as `PolicyCopy` takes it."""
+        return ("every", self.every) if self.every else "frozen"
+
+
+def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, tokenizer: Tokenizer | None) -> Policy:
     """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
     learner, needs = options["learner"], find(algorithm).needs
     device = find_device(learner.device)
@@ -53,7 +88,7 @@ def load_trained_policy(
 
 
 def make_copies(
-    algorithm: Algorithm, policy: Policy, reference: object, options: Mapping[str, Any]
+    algorithm: Algorithm, policy: Policy, reference: object, options: OptionGroups
 ) -> tuple[PolicyCopy | None, dict[str, PolicyCopy]]:
     """The reference, if the method has one, and the other copies of the policy by name."""
     rules = dict(algorithm.copies)
@@ -77,9 +112,9 @@ def make_copies(
     return load_reference(reference, policy, follows) if has_reference else None, copies
 
 
-def configured_sampling(options: Mapping[str, Any], policy: Policy) -> Sampling:
+def configured_sampling(options: OptionGroups, policy: Policy) -> Sampling:
     """The configured sampling; the model's stop tokens are used if none are configured."""
-    sampling: Sampling = options["sampling"]
+    sampling = options["sampling"]
     if options["kl"].coef or options["kl"].loss_coef:
         warned(sampling)
     sampling = sampling.of(policy)
@@ -104,7 +139,7 @@ def tell_room(env: Env, policy: Policy, sampling: Sampling) -> None:
     asked(env, "measure", measure, TokenCount(policy.tokenizer), context and context - sampling.max_tokens)
 
 
-def prepare_engine(engine: Any, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
+def prepare_engine(engine: Engine, learner: LearnerOptions, name: str, mask: PolicyCopy | None) -> None:
     """Tell the engine which tokens the method `name` masks."""
     parts = EngineParts.of(engine)
     if mask is not None:

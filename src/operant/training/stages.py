@@ -22,7 +22,7 @@ from operant.training.nonfinite import find_in_batch, refuse
 from operant.training.objective import critic_alone, frozen
 from operant.training.parts import SOMETIMES, LastStep, LearnerParts
 from operant.training.select import TrainingBatch
-from operant.types import Batch, OperantError, Rollout
+from operant.types import Batch, EnvBase, OperantError, Rollout, Total, with_defaults
 
 
 @dataclass
@@ -50,6 +50,17 @@ class TrainingStep:
     """The part of the batch that moves the weights."""
     seen: Batch = field(init=False)
     """The credited batch on the CPU, for metrics."""
+
+    whole: "tuple[list[Rollout], Sequence[Total], list[int]] | None" = None
+    """The rollouts and scores before branches were split, and of each part the index of its episode, -1 unless its
+    turns have the same numbers there."""
+
+    def logged(self) -> "tuple[list[Rollout], Sequence[Total], list[int]]":
+        """The rollouts and scores that the step was given, and the index among them of each that was trained on."""
+        if self.whole is None:
+            return self.rollouts, self.selected.raw_scores, self.learnt.places
+        rollouts, scores, of = self.whole
+        return rollouts, scores, [of[place] if place >= 0 else -1 for place in self.learnt.places]
 
     def generated(self, source: str) -> list[Rollout]:
         """The selected replies without demonstrations, unless the method learns from nothing else."""
@@ -228,7 +239,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
 
 def keep_last_step(learner: LearnerParts, step: TrainingStep) -> None:
     """Keep what the diagnosis and the log of replies read."""
-    learner.last_step = LastStep(step.rollouts, step.selected.raw_scores, step.seen, step.learnt.places, step.sampling)
+    rollouts, scores, places = step.logged()
+    learner.last_step = LastStep(rollouts, scores, step.seen, places, step.sampling)
 
 
 def sync(learner: LearnerParts, metrics: dict[str, float]) -> None:
@@ -267,11 +279,6 @@ def _compares(learner: LearnerParts) -> bool:
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
-def _needs_token_scores(learner: LearnerParts) -> bool:
-    """Whether one score a reply would reach one token alone."""
-    return learner.algorithm.needs.token_scores and not learner.options["advantage"].get("gamma")
-
-
 def _stated(learner: LearnerParts) -> bool:
     """Whether prompts say which return is wanted."""
     return "condition" in learner.options
@@ -281,7 +288,8 @@ Stage = Callable[[LearnerParts, TrainingStep], None]
 When = Callable[[LearnerParts], bool]
 STAGES: dict[str, list[tuple[Stage | str, When]]] = {
     "select": [
-        ("check_single_tokens", _needs_token_scores),
+        ("split_branches", lambda it: with_defaults(it.env, EnvBase).branches),
+        ("check_single_tokens", lambda it: it.algorithm.needs.token_scores),
         (select_given, _given),
         (select_scored, lambda it: not _given(it)),
     ],

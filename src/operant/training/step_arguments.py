@@ -168,7 +168,7 @@ def _check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: s
         )
 
 
-def _not_none(arguments: Mapping[str, Any]) -> str:
+def _not_none(arguments: Mapping[str, object]) -> str:
     return ", ".join(name for name, value in arguments.items() if value is not None)
 
 

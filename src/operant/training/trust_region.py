@@ -19,6 +19,7 @@ from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.objectives import losses
 from operant.objectives.kl import estimate
+from operant.rollouts.collate import units
 from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training.objective import (
@@ -41,7 +42,7 @@ from operant.training.update import (
     weighted,
 )
 from operant.training.update_rules import GradientUpdate
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, require
 
 vector = nn.utils.parameters_to_vector
 LEAST = 4
@@ -84,8 +85,7 @@ class TrustRegion(GradientUpdate):
     update_options = TrustRegionOptions
 
     def __init__(self, policy: Policy, options: Mapping[str, Any], own: Any = None):
-        if own is not None:
-            raise OperantError("optimizer: algorithm trpo computes the policy's step itself; leave it out, or use ppo")
+        require(own is None, "optimizer: algorithm trpo computes the policy's step itself; leave it out, or use ppo")
         self.critic: nn.Module | None = policy.critic if policy.critic is not None else policy.value_head
         if self.critic is None or not isinstance(policy, Policy):
             raise OperantError(
@@ -182,7 +182,7 @@ class TrustRegion(GradientUpdate):
         before = vector(self.moved).clone()
 
         def pieces(batch: Batch) -> list[Batch]:
-            return micro_batches(batch, objective.unit, budget.tokens, packed=self.policy.packs(batch))
+            return micro_batches(batch, units(batch, objective.unit), budget.tokens, packed=self.policy.packs(batch))
 
         def loss_of(piece: Batch) -> Tensor:
             return forward(self.policy, piece, objective, sampling)[1]["loss"]
@@ -239,7 +239,7 @@ class TrustRegion(GradientUpdate):
         The matrix is the second derivative, at the policy itself, of the weighted mean over tokens of the KL from the
         policy to its neighbours. If the batch is one micro-batch, the graph of its first derivative is kept.
         """
-        pieces = micro_batches(batch, "episode", budget.tokens)
+        pieces = micro_batches(batch, units(batch), budget.tokens)
 
         def slopes(piece: Batch) -> Tensor:
             kl = self.policy(piece, sampling, against=self.policy, divergences=("forward",)).kl

@@ -17,17 +17,20 @@ from torch import Tensor, nn
 
 from operant import distributed
 from operant.bounds import bounded
+from operant.import_by_name import Lazy
 from operant.metrics import collect
 from operant.metrics.collect import BLOCKS, GRADIENTS
 from operant.models.policy import Policy
 from operant.rollouts.collate import played, token_weights, units
 from operant.sampling import Sampling, counter
 from operant.tally import Tally
-from operant.training.nonfinite import RefusedUpdate, first_fault
+from operant.training.nonfinite import RefusedUpdate
 from operant.training.objective import FAULTS, MicroBatchOptions, Objective, TokenBudget, accumulate
 from operant.training.optimizer import RateOptions, apply, masters
 from operant.types import Batch
 
+IF_REFUSED = Lazy({"first_fault": "operant.training.refused_step:first_fault"})
+"""Imported for an optimizer step that meets NaN or infinity."""
 STOPS = "above 0, or none; else no step would be taken"
 
 # --- norms by block ---------------------------------------------------------------------------------------------------
@@ -203,10 +206,11 @@ def update(
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
             norms = recorder.whole(_gradient_norms(recorder.parameters))
-            if not _all_finite(measured, norms):
+            faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
+            if distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values())))):  # on any rank
                 _clear(recorder.parameters)
                 together.gather()
-                fault = first_fault(policy, minibatch, objective, sampling, budget.tokens)
+                fault = IF_REFUSED["first_fault"](policy, minibatch, objective, sampling, budget.tokens)
                 unmoved = tally.sums["update/steps"][0] == 0
                 refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
                 return UpdateResult(_ended(tally, recorder, measured, refused=True), refused)
@@ -236,12 +240,6 @@ def _ended(
     tally.add("update/refused", float(refused) / distributed.world(), 0.0)
     recorder.weights()
     return tally
-
-
-def _all_finite(measured: Tally, norms: Mapping[str, float]) -> bool:
-    """Whether the sums and gradient norms of every rank are finite."""
-    faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
-    return not distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values()))))
 
 
 def numbered_units(batch: Batch, unit: str, places: Sequence[int | None]) -> tuple[list[list[int]], list[int]]:

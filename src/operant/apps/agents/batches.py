@@ -20,7 +20,7 @@ from operant.sampling import Sampling
 from operant.types import Batch, Engine, EngineParts
 
 ROUND = 16
-"""Tokens of a round: the most that a new request waits for, and the pieces in which replies are streamed."""
+"""Tokens of a round: the most that a new request waits for, and the largest piece of a stream."""
 
 OnPiece = Callable[["Going"], None]
 
@@ -121,7 +121,11 @@ class Batches:
             if parts.generate_more is None:
                 made = self.engine.generate(prompts, sampling, keys)
             else:
-                made = parts.generate_more(prompts, [g.action for g in asked], [ROUND] * len(asked), sampling, keys)
+                so_far = [going.action for going in asked]
+                # A client that reads along has its first token at once: rounds of 1, 1, 2, 4, ... tokens
+                begun = [len(going.action) for going in asked if going.request.stream]
+                tokens = min(ROUND, max(1, min(begun, default=ROUND)))
+                made = parts.generate_more(prompts, so_far, [tokens] * len(asked), sampling, keys)
             for going, piece in zip(asked, made, strict=True):
                 going.action = [*going.action, *piece.action]
                 whole = parts.generate_more is None or len(going.action) >= sampling.max_tokens

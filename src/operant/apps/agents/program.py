@@ -22,32 +22,50 @@ import select
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from numbers import Real
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from operant.apps.agents.protocol import (
+    STREAM_END,
+    Json,
     ModelRequest,
     RefusedRequestError,
     Reply,
     answer,
     chat_request,
-    chunk,
     completion_request,
+    event,
     read_messages,
+    refusal,
+    usage_chunk,
     whole,
 )
 from operant.import_by_name import Table
+from operant.net.listening import Responder
 from operant.sampling import TokenCount, encode_prompt, render
 from operant.sandbox.levels import Limits
 from operant.sandbox.process import SupervisedProcess
-from operant.types import EnvBase, Failure, OperantError, Step, Task, Turn, describe_error, name_of, shown
+from operant.types import (
+    MAX_TURNS,
+    EnvBase,
+    Failure,
+    OperantError,
+    Step,
+    Task,
+    Tokenizer,
+    Turn,
+    describe_error,
+    is_real,
+    name_of,
+    require,
+    shown,
+)
 
 PROGRAMS = Table("program", "operant.programs", {})
 RUNS_OWN = (
@@ -57,7 +75,7 @@ RUNS_OWN = (
 """Fields that a program may not set: what is trained on is sampled as the run samples."""
 MOST_BYTES = 4_000_000
 """Of the body of a request."""
-PATHS = ("completions", "chat/completions")
+PATHS = (("POST", "completions"), ("POST", "chat/completions"), ("POST", "rewards"))
 
 
 class EpisodeOverError(BaseException):
@@ -75,6 +93,8 @@ class AgentWorld(EnvBase):
     ignore: fields of requests that the run's own sampling replaces, such as temperature; others are refused.
     """
 
+    branches = True
+
     def __init__(
         self, play: Any = None, *, command: str | None = None, deadline: float = 60.0, ignore: Sequence[str] = ()
     ):
@@ -83,19 +103,19 @@ class AgentWorld(EnvBase):
         found = PROGRAMS.find(play) if isinstance(play, str) else play
         if command is not None:
             found = partial(run_command, command)
-        if not callable(found):
-            raise OperantError(f"env.play={shown(play)} is no function of a task and a client")
-        if not deadline > 0:
-            raise OperantError(f"env.deadline={shown(deadline)}: it must be a number of seconds above 0")
+        require(callable(found), f"env.play={shown(play)} is no function of a task and a client")
+        require(deadline > 0, f"env.deadline={shown(deadline)}: it must be a number of seconds above 0")
         if unknown := [name for name in ignore if name not in RUNS_OWN]:
             raise OperantError(f"env.ignore={shown(unknown[0])}: it may name {', '.join(RUNS_OWN)}")
         self.play, self.deadline, self.__name__ = found, deadline, command or name_of(found)
         self.ignore = frozenset(ignore)
         self.tokenizer: Any = _Characters()
+        self.room: int | None = None
         self.clients: dict[int, ModelClient] = {}
 
     def measure(self, count: Callable[[str], int], room: int | None) -> None:
-        """Learn the tokenizer, whose chat template makes texts of messages."""
+        """Learn the tokenizer, whose chat template makes texts of messages, and the longest prompt."""
+        self.room = room
         if isinstance(count, TokenCount):
             self.tokenizer = count.tokenizer
 
@@ -103,7 +123,7 @@ class AgentWorld(EnvBase):
         for slot, task in tasks.items():
             if slot in self.clients:  # its episode has outgrown the context
                 self.clients[slot].end()
-            self.clients[slot] = ModelClient(self.play, task, self.tokenizer, self.ignore)
+            self.clients[slot] = ModelClient(self.play, task, self.tokenizer, self.ignore, self.room)
         return self._steps(tasks)
 
     def on_turns(self, turns: Mapping[int, Turn]) -> None:
@@ -124,11 +144,41 @@ class AgentWorld(EnvBase):
 class Conversation:
     """The last conversation of a row: what was asked, and the text of its prompt with a mark for each reply."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Json]
     tools: list[Any] | None
     marked: str
     replies: list[int]
     """The places of the row's own replies among the messages."""
+
+
+@dataclass
+class OpenRow:
+    """A row that the next request may continue."""
+
+    text: str
+    """Of its prompt and its last reply."""
+    reply: str
+    turn: Turn | None
+    """The tokens of the last reply; None where a world is checked without an engine."""
+    number: int
+    """Of that turn in the episode."""
+    chat: Conversation | None
+
+    def unsaid(self, tokenizer: Tokenizer) -> str:
+        """What the row has behind the text of the last reply: a stop token or string, which a program may repeat."""
+        if self.turn is None or self.turn.end != "stop" or not self.turn.action:
+            return ""
+        whole = str(tokenizer.decode(self.turn.action, skip_special_tokens=False))
+        if whole.startswith(self.reply):
+            return whole[len(self.reply) :]
+        return str(tokenizer.decode(self.turn.action[-1:], skip_special_tokens=False))
+
+    def continued(self, chat: Conversation) -> str | None:
+        """What stands behind the last reply in the text of a conversation that goes on from it; None if none does."""
+        if self.chat is None or not chat.replies:
+            return None
+        before, mark, more = chat.marked.partition(_mark(chat.replies[-1]))
+        return more if mark and before == self.chat.marked else None
 
 
 class ModelClient:
@@ -140,16 +190,22 @@ class ModelClient:
         task: Task,
         tokenizer: Any,
         ignore: Container[str] = (),
+        room: int | None = None,
     ):
-        self._tokenizer, self._ignore, self._over, self._paid = tokenizer, ignore, False, 0.0
+        self._tokenizer, self._ignore, self._room, self._over = tokenizer, ignore, room, False
+        self._paid: dict[int, float] = {}
+        """By the number of a turn."""
         self._requests: queue.Queue[Step] = queue.Queue()
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._one, self._asked, self._pending, self._fault = threading.Lock(), 0, False, ""
         self._fresh, self._late, self._process = 0, 0, os.getpid()
         self._numbers: dict[str, float] = {}
-        self._row, self._reply = "", ""
-        """The text of the last prompt and its reply, and that of the reply."""
-        self._chat: Conversation | None = None
+        self.answered = True
+        """Whether the last reply is an answer that can be judged, and no call of a tool."""
+        self._rows: list[OpenRow] = []
+        """The row of the last reply; beside it the other branches of a request for several."""
+        self._turns, self._choices = 0, range(0)
+        """The number of replies so far, and which of them answered the last request."""
         self.turn: Turn | None = None
         """The tokens of the last reply; None before the first, and where a world is checked without an engine."""
         self.api_key = secrets.token_hex(16)
@@ -166,38 +222,51 @@ class ModelClient:
         """Whether the episode has ended."""
         return self._over
 
-    def complete(self, prompt: str, **options: Any) -> str:
-        """The reply to a text. Raises: OperantError for options that a program may not set."""
-        return self._plainly({"prompt": prompt} | options, "completions")["text"]
+    def complete(self, prompt: str, **options: Any) -> Any:
+        """The reply to a text; with `n=4` a list of four. Raises: OperantError for what a program may not set."""
+        return self._plainly({"prompt": prompt} | options, "completions", lambda choice: choice["text"])
 
-    def chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        """The reply to a conversation, by the chat template. Raises: OperantError as `complete`."""
-        return self.message(messages, **options)["content"] or ""
+    def chat(self, messages: list[Json], **options: Any) -> Any:
+        """The reply to a conversation, by the chat template; with `n=4` a list of four. Raises: as `complete`."""
+        said = self.message(messages, **options)
+        return [one["content"] or "" for one in said] if isinstance(said, list) else said["content"] or ""
 
-    def message(self, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    def message(self, messages: list[Json], **options: Any) -> Any:
         """As `chat`, the reply as a message: with `tools=[...]`, its calls are its `tool_calls`."""
-        return self._plainly({"messages": messages} | options, "chat/completions")["message"]
+        return self._plainly({"messages": messages} | options, "chat/completions", lambda choice: choice["message"])
 
-    def reward(self, reward: float) -> None:
-        """Pay the last reply. Raises: OperantError for anything but a finite number, and before the first reply."""
-        if not (isinstance(reward, Real) and math.isfinite(reward)):
-            raise OperantError(f"client.reward({shown(reward)}): it must be a finite number")
+    def reward(self, reward: float, choice: int | None = None) -> None:
+        """Pay the last reply. choice: which of several replies to the last request.
+
+        Raises: OperantError for anything but a finite number, before the first reply, and for several without a choice.
+        """
+        require(is_real(reward), f"client.reward({shown(reward)}): it must be a finite number")
+        if self._over:
+            raise EpisodeOverError("the episode has ended")
         if not self._asked or self._pending:
             raise OperantError("client.reward: there is no reply yet that it could pay")
-        self._paid += float(reward)
+        known = type(choice) is int and 0 <= choice < len(self._choices)
+        if not known and (choice is not None or len(self._choices) > 1):
+            last = len(self._choices) - 1
+            raise OperantError(f"client.reward(..., choice={shown(choice)}): say which reply is paid, 0 to {last}")
+        number = self._choices[int(choice or 0)]
+        self._paid[number] = self._paid.get(number, 0.0) + float(reward)
 
     def report(self, **numbers: float) -> None:
-        """Log numbers of this episode: a run has the mean of each as the metric `world/NAME`."""
+        """Log numbers of this episode: a run has the mean of each as the metric `world/NAME`. Raises: OperantError."""
+        if wrong := [name for name, number in numbers.items() if not is_real(number)]:
+            raise OperantError(f"client.report({wrong[0]}={shown(numbers[wrong[0]])}): it must be a finite number")
         self._numbers |= numbers
 
-    def _plainly(self, body: dict[str, Any], path: str) -> dict[str, Any]:
+    def _plainly(self, body: Json, path: str, read: Callable[[Json], Any]) -> Any:
         try:
             _, answered = self.ask(body, path)
         except RefusedRequestError as error:
             raise OperantError(str(error)) from error
-        return answered["choices"][0]
+        found = [read(choice) for choice in answered["choices"]]
+        return found if body.get("n") is not None else found[0]
 
-    def ask(self, body: Any, path: str) -> tuple[ModelRequest, dict[str, Any]]:
+    def ask(self, body: Any, path: str) -> tuple[ModelRequest, Json]:
         """The body of a request, read, and that of its answer. Raises: RefusedRequestError."""
         if self._over:
             self._late += 1  # a program that catches the exception and asks on would take a core for itself
@@ -206,33 +275,67 @@ class ModelClient:
         if os.getpid() != self._process:
             raise RefusedRequestError(409, "a process that the program has forked cannot use its client")
         request, text = self._read(body, path)
-        chat = self._conversation(request, body) if request.chat else None
         with self._one:
             if self._pending:
                 self._fault = "the program asked twice at a time, from several threads; let one call follow the other"
                 raise RefusedRequestError(409, self._fault)
-            if chat is not None and (more := self._continued(chat)) is not None:
-                joins, text = True, self._row + more
+            if self._turns + request.n >= MAX_TURNS:
+                self._fault = f"the program asked for {MAX_TURNS} replies or more: let it end"
+                self._requests.put(_failed("raised", self._fault))
+                raise RefusedRequestError(409, self._fault)
+            size, room = len(request.prompts[0]), self._room or math.inf
+            if not self._asked and not 0 < size <= room:  # later the episode ends there, with the value of its state
+                why = f"the prompt has {size} tokens, and a reply needs 1 to {room:g}"
+                raise RefusedRequestError(400, f"{why}: change it, or lower sampling.max_tokens")
+            row, more, chat = self._joined(request, body, text)
+            self._pending, self._asked, self._fresh = True, self._asked + 1, self._fresh + (row is None)
+            step = Step(more, fresh=row is None, info=self._info(), **self._take_paid())
+            if row is not None:
+                text = row.text + more
+                at = None if row.number == self._turns - 1 else row.number
+                step = replace(step, text=more.removeprefix(row.unsaid(self._tokenizer)), at=at)
+                self._rows.remove(row)
             else:
-                joins = self._asked > 0 and not request.chat and text.startswith(self._row)
-                more = text[len(self._row) :] if joins else text
-            self._pending, self._asked, self._fresh = True, self._asked + 1, self._fresh + (not joins)
-            if joins:
-                more = more.removeprefix(self._unsaid())
-            self._row, self._chat = text, chat
-            info = {"requests": self._asked, "fresh_rows": self._fresh}
-            self._requests.put(Step(more, fresh=not joins, reward=self._take_paid(), info=info))
+                self._rows.clear()
+            self._choices = range(self._turns, self._turns + request.n)
+            self._requests.put(step)
+        said = [self._replied()]
+        for _ in self._choices[1:]:
+            self._requests.put(Step(fresh=True, at=self._choices[0]))
+            said.append(self._replied())
+        replies = [
+            Reply(turn.prompt, turn.action, "stop" if turn.end == "stop" else "length", text=reply)
+            for reply, turn in ((reply, turn or Turn([], [])) for reply, turn in said)
+        ]
+        answered = answer(replace(request, prompts=[replies[0].prompt]), replies, self._tokenizer)
+        for number, (reply, turn), choice in zip(self._choices, said, answered["choices"], strict=True):
+            if chat is not None:
+                messages = chat.messages + read_messages([choice["message"]])
+                own = replace(chat, messages=messages, replies=[*chat.replies, len(chat.messages)])
+            self._rows.append(OpenRow(text + reply, reply, turn, number, None if chat is None else own))
+        self._pending = False  # only now: another thread that asked before could take this reply
+        return request, answered
+
+    def _joined(
+        self, request: ModelRequest, body: object, text: str
+    ) -> tuple[OpenRow | None, str, Conversation | None]:
+        """The row that a request continues, what it adds to it, and its conversation; without a row, its whole text."""
+        for row in reversed(self._rows):
+            if request.chat:
+                chat = self._conversation(request, body, row.chat)
+                if (more := row.continued(chat)) is not None:
+                    return row, more, chat
+            elif text.startswith(row.text):
+                return row, text[len(row.text) :], None
+        return None, text, self._conversation(request, body, None) if request.chat else None
+
+    def _replied(self) -> tuple[str, Turn | None]:
+        """The next reply of the engine, and its tokens."""
         text = self._replies.get()
         if text is None:
             raise EpisodeOverError("the episode has ended")
-        turn = self.turn or Turn([], [])
-        reply = Reply(turn.prompt, turn.action, "stop" if turn.end == "stop" else "length", text=text)
-        answered = answer(replace(request, prompts=[turn.prompt]), [reply], self._tokenizer)
-        if chat is not None:
-            chat.replies.append(len(chat.messages))
-            chat.messages += read_messages([answered["choices"][0]["message"]])
-        self._pending = False  # only now: another thread that asked before could take this reply
-        return request, answered
+        self._turns += 1
+        return text, self.turn
 
     def _read(self, body: Any, path: str) -> tuple[ModelRequest, str]:
         """A request and the text of its prompt."""
@@ -241,8 +344,6 @@ class ModelClient:
             if named := next((name for name in RUNS_OWN if body.get(name) not in (None, False)), None):
                 why = f"{named}={shown(body[named])}: the run's own sampling is used in training; leave it out"
                 raise RefusedRequestError(400, f"{why}, or let the run ignore it (--env.ignore {named})", named)
-            if body.get("n") not in (None, 1):
-                raise RefusedRequestError(400, f"n={shown(body['n'])}: a program asks for one reply at a time", "n")
         policy: Any = SimpleNamespace(tokenizer=self._tokenizer, vocabulary=2**31, context=None, stop_tokens=())
         if path != "completions":
             request = chat_request(body, policy)
@@ -253,9 +354,9 @@ class ModelClient:
             raise RefusedRequestError(400, "prompt: a program gives one text that is not empty", "prompt")
         return request, body["prompt"]
 
-    def _conversation(self, request: ModelRequest, body: Mapping[str, Any]) -> Conversation:
-        """What is asked now; the replies of the row so far are marks in its text, if it goes on from them."""
-        messages, last, tools = read_messages(body["messages"]), self._chat, request.tools
+    def _conversation(self, request: ModelRequest, body: Mapping[str, Any], last: Conversation | None) -> Conversation:
+        """What is asked now; the replies of the row of `last` are marks in its text, if it goes on from them."""
+        messages, tools = read_messages(body["messages"]), request.tools
         if last is not None and last.tools == tools and messages[: len(last.messages)] == last.messages:
             own = last.replies.copy()
             marks = [{"role": "assistant", "content": _mark(i)} if i in own else m for i, m in enumerate(messages)]
@@ -263,25 +364,8 @@ class ModelClient:
                 return Conversation(messages, tools, render(self._tokenizer, marks, prompting=True, tools=tools), own)
         return Conversation(messages, tools, render(self._tokenizer, messages, prompting=True, tools=tools), [])
 
-    def _continued(self, chat: Conversation) -> str | None:
-        """What stands behind the last reply in the text of a conversation that goes on from it; None if none does."""
-        if self._chat is None or not chat.replies:
-            return None
-        before, mark, more = chat.marked.partition(_mark(chat.replies[-1]))
-        return more if mark and before == self._chat.marked else None
-
-    def _unsaid(self) -> str:
-        """What the row has behind the text of the last reply: a stop token or string, which a program may repeat."""
-        if self.turn is None or self.turn.end != "stop" or not self.turn.action:
-            return ""
-        whole = str(self._tokenizer.decode(self.turn.action, skip_special_tokens=False))
-        if whole.startswith(self._reply):
-            return whole[len(self._reply) :]
-        return str(self._tokenizer.decode(self.turn.action[-1:], skip_special_tokens=False))
-
     def give(self, reply: str) -> None:
         """Let the program go on with a reply."""
-        self._row, self._reply = self._row + reply, reply
         self._replies.put(reply)
 
     def next(self, due: float, deadline: float) -> Step:
@@ -302,9 +386,15 @@ class ModelClient:
         _CLIENTS.pop(self.api_key, None)
         self._replies.put(None)
 
-    def _take_paid(self) -> float:
-        paid, self._paid = self._paid, 0.0
-        return paid
+    def _info(self) -> Json:
+        """What the rollout says of the program, also where its episode outgrows the context."""
+        known = {"requests": self._asked, "fresh_rows": self._fresh, "unanswered": not self.answered}
+        return known | ({"numbers": dict(self._numbers)} if self._numbers else {})
+
+    def _take_paid(self) -> Json:
+        """What was paid since the last step, as `Step` takes it."""
+        paid, self._paid = self._paid, {}
+        return {"reward": paid.pop(self._turns - 1, 0.0), "paid": paid}
 
     def _run(self, play: Callable[[Task, "ModelClient"], Any], task: Task) -> None:
         try:
@@ -315,7 +405,7 @@ class ModelClient:
         except EpisodeOverError:
             return
         except BaseException as error:  # a program may call sys.exit
-            self._requests.put(_failed("raised", describe_error(error)))
+            self._requests.put(_failed("raised", f"the program failed: {describe_error(error)}"))
 
     def _last(self, returned: object) -> Step:
         reward = 0.0 if returned is None else returned
@@ -323,10 +413,10 @@ class ModelClient:
             return _failed("raised", "the program ended without a request: let it call client.complete or client.chat")
         if self._pending:
             return _failed("raised", "the program ended while a request of it waited: let it wait for its threads")
-        if not (isinstance(reward, Real) and math.isfinite(reward)):
+        if not is_real(reward):
             return _failed("raised", f"the program returned {shown(returned)}; it must return a reward or nothing")
-        info = {"numbers": self._numbers} if self._numbers else {}
-        return Step(reward=self._take_paid() + float(reward), terminated=True, info=info)
+        paid = self._take_paid()
+        return Step(reward=paid["reward"] + float(reward), paid=paid["paid"], terminated=True, info=self._info())
 
 
 def run_command(command: str, task: Task, client: ModelClient) -> float | None:
@@ -348,15 +438,14 @@ def run_command(command: str, task: Task, client: ModelClient) -> float | None:
         output.seek(0)
         lines = output.read().decode("utf-8", errors="replace").strip().splitlines()
     last = lines[-1] if lines else ""
-    if process.ended != "ended with exit status 0":
-        raise OperantError(f"{command} {process.ended}: {last[-300:]}")
+    require(process.ended == "ended with exit status 0", f"{command} {process.ended}: {last[-300:]}")
     try:
         return float(last)
     except ValueError as error:
         raise OperantError(f"{command} ended with the line {shown(last)}; the last line must be its reward") from error
 
 
-async def _awaited(returned: Any) -> Any:
+async def _awaited(returned: Awaitable[object]) -> object:
     return await returned
 
 
@@ -390,7 +479,7 @@ class _Characters:
     def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [*map(ord, text)]}
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], tokenize: bool = True, **_: object) -> Any:
+    def apply_chat_template(self, messages: list[Json], tokenize: bool = True, **_: object) -> Any:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return self(text) if tokenize else text
 
@@ -406,6 +495,9 @@ _STARTING = threading.Lock()
 class _AgentServer(ThreadingHTTPServer):
     request_queue_size = 1024  # all programs of a step ask at once, and who finds no place tries again a second later
 
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of a program that has gone away and reads no answer."""
+
 
 def _server() -> ThreadingHTTPServer:
     with _STARTING:
@@ -416,51 +508,58 @@ def _server() -> ThreadingHTTPServer:
     return _STARTED[0]
 
 
-class _AgentRequests(BaseHTTPRequestHandler):
-    timeout = 60
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
+class _AgentRequests(Responder):
     def do_POST(self) -> None:
         kind = "application/json"
         try:
-            request, answered = self._answer()
-            status, raw = 200, json.dumps(answered)
-            if request.stream:
-                kind, raw = "text/event-stream", "".join(_events(request, answered))
-        except RefusedRequestError as refused:
+            status, (kind, raw) = 200, self._answer()
+        except Exception as error:
+            refused = refusal(error)
             status, raw = refused.status, json.dumps(refused.body)
-        except EpisodeOverError:
-            status, raw = 410, json.dumps(RefusedRequestError(410, "the episode of this key has ended").body)
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(raw.encode())))
-        self.send_header("x-should-retry", "false")  # the openai client would ask again
-        self.end_headers()
-        self.wfile.write(raw.encode())
+        self.respond(status, raw, kind, x_should_retry="false")  # the openai client would ask again
 
-    def _answer(self) -> tuple[ModelRequest, dict[str, Any]]:
+    do_GET = do_POST
+
+    def _answer(self) -> tuple[str, str]:
+        """The content type of an answer, and its body."""
+        path = (self.command, self.path.removeprefix("/v1/"))
+        if path == ("GET", "models"):
+            about = {"id": "policy", "object": "model", "created": 0, "owned_by": "operant"}
+            return "application/json", json.dumps({"object": "list", "data": [about]})
+        try:
+            body = self._body()  # before anything is refused: who has not sent all of it would read no answer
+        except TimeoutError as error:
+            raise RefusedRequestError(408, f"the request was not there after {self.timeout} seconds") from error
         client = _CLIENTS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
         if client is None:
             raise RefusedRequestError(401, "no episode has this key: it has ended, or the key is another's")
-        path, length = self.path.removeprefix("/v1/"), self.headers.get("Content-Length", "")
         if path not in PATHS:
             raise RefusedRequestError(404, f"there is no {shown(self.path)}")
-        if not length.isascii() or not length.isdigit() or int(length) > MOST_BYTES:
-            raise RefusedRequestError(413, f"Content-Length={shown(length)}: it must be at most {MOST_BYTES}")
         try:
-            asked = json.loads(self.rfile.read(int(length)))
+            asked = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise RefusedRequestError(400, "the body is no JSON") from error
-        return client.ask(asked, path)
+        try:
+            if path[1] == "rewards":
+                if not (isinstance(asked, dict) and {"reward"} <= asked.keys() <= {"reward", "choice"}):
+                    raise RefusedRequestError(400, f"{shown(asked)}: give `reward`, and of several replies `choice`")
+                client.reward(**asked)
+                return "application/json", "{}"
+            request, answered = client.ask(asked, path[1])
+        except EpisodeOverError as error:
+            raise RefusedRequestError(410, str(error)) from error
+        if request.stream:  # each reply in one piece
+            pieces = [piece for i, choice in enumerate(answered["choices"]) for piece in whole(request, i, choice)]
+            pieces += [usage_chunk(request, answered["usage"])] * request.usage
+            return "text/event-stream", "".join(map(event, pieces)) + STREAM_END
+        return "application/json", json.dumps(answered)
 
-
-def _events(request: ModelRequest, answered: dict[str, Any]) -> Iterator[str]:
-    """A streamed answer, whose only piece is the whole reply."""
-    pieces = whole(request, 0, answered["choices"][0])
-    if request.usage:
-        pieces.append(chunk(request) | {"choices": [], "usage": answered["usage"]})
-    for piece in pieces:
-        yield f"data: {json.dumps(piece)}\n\n"
-    yield "data: [DONE]\n\n"
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        known = length.isascii() and length.isdigit() and len(length) < 10
+        body, left = b"", int(length) if known else 0
+        while left and (body := self.rfile.read(min(left, MOST_BYTES))):
+            left -= len(body)
+        if not known or int(length) > MOST_BYTES:
+            raise RefusedRequestError(413, f"Content-Length={shown(length)}: it must be at most {MOST_BYTES}")
+        return body

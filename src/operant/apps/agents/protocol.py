@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from operant.models.policy import Policy
 from operant.sampling import Sampling, encode_prompt, render, reply_text, task_key, token_pieces
-from operant.types import OperantError, shown
+from operant.types import OperantError, Tokenizer, shown
 
+Json = dict[str, Any]
+"""An object of JSON, such as a body, a message, or a call of a function."""
 MOST_CHOICES = 128
 """Most replies of one request, over all its prompts."""
 MOST_ALTERNATIVES = 20
@@ -36,6 +38,13 @@ class RefusedRequestError(Exception):
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error"}
         kind = kinds.get(status, "invalid_request_error")
         self.body = {"error": {"message": message, "type": kind, "param": field, "code": None}}
+
+
+def refusal(error: Exception) -> RefusedRequestError:
+    """What a client reads of an exception."""
+    if isinstance(error, RefusedRequestError):
+        return error
+    return RefusedRequestError(400 if isinstance(error, OperantError) else 500, f"{type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -298,7 +307,7 @@ def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     return ids
 
 
-def read_messages(given: object) -> list[dict[str, Any]]:
+def read_messages(given: object) -> list[Json]:
     """The messages as templates read them: contents are texts, and the arguments of calls are objects."""
     if not isinstance(given, list) or not given:
         raise RefusedRequestError(400, "messages must be a list of at least one message", "messages")
@@ -327,7 +336,7 @@ def read_messages(given: object) -> list[dict[str, Any]]:
     return out
 
 
-def _call(call: Any, place: int) -> dict[str, Any]:
+def _call(call: Any, place: int) -> Json:
     """A call of a function, with its arguments as the object that templates expect."""
     try:
         function = call["function"]
@@ -350,7 +359,7 @@ def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
     named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools)
     if not named:
         raise RefusedRequestError(400, f"tools={shown(tools)}: it must be a list of functions", "tools")
-    if "tools" not in str(getattr(policy.tokenizer, "chat_template", "")):
+    if "tools" not in str(policy.tokenizer.chat_template):
         raise RefusedRequestError(400, "the chat template of this model knows no tools: leave tools out", "tools")
     return tools
 
@@ -360,17 +369,17 @@ def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
 
-def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Any) -> dict[str, Any]:
+def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Tokenizer) -> Json:
     """The body of the answer to a request. replies: `n` to each prompt, in order."""
     choices = []
     for i, reply in enumerate(replies):
         text = reply.text
         if text is None:
             text = "" if request.no_reply else reply_text(tokenizer, reply.prompt, reply.action, request.sampling)
-        choice: dict[str, Any] = {"index": i, "finish_reason": reply.end}
+        choice: Json = {"index": i, "finish_reason": reply.end}
         if request.chat:
             calls, left = called(tokenizer, reply, text, request.tools) if request.tools else ([], text)
-            message: dict[str, Any] = {"role": "assistant", "content": left or ("" if not calls else None)}
+            message: Json = {"role": "assistant", "content": left or ("" if not calls else None)}
             if calls:
                 message["tool_calls"], choice["finish_reason"] = calls, "tool_calls"
             choice["message"] = message
@@ -391,16 +400,28 @@ def usage(request: ModelRequest, replies: Sequence[Reply]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> dict[str, Any]:
+def chunk(request: ModelRequest, index: int = 0, new: Mapping[str, Any] = {}, end: str | None = None) -> Json:
     """A piece of a streamed answer: what a message gains."""
-    choice: dict[str, Any] = {"index": index, "finish_reason": end, "logprobs": None}
+    choice: Json = {"index": index, "finish_reason": end, "logprobs": None}
     about = {"id": request.id, "created": request.created, "model": request.model}
     if request.chat:
         return about | {"object": "chat.completion.chunk", "choices": [choice | {"delta": new}]}
     return about | {"object": "text_completion", "choices": [choice | {"text": new.get("content", "")}]}
 
 
-def whole(request: ModelRequest, index: int, choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+STREAM_END = "data: [DONE]\n\n"
+
+
+def event(body: Mapping[str, object]) -> str:
+    """A piece of a streamed answer as it is sent."""
+    return f"data: {json.dumps(body)}\n\n"
+
+
+def usage_chunk(request: ModelRequest, tokens: Mapping[str, int]) -> Json:
+    return chunk(request) | {"choices": [], "usage": tokens}
+
+
+def whole(request: ModelRequest, index: int, choice: Mapping[str, Any]) -> list[Json]:
     """A choice of an answer as one piece of a stream, and its end."""
     new = choice["message"] if request.chat else {"content": choice["text"]}
     if calls := new.get("tool_calls"):
@@ -411,7 +432,7 @@ def whole(request: ModelRequest, index: int, choice: Mapping[str, Any]) -> list[
     return [piece, chunk(request, index, {}, choice["finish_reason"])]
 
 
-def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = None) -> tuple[list[dict[str, Any]], str]:
+def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = None) -> tuple[list[Json], str]:
     """The calls in a reply, and its other text: by the tokenizer's own template of responses, else those that stand
     between <tool_call> and </tool_call>. What is no call stays text."""
     whole, calls, left = tokenizer.decode(reply.action, skip_special_tokens=False), [], text
@@ -432,7 +453,7 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = No
     ], left
 
 
-def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Any) -> dict[str, Any]:
+def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:
     def text(token: int) -> str:
         return token_pieces(tokenizer, [token])[0]
 
@@ -458,5 +479,5 @@ def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Any) -
     }
 
 
-def _told(text: str, logprob: float | None) -> dict[str, Any]:
+def _told(text: str, logprob: float | None) -> Json:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode("utf-8", errors="replace"))}

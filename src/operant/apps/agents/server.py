@@ -14,15 +14,15 @@ import asyncio
 import hmac
 import json
 import os
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from operant.apps.agents.batches import Batches, Going
 from operant.apps.agents.protocol import (
+    STREAM_END,
+    Json,
     ModelRequest,
     RefusedRequestError,
     Reply,
@@ -30,21 +30,28 @@ from operant.apps.agents.protocol import (
     chat_request,
     chunk,
     completion_request,
+    event,
+    refusal,
     usage,
+    usage_chunk,
     whole,
 )
 from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
 from operant.models.reference import fingerprint
-from operant.net.listening import is_known_host, is_local, listening_error, url_of
+from operant.net.listening import Listener, is_known_host, is_local, url_of
 from operant.sampling import ReplyText
 from operant.types import Engine, OperantError
 
 if TYPE_CHECKING:
-    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 IDLE_SECONDS = 60
 """Seconds in which a request has to be there as a whole, and after which a connection without one is closed."""
+
+READ_ON = 100e6
+"""Bytes of a body too large that are read and forgotten: a client that still sends reads no answer."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,13 @@ class ServerOptions:
         check_bounds(self)
 
 
-class ModelServer:
-    """Listens on the address of the options, for one model; `run` or `start` answer requests.
+class ModelServer(Listener):
+    """Listens on the address of the options, for one model.
 
-    Raises: OperantError where it cannot listen, for other machines without a key, for a policy without a tokenizer, or
-    if starlette and uvicorn are not installed.
+    Raises: OperantError as `Listener`, for other machines without a key, and for a policy without a tokenizer.
     """
+
+    what = "serving a model"
 
     def __init__(self, policy: Policy, engine: Engine, name: str, options: ServerOptions | None = None) -> None:
         self.options = options = options or ServerOptions()
@@ -88,42 +96,28 @@ class ModelServer:
                 f"--host {options.host} lets other machines ask, and there is no key: set {options.key_variable}, or "
                 "leave --host out"
             )
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        try:
-            self.socket = socket.create_server((options.host, options.port), family=family, backlog=128)
-        except OSError as error:
-            raise listening_error(error, options.host, options.port) from error
-        try:
-            self.server = _uvicorn(self)
-        except BaseException:
-            self.socket.close()
-            raise
+        super().__init__(options.host, options.port)
         self.batches = Batches(policy, engine, waiting=options.waiting, rows=options.rows)
-        self.thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
-        return url_of(self.options.host, self.socket.getsockname()[1]) + "v1"
+        return url_of(self.host, self.port) + "v1"
 
-    def run(self) -> None:
-        self.server.run(sockets=[self.socket])
-
-    def start(self) -> None:
-        """Answer requests in a thread of its own; returns when it does."""
-        self.thread = threading.Thread(target=self.run, name="serve", daemon=True)
-        self.thread.start()
-        while self.thread.is_alive() and not self.server.started:
-            time.sleep(0.01)
-
-    def __enter__(self) -> "ModelServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        if self.thread is not None:
-            self.thread.join()
-        self.socket.close()
+    def stop(self) -> None:
+        super().stop()
         self.batches.__exit__()
+
+    def protocol(self) -> type:
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+        class Hurried(H11Protocol):
+            """Closes a connection on which no request has begun for too long."""
+
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                self.loop.call_later(IDLE_SECONDS, lambda: transport.close() if self.cycle is None else None)
+
+        return Hurried
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Let a request pass. headers: by their names in lower case. Raises: RefusedRequestError."""
@@ -156,9 +150,49 @@ class ModelServer:
             raise RefusedRequestError(404, f"model={request.model[:100]!r}: this server has {self.name!r}", "model")
         return replace(request, model=self.name, fingerprint=self.fingerprint)
 
-    def models(self) -> dict[str, Any]:
+    def models(self) -> Json:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "operant"}
         return {"object": "list", "data": [about | {"max_model_len": self.policy.context}]}
+
+    async def body_of(self, received: "Request") -> bytes:
+        data, size, most = b"", 0, self.options.body_mb * 1e6
+        async for part in received.stream():
+            size += len(part)
+            data += part if size <= most else b""
+            if size > most + READ_ON:
+                break
+        if size > most:
+            raise RefusedRequestError(413, f"a request has at most {self.options.body_mb:g} MB (--body-mb)")
+        return data
+
+    async def respond(self, request: "Request") -> "Response":
+        from starlette.concurrency import run_in_threadpool
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import JSONResponse, Response, StreamingResponse
+
+        path = request.url.path
+        try:
+            self.check(request.method, path, request.headers)
+            if path == "/health":
+                return JSONResponse({"status": "ok"})
+            if path == "/v1/models":
+                return JSONResponse(self.models())
+            body = await asyncio.wait_for(self.body_of(request), IDLE_SECONDS)
+            asked = await run_in_threadpool(self.read, path, body)
+            if asked.stream:
+                return StreamingResponse(_stream(self, asked), media_type="text/event-stream")
+            work, left = asyncio.ensure_future(_answer(self, asked)), asyncio.ensure_future(_gone(request))
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            left.cancel()
+            if not work.done():  # nobody reads the answer
+                work.cancel()
+                return Response(status_code=499)
+            return JSONResponse(work.result())
+        except (TimeoutError, ClientDisconnect):
+            refused = RefusedRequestError(408, f"the request was not there after {IDLE_SECONDS} seconds")
+        except Exception as error:
+            refused = refusal(error)
+        return JSONResponse(refused.body, refused.status, {"Connection": "close"})
 
 
 _PATHS = {"/health": "GET", "/v1/models": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST"}
@@ -186,7 +220,7 @@ async def _pieces(batches: Batches, request: ModelRequest) -> AsyncIterator[tupl
         batches.stop(replies)
 
 
-async def _answer(server: ModelServer, request: ModelRequest) -> dict[str, Any]:
+async def _answer(server: ModelServer, request: ModelRequest) -> Json:
     ended = {going.index: going async for going, _, end in _pieces(server.batches, request) if end is not None}
     return answer(request, [ended[i].reply() for i in sorted(ended)], server.policy.tokenizer)
 
@@ -202,95 +236,25 @@ async def _stream(server: ModelServer, request: ModelRequest) -> AsyncIterator[s
             if i not in texts:
                 texts[i] = ReplyText(tokenizer, going.prompt, request.sampling)
                 if request.chat:
-                    yield _event(chunk(request, i, {"role": "assistant", "content": ""}))
+                    yield event(chunk(request, i, {"role": "assistant", "content": ""}))
             if end is not None:
                 replies.append(going.reply())
             if at_end:
                 for piece in whole(request, i, answer(request, replies[-1:], tokenizer)["choices"][0]) if end else ():
-                    yield _event(piece)
+                    yield event(piece)
             else:
                 text = "".join(texts[i].add(token) for token in action[len(texts[i].action) :])
                 if end is not None and texts[i].whole.startswith(texts[i].shown):
                     text += texts[i].rest()
                 if text or end:
-                    yield _event(chunk(request, i, {"content": text} if text else {}, end))
+                    yield event(chunk(request, i, {"content": text} if text else {}, end))
         if request.usage:
-            yield _event(chunk(request) | {"choices": [], "usage": usage(request, replies)})
-        yield "data: [DONE]\n\n"
+            yield event(usage_chunk(request, usage(request, replies)))
+        yield STREAM_END
     except Exception as error:
-        yield _event(_failed(error).body)
+        yield event(refusal(error).body)
 
 
-def _event(body: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(body)}\n\n"
-
-
-def _failed(error: Exception) -> RefusedRequestError:
-    if isinstance(error, RefusedRequestError):
-        return error
-    return RefusedRequestError(400 if isinstance(error, OperantError) else 500, f"{type(error).__name__}: {error}")
-
-
-def _uvicorn(server: ModelServer) -> "uvicorn.Server":
-    try:
-        import uvicorn
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.requests import ClientDisconnect
-        from starlette.requests import Request as Received
-        from starlette.responses import JSONResponse, Response, StreamingResponse
-        from starlette.routing import Route
-        from uvicorn.protocols.http.h11_impl import H11Protocol
-    except ImportError as error:
-        raise OperantError(f"serving a model needs {error.name}: pip install 'operant[label]'") from error
-
-    class Hurried(H11Protocol):
-        """Closes a connection on which no request has begun for too long."""
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self.loop.call_later(IDLE_SECONDS, lambda: transport.close() if self.cycle is None else None)
-
-    async def body_of(received: Received) -> bytes:
-        data, most = b"", server.options.body_mb * 1e6
-        async for part in received.stream():
-            data += part
-            if len(data) > most:
-                raise RefusedRequestError(413, f"a request has at most {server.options.body_mb:g} MB (--body-mb)")
-        return data
-
-    async def gone(received: Received) -> None:
-        while not await received.is_disconnected():
-            await asyncio.sleep(0.2)
-
-    async def respond(received: Received) -> Response:
-        path = received.url.path
-        try:
-            server.check(received.method, path, received.headers)
-            if path == "/health":
-                return JSONResponse({"status": "ok"})
-            if path == "/v1/models":
-                return JSONResponse(server.models())
-            body = await asyncio.wait_for(body_of(received), IDLE_SECONDS)
-            request = await run_in_threadpool(server.read, path, body)
-            if request.stream:
-                return StreamingResponse(_stream(server, request), media_type="text/event-stream")
-            work, left = asyncio.ensure_future(_answer(server, request)), asyncio.ensure_future(gone(received))
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            left.cancel()
-            if not work.done():  # nobody reads the answer
-                work.cancel()
-                return Response(status_code=499)
-            return JSONResponse(work.result())
-        except (TimeoutError, ClientDisconnect):
-            refused = RefusedRequestError(408, f"the request was not there after {IDLE_SECONDS} seconds")
-        except Exception as error:
-            refused = _failed(error)
-        return JSONResponse(refused.body, refused.status, {"Connection": "close"})
-
-    methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
-    config = uvicorn.Config(
-        Starlette(routes=[Route("/{path:path}", respond, methods=methods)]), log_level="error", access_log=False,
-        server_header=False, lifespan="off", timeout_graceful_shutdown=2, loop="asyncio", http=Hurried, ws="none",
-    )  # fmt: skip
-    return uvicorn.Server(config)
+async def _gone(request: "Request") -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.2)

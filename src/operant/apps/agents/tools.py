@@ -5,7 +5,8 @@ A call is what the chat template of the model makes of one; a model whose templa
     <python>print(2 ** 10)</python>
 
 with the name of the tool and the text of its first argument, and reads `<result>1024</result>` behind it. A reply
-without a call is the answer, which the reward of the run judges. Results are no replies: they carry no gradient.
+without a call is the answer, which the reward of the run judges; of an episode that ends before, it judges an empty
+reply. Results are no replies: they carry no gradient.
 """
 
 import ast
@@ -24,9 +25,10 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from operant.apps.agents.program import AgentWorld, ModelClient
+from operant.apps.agents.protocol import Json
 from operant.import_by_name import Table
 from operant.sandbox.jail import Jail, JailOptions, Program, Stdin
-from operant.types import OperantError, Task, describe_error, name_of, shown
+from operant.types import OperantError, Task, describe_error, name_of, of_user, require, shown
 
 LONGEST = 20_000
 """Characters of the program or the query of a call."""
@@ -39,7 +41,7 @@ class ToolWorld(AgentWorld):
     tools: `python`, which runs a program behind a wall (docs/sandbox.md), `search`, which finds words in the texts of
         `folder`, and functions of your own, module:function or from Python, whose arguments have annotations and
         lines under "Args:" in the docstring.
-    calls: most calls of an episode; one more ends it.
+    calls: most calls of an episode; one more ends it, without an answer.
     characters: of a result; the rest is cut.
     seconds: of processor time of a program; other calls have twice as long.
     """
@@ -57,11 +59,9 @@ class ToolWorld(AgentWorld):
         deadline: float = 60.0,
     ):
         named = [tools] if isinstance(tools, str) or callable(tools) else list(tools)
-        if not named:
-            raise OperantError("env.tools is empty: name one tool, such as python")
+        require(named, "env.tools is empty: name one tool, such as python")
         for option, number in (("calls", calls), ("characters", characters), ("seconds", seconds)):
-            if not number > 0:
-                raise OperantError(f"env.{option}={shown(number)}: it must be above 0")
+            require(number > 0, f"env.{option}={shown(number)}: it must be above 0")
         self.calls, self.characters, self.seconds = calls, characters, seconds
         bundled = {"python": "operant.apps.agents.tools:python_tool", "search": "operant.apps.agents.tools:search_tool"}
         table, self.tools = Table("tool", "operant.tools", bundled), dict[str, Callable[..., object]]()
@@ -78,21 +78,20 @@ class ToolWorld(AgentWorld):
         self.__name__ = "tools"
 
     @cached_property
-    def schemas(self) -> list[dict[str, Any]]:
+    def schemas(self) -> list[Json]:
         """The tools as chat templates read them. Raises: OperantError for a function without annotations."""
-        try:
+        remedy = 'give each argument an annotation, and a line under "Args:" in the docstring'
+        with of_user("a tool cannot be described (", f"): {remedy}"):
             return [get_json_schema(tool) for tool in self.tools.values()]
-        except Exception as error:
-            remedy = 'give each argument an annotation, and a line under "Args:" in the docstring'
-            raise OperantError(f"a tool cannot be described ({describe_error(error)}): {remedy}") from error
 
     def check(self) -> None:
         """Describe the tools, before a model loads. Raises: OperantError."""
         assert self.schemas
 
     def _play(self, task: Task, client: ModelClient) -> None:
-        by_template = "tools" in str(getattr(self.tokenizer, "chat_template", None) or "")
-        made, failed = 0, 0
+        by_template = "tools" in str(self.tokenizer.chat_template or "")
+        made, failed, client.answered = 0, 0, False
+        client.report(calls=made, failed_calls=failed)
         turns = self._by_template(task, client) if by_template else self._by_tags(task, client)
         calls = next(turns)
         while calls:
@@ -102,10 +101,11 @@ class ToolWorld(AgentWorld):
                 results.append(result)
                 failed += not good
             made += len(calls)
-            if made > self.calls:  # the reply that asked for too much is the answer
-                break
+            client.report(calls=made, failed_calls=failed)
+            if made > self.calls:
+                return
             calls = turns.send(results)
-        client.report(calls=made, failed_calls=failed)
+        client.answered = True
 
     def _by_template(self, task: Task, client: ModelClient) -> Any:
         prompt: Any = task.prompt
@@ -208,8 +208,7 @@ def search_tool(folder: str | None) -> Callable[[str], str]:
     Raises: OperantError if there is no such folder, or no text in it.
     """
     paths = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".txt", ".md")) if folder else []
-    if not paths:
-        raise OperantError(f"env.folder={shown(folder)}: the tool search needs a folder with .txt or .md files")
+    require(paths, f"env.folder={shown(folder)}: the tool search needs a folder with .txt or .md files")
     index, one = sqlite3.connect(":memory:", check_same_thread=False), threading.Lock()
     index.execute("CREATE VIRTUAL TABLE texts USING fts5(name, text, tokenize='porter unicode61')")
     for path in paths:

@@ -69,8 +69,7 @@ class CriticReward(Wrapper):
         batch: int = 32,
         device: str | None = None,
     ):
-        if returns not in RETURNS:
-            raise OperantError(f"critic:{path} with returns={returns!r}: it must be one of {', '.join(RETURNS)}")
+        require(returns in RETURNS, f"critic:{path} with returns={returns!r}: it must be one of {', '.join(RETURNS)}")
         if len(worth) != len(OUTCOMES):
             raise OperantError(f"critic:{path} with worth={worth!r}: give a number for each of {', '.join(OUTCOMES)}")
         require(refresh >= 0, f"critic:{path} with refresh={refresh!r}: a learning rate must be at least 0")
@@ -210,7 +209,7 @@ class CriticReward(Wrapper):
             self._optimizer = torch.optim.AdamW(self.scorer.critic.trainable(), lr=self.refresh, weight_decay=0.0)
         return self._optimizer
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The weights and the optimizer of a critic that is refreshed, and the state of the other reward."""
         inner = {"reward": self.reward.state_dict()} if hasattr(self.reward, "state_dict") else {}  # type: ignore
         if not self.refresh:
@@ -245,7 +244,7 @@ def outcome_of(classes: Sequence[str], reward: RewardFn, rollout: Rollout) -> in
     )
 
 
-def problem_of(rollout: Rollout) -> Any:
+def problem_of(rollout: Rollout) -> object:
     """What stands before the last reply: text, or messages."""
     messages = any(isinstance(message, dict) for message in rollout.task.prompt)
     return rollout.messages[:-1] if messages else rollout.text.removesuffix(rollout.reply)

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from operant.apps.code.outcome_critic import PASSED, OutcomeCritic, ends_of, is_critic
 from operant.data.demonstrations import Demonstrations
 from operant.storage.hub import find_model
-from operant.types import OperantError, Task, Tokenizer, require, shown
+from operant.types import OperantError, Task, Tokenizer, require, said_of, shown
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,8 @@ class CriticScore:
     def critic(self) -> OutcomeCritic:
         """The model. Raises: OperantError if it cannot be loaded, or is no outcome critic."""
         if self._critic is None:
-            try:
+            with said_of(f"critic {shown(self.path)} cannot be loaded"):
                 folder = Path(find_model(self.path))
-            except OperantError as error:
-                raise OperantError(f"critic {shown(self.path)} cannot be loaded: {error}") from error
             if not is_critic(folder):
                 raise OperantError(
                     f"{self.path} is no outcome critic: train one, as in `operant train outcome-critic --trunk MODEL "
@@ -73,7 +70,7 @@ class CriticScore:
         """Load the critic. Raises: OperantError as `critic`."""
         _ = self.critic
 
-    def rows(self, attempts: Sequence[tuple[Any, str]]) -> list[tuple[list[int], list[int]]]:
+    def rows(self, attempts: Sequence[tuple[object, str]]) -> list[tuple[list[int], list[int]]]:
         """Of each problem (a text or messages) and program: the ids of both, the program's with an end token."""
         critic = self.critic
         known = Demonstrations(critic.tokenizer, critic.stop_tokens[0], encoder_decoder=critic.encoder_decoder)
@@ -87,7 +84,7 @@ class CriticScore:
             rows.append((prompt, program))
         return rows
 
-    def read(self, attempts: Sequence[tuple[Any, str]]) -> list[Reading]:
+    def read(self, attempts: Sequence[tuple[object, str]]) -> list[Reading]:
         """What the critic says of each problem (a text or messages) and program."""
         rows = self.rows(attempts)
         found = []
@@ -96,7 +93,7 @@ class CriticScore:
             found.append(Reading(own.double().softmax(-1), pooled.double().softmax(-1), ends, program))
         return found
 
-    def prefixes(self, problem: Any, reply: str | Sequence[int], tokenizer: Tokenizer | None = None) -> list[float]:
+    def prefixes(self, problem: object, reply: str | Sequence[int], tokenizer: Tokenizer | None = None) -> list[float]:
         """P(passed) of a reply's beginning until each of its tokens; the last number is that of the whole reply.
 
         reply: a text, which the critic's tokenizer divides, or ids of `tokenizer`, the policy's.

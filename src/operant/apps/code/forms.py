@@ -290,10 +290,9 @@ def check_template(template: str) -> str:
     return template
 
 
-def repair_prompt(prompt: Any, reply: str, outcome: str, message: str, template: str = TEMPLATE) -> Any:
+def repair_prompt(prompt: object, reply: str, outcome: str, message: str, template: str = TEMPLATE) -> object:
     """What a repair model reads of a problem, a text or messages, and a reply that fails. Of messages, the last one
-    becomes what the template makes of it.
-    """
+    becomes what the template makes of it."""
     chat = isinstance(prompt, list)
     known = {
         "prompt": prompt[-1]["content"] if chat else prompt,
@@ -314,8 +313,7 @@ def repair(row: Row, *, template: str = TEMPLATE) -> dict[str, object] | list[ob
     if missing := [name for name in ("prompt", "completion", "examples") if name not in row]:
         raise OperantError(f"it reads rows of `operant generate --tests --all`, and this one has no {missing[0]}")
     outcome = row["examples"]
-    if outcome not in OUTCOMES:
-        raise OperantError(f"examples is {shown(outcome)}; it is one of {', '.join(OUTCOMES)}")
+    require(outcome in OUTCOMES, f"examples is {shown(outcome)}; it is one of {', '.join(OUTCOMES)}")
     if outcome == "passed" or row.get("right") is None:
         return []
     check_template(template)
@@ -325,8 +323,7 @@ def repair(row: Row, *, template: str = TEMPLATE) -> dict[str, object] | list[ob
 
 def outcomes(*, run: str, first: int = 1, last: int | None = None) -> Iterator[dict[str, object]]:
     """Rows {"prompt", "completion", "outcome"} of all replies that a run has stored, steps `first` to `last`, whose
-    reward named the outcome of a program.
-    """
+    reward named the outcome of a program."""
     from operant.data.sources import read
 
     files = sorted((Path(run).expanduser() / "rollouts").glob("step-*.parquet"))

@@ -207,14 +207,14 @@ def _value(chance: random.Random, kind: str) -> object:
 
 
 @cache
-def _function(arguments: str, code: str) -> Callable[..., Any]:
+def _function(arguments: str, code: str) -> Callable[..., object]:
     return eval(f"lambda {arguments}: {code}")
 
 
 def _chain(codes: list[str], steps: list[Operation]) -> Function:
     functions = [_function(VARIABLES.get(step.of, "n"), code) for code, step in zip(codes, steps, strict=True)]
 
-    def run(value: Any) -> object:
+    def run(value: object) -> object:
         for function in functions:
             value = function(value)
             if (abs(value) if isinstance(value, int) else len(value)) > LARGEST:

@@ -25,7 +25,7 @@ from operant.models.safe_loading import load_tensors
 from operant.sampling import Sampling, token_pieces
 from operant.storage import atomic_io
 from operant.storage.hub import find_model
-from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout, Tokenizer
+from operant.types import OUTCOMES, Batch, OperantError, Outputs, Rollout, Tokenizer, require
 
 HEAD, ABOUT = "outcome_head.safetensors", "outcome_critic.json"
 PASSED = OUTCOMES.index("passed")
@@ -62,8 +62,7 @@ class OutcomeCritic(ReadingPolicy):
         self.hidden = about.get("hidden", 128) if hidden is None else hidden
         self.pool_padding = about.get("pool_padding", 0) if pool_padding is None else pool_padding
         for name in ("hidden", "pool_padding"):
-            if getattr(self, name) < 0:
-                raise OperantError(f"policy.{name}={getattr(self, name)}: it must be at least 0")
+            require(getattr(self, name) >= 0, f"policy.{name}={getattr(self, name)}: it must be at least 0")
         self.inner: Any = load_policy(str(folder))
         if isinstance(self.inner, PolicyBase) or self.inner.tokenizer is None:
             what = "no language model" if isinstance(self.inner, PolicyBase) else "a model without a tokenizer"

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from operant.sandbox.jail import Code, Program, Stdin, Test
-from operant.types import OperantError, Task, require, shown
+from operant.types import OperantError, Task, require, said_of, shown
 
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 PATCHES = re.compile(
@@ -53,13 +53,10 @@ def program_in(reply: str) -> str:
 
 
 def problem_of(task: Task) -> Problem:
-    """The tests of a task."""
     target = task.target
     if isinstance(target, Mapping) and target.get("tests"):
-        try:
+        with said_of(f"task {task.id!r}"):
             tests, examples = (tuple(map(test, target.get(name) or ())) for name in ("tests", "examples"))
-        except OperantError as error:
-            raise OperantError(f"task {task.id!r}: {error}") from error
         setup, judge = target.get("setup") or "", target.get("judge") or ""
         require(judge in ("", "apps"), f"task {task.id!r}: its judge is {shown(judge)}; give apps, or leave it out")
         if fault := unkept(setup, *(one.code for one in tests + examples if isinstance(one, Code))):

@@ -13,22 +13,23 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from operant.apps.code.forms import TEMPLATE, repair_prompt
 from operant.apps.code.problems import problem_of, program_in
 from operant.bounds import bounded, check_bounds
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
-from operant.types import OUTCOMES, Engine, OperantError, Task, Tokenizer, shown
+from operant.types import OUTCOMES, Engine, OperantError, Task, Tokenizer, require, shown
 
 CUTS = ("critic", "line", "random")
 
 
+@runtime_checkable
 class PrefixCritic(Protocol):
     """What scores the beginnings of programs."""
 
-    def prefixes(self, problem: Any, reply: Sequence[int], tokenizer: Tokenizer | None) -> Sequence[float]:
+    def prefixes(self, problem: object, reply: Sequence[int], tokenizer: Tokenizer | None) -> Sequence[float]:
         """How good a reply is until each of its tokens; the last number is that of the whole reply."""
         ...
 
@@ -50,8 +51,7 @@ class SearchOptions:
     """Most programs of a task over all rounds; None: no limit but the rounds."""
 
     def __post_init__(self) -> None:
-        if self.refine not in (None, *CUTS):
-            raise OperantError(f"refine={self.refine!r}: programs are cut by {', '.join(CUTS)}")
+        require(self.refine in (None, *CUTS), f"refine={self.refine!r}: programs are cut by {', '.join(CUTS)}")
         check_bounds(self)
         if self.budget is not None and self.budget < self.samples:
             raise OperantError(
@@ -184,7 +184,7 @@ class Search:
             for s in range(count if parents else 0)
         ]
 
-    def _problem(self, task: Task) -> Any:
+    def _problem(self, task: Task) -> object:
         ids = [token for token in task.prompt if isinstance(token, int)]
         return self.writers[0].tokenizer.decode(ids, skip_special_tokens=True) if ids else task.prompt
 

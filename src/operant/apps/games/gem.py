@@ -5,11 +5,13 @@ operant train --env gem:game:GuessTheNumber-v0-easy
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from operant.envs.games import Game, GameState
-from operant.envs.suites import SuiteGame, SuiteGames, seed_of
-from operant.types import OperantError, Task
+from operant.envs.suites import SuiteGame, SuiteGames, needed, seed_of
+from operant.types import Task
+
+package = partial(needed, "gem", "GEM")
 
 
 @dataclass(kw_only=True)
@@ -50,12 +52,3 @@ class _Environment(SuiteGame):
         ended, text = terminated or truncated, "\n".join(filter(None, [text, info.get("suffix")]))
         won = bool(ended and reward >= 1)
         return self.world.state(text, score=self.score, won=won, lost=bool(ended) and not won)
-
-
-def package() -> Any:
-    """The package."""
-    try:
-        import gem
-    except ImportError as error:
-        raise OperantError(f"env=gem needs GEM: pip install 'operant[gem]' ({error})") from error
-    return gem

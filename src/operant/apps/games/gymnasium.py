@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from operant.import_by_name import extra
 from operant.types import OperantError, Step, Task, shown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -67,13 +68,10 @@ class Gymnasium:
         self.idle.append(self.make())
 
     def make(self) -> Any:
-        """One environment."""
         if self.idle:
             return self.idle.pop()
-        try:
+        with extra("env=gymnasium needs Gymnasium", "gymnasium"):
             import gymnasium
-        except ImportError as error:
-            raise OperantError("env=gymnasium needs Gymnasium: pip install 'operant[gymnasium]'") from error
         kwargs = self.kwargs or {}
         try:
             made = gymnasium.make(self.id, **kwargs) if isinstance(self.id, str) else self.id(**kwargs)
@@ -133,7 +131,7 @@ class Gymnasium:
             self.idle.append(self.live.pop(slot))
         return replace(step, fresh=self.fresh, reward=float(reward), terminated=ended, truncated=cut)
 
-    def seen(self, slot: int, observation: object, info: Mapping[str, Any], template: str) -> Step:
+    def seen(self, slot: int, observation: object, info: Mapping[str, object], template: str) -> Step:
         """What the policy reads, and the actions that it may choose among."""
         text = observation if isinstance(observation, str) else COLOURS.sub("", self.live[slot].render())
         mask, listed = (info.get(key) for key in LISTED)

@@ -6,12 +6,14 @@ operant train --env openenv:http://127.0.0.1:8000 --env.action message
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from operant.bounds import bounded
 from operant.envs.games import Game, GameState
-from operant.envs.suites import GameError, SuiteGame, SuiteGames, seed_of
+from operant.envs.suites import GameError, SuiteGame, SuiteGames, needed, seed_of
 from operant.types import OperantError, Task, shown
+
+package = partial(needed, "openenv", "websockets", "websockets.sync.client")
 
 
 @dataclass(kw_only=True)
@@ -81,14 +83,4 @@ class _Session(SuiteGame):
         return self.world.state(text, score=self.score, won=done and reward > 0, lost=done and reward <= 0)
 
     def close(self) -> None:
-        """End the session."""
         self.socket.close()
-
-
-def package() -> Any:
-    """The package."""
-    try:
-        from websockets.sync import client
-    except ImportError as error:
-        raise OperantError(f"env=openenv needs websockets: pip install 'operant[openenv]' ({error})") from error
-    return client

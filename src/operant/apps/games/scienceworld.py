@@ -7,15 +7,18 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Split, TextGames
-from operant.envs.suites import SuiteGame, SuiteGames
+from operant.envs.suites import SuiteGame, SuiteGames, needed
 from operant.types import OperantError, Task
 
 REFUSED = ("No known action matches that input.", "Ambiguous request", "It's not clear how")
 """How the simulator answers a command that it does not carry out."""
+
+package = partial(needed, "scienceworld", "ScienceWorld")
 
 
 @dataclass(kw_only=True)
@@ -128,14 +131,3 @@ def end(env: Any) -> None:
     """End a simulator and its process."""
     env.close()
     env._gateway.java_process.wait()  # its finaliser writes to a process that is not known to have ended
-
-
-def package() -> Any:
-    """The package."""
-    try:
-        import scienceworld
-    except ImportError as error:
-        raise OperantError(
-            f"env=scienceworld needs ScienceWorld: pip install 'operant[scienceworld]' ({error})"
-        ) from error
-    return scienceworld

@@ -6,12 +6,14 @@ operant train --env textarena:GuessTheNumber-v0 --env.commands 1,2,3,4,5 --env.k
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
-from typing import Any
 
 from operant.envs.games import Game, GameState
-from operant.envs.suites import GameError, SuiteGame, SuiteGames, seed_of
-from operant.types import OperantError, Task, shown
+from operant.envs.suites import GameError, SuiteGame, SuiteGames, needed, seed_of
+from operant.types import Task, shown
+
+package = partial(needed, "textarena", "TextArena")
 
 
 @dataclass(kw_only=True)
@@ -45,6 +47,8 @@ class _ArenaGame(SuiteGame):
     def reset(self) -> GameState:
         with self.seeded():
             self.env.reset(num_players=1, seed=self.seed)
+            if not isinstance(self.env.state, package().SinglePlayerState):  # some do not count their players
+                raise GameError("is a game for several players")
             return self.world.state("", objective=self.said())
 
     def step(self, command: str) -> GameState:
@@ -64,12 +68,3 @@ class _ArenaGame(SuiteGame):
         """The messages to the player since the last call, without its own."""
         player, messages = self.env.get_observation()
         return "\n".join(str(text).strip() for sender, text, _ in messages if sender != player)
-
-
-def package() -> Any:
-    """The package."""
-    try:
-        import textarena
-    except ImportError as error:
-        raise OperantError(f"env=textarena needs TextArena: pip install 'operant[textarena]' ({error})") from error
-    return textarena

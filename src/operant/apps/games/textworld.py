@@ -175,7 +175,7 @@ def whole_game(path: Path) -> None:
         )
 
 
-def stop(machine: Any) -> None:
+def stop(machine: object) -> None:
     _IDLE[id(machine)] = machine
     if len(_IDLE) > 64:
         _IDLE.popitem(last=False)

@@ -17,8 +17,11 @@ LONGEST = 100
 """Characters of a number, and twice as many of an expression; longer ones are none."""
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(rf"([-+]?)({_DIGITS})(?:/({_DIGITS}))?")
-_FRACTION = re.compile(r"\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
-_AMOUNT = {"hundred", "thousand", "million", "billion", "trillion", "dozen", "k", "m", "bn", "e", "i", "pi", "x"}
+_FRACTION = re.compile(r"(?<![\d.,])(\d+\s*)?\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
+_AMOUNT = set(
+    "hundred thousand million billion trillion dozen k m bn e i pi x half halve third quarter tenth hundredth "
+    "thousandth and or not plus minus times squared cubed factorial".split()
+)
 """Words behind a number that change it, and so are no unit."""
 _THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 
@@ -43,10 +46,13 @@ def marked(reply: str) -> str | None:
 
 
 def _boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{}, whose braces balance."""
+    """What stands in the last \\boxed{}, whose braces balance, or behind a \\boxed without braces."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
+    if start < 0:
+        bare = re.findall(r"\\boxed\s+([^\s${}]+)", text)
+        return bare[-1].rstrip(".,") if bare else None
     depth, begin = 0, text.find("{", start)
-    for end in range(begin, len(text)) if start >= 0 else ():
+    for end in range(begin, len(text)):
         depth += (text[end] == "{") - (text[end] == "}")
         if not depth:
             return text[begin + 1 : end].strip()
@@ -57,23 +63,31 @@ def number(text: str) -> Fraction | None:
     """The exact value of a text that is one number, maybe with a currency, a unit or `x =`; None for anything else."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}|\\mathrm\s*\{([^{}]*)\}", r" \1\2", text.replace("\u2212", "-"))
     text = re.sub(r"\\[!,;: $%]|[$%\u20ac\u00a3*]|\^\s*\{?\s*\\circ\s*\}?", lambda m: "%" if "%" in m[0] else "", text)
-    text = (
-        _FRACTION.sub(lambda m: f"{m[1].strip('{ }')}/{m[2].strip('{ }')}", text)
-        .replace("%", " ")
-        .strip()
-        .rstrip(".")
-        .strip()
-    )
+    text = _slashed(text.replace("{,}", ",")).replace("%", " ").strip().rstrip(".").strip()
     text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", text)
     value, _, unit = re.sub(r"^([-+])\s+", r"\1", text).partition(" ")
-    if not re.fullmatch(r"[A-Za-z ]*", unit) or _AMOUNT & set(unit.lower().split()):
+    words = {re.sub(r"(?<=...)s$", "", word) for word in unit.lower().split()}
+    if not re.fullmatch(r"[A-Za-z ]*", unit) or _AMOUNT & words:
         return None
     return _value(_NUMBER.fullmatch(value))
 
 
+def _slashed(text: str) -> str:
+    """A text whose LaTeX fractions are written as 1/2, and mixed numbers such as 1\\frac{1}{2} as 3/2."""
+
+    def slashed(found: re.Match[str]) -> str:
+        above, below = found[2].strip("{ }"), found[3].strip("{ }")
+        if not found[1]:
+            return f"{above}/{below}"
+        mixed = above.isdecimal() and below.isdecimal()
+        return f"{int(found[1]) * int(below) + int(above)}/{below}" if mixed else found[0]
+
+    return _FRACTION.sub(slashed, text)
+
+
 def last_number(text: str) -> Fraction | None:
     """The exact value of the last number in a text; None if there is none."""
-    text = text.replace("\u2212", "-").replace("$", "")
+    text = _slashed(text.replace("\u2212", "-").replace("$", "").replace("{,}", ","))
     found = list(_NUMBER.finditer(text))
     # In "16-3" or "a-3" the sign is an operation.
     return _value(found[-1], text[: found[-1].start()][-1:]) if found else None
@@ -107,7 +121,8 @@ def makes(expression: str, numbers: Sequence[int], target: int, *, every: bool =
 
     It may use + - * / and brackets, each number once, and with `every` all of them. `= target` may follow.
     """
-    left, _, right = re.sub(r"[\u00d7\u00b7]|\\times|\\cdot", "*", expression).replace("\u00f7", "/").partition("=")
+    written = re.sub(r"[\u00d7\u00b7]|\\times|\\cdot", "*", expression).replace("\u00f7", "/").replace("\u2212", "-")
+    left, _, right = written.partition("=")
     if right.strip() not in ("", str(target)) or len(left) > 2 * LONGEST or not re.fullmatch(r"[\d\s+\-*/()]+", left):
         return "no expression"
     used: list[int] = []

@@ -10,7 +10,7 @@ from typing import Literal
 
 from operant.apps.maths.answers import marked
 from operant.data.forms import Row, found_in, text_of
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 ASKS = {
     "answer": "",
@@ -35,8 +35,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
             "references": row.get("completion") or (),
             "target": row["target"],
         }
-    if ask not in ASKS:
-        raise OperantError(f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
+    require(ask in ASKS, f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
     asked = {"before": prefix, "cue": ASKS[ask] + cue}
     if "nums" in row or "numbers" in row:
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))

@@ -3,16 +3,31 @@
 A task holds the set, its options and its index; reasoning-gym makes the problem again where a reply is judged.
 """
 
+import ast
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
+from datetime import date, time
+from enum import Enum
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from inspect import Parameter, Signature
 from itertools import chain
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from operant.apps.maths.verifier import data_set, need
 from operant.import_by_name import nearest
-from operant.types import OperantError, describe_error, shown
+from operant.options import parse
+from operant.types import OperantError, describe_error, require, shown
+
+NONSENSE = ("banana", "0", "I do not know.")
+"""Replies that no set should pay."""
+TESTED = 8
+"""Problems of a set that are tested before a run."""
+
+
+def need(package: str, extra: str, what: str) -> None:
+    """Raises: OperantError that names the extra, if a package is missing."""
+    require(find_spec(package) is not None, f"{what} needs a package: pip install 'operant[{extra}]'")
 
 
 def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
@@ -29,21 +44,55 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
     config = DATASETS[name][1]
 
     def reasoning_gym(**options: Any) -> Iterator[dict[str, object]]:
-        made = json.dumps({"seed": 0} | options, default=str)
-        try:
-            data = data_set(name, made)
-            entry = data[0]
-        except Exception as error:  # a set checks its options by assertions
-            raise OperantError(f"tasks=reasoning_gym:{name} cannot be made: {describe_error(error)}") from error
-        entries = chain([entry], (data[index] for index in range(1, len(data))))
+        size = options.get("size", usual["size"])
+        require(size >= 1, f"tasks.size={size}: it must be at least 1")
+        read = {
+            option: parse(value, f"tasks.{option}") if written.get(option) is Any and isinstance(value, str) else value
+            for option, value in options.items()
+        }
+        made = json.dumps({"seed": 0} | read, default=as_plain)
+
+        def at(index: int) -> Any:
+            try:
+                return problem(name, made, index)
+            except Exception as error:  # a set checks its options by assertions, or not at all
+                raise OperantError(f"tasks=reasoning_gym:{name} cannot be made: {describe_error(error)}") from error
+
+        entries = chain([at(0)], map(at, range(1, size)))  # the first one now, for its error
         return (row(entry, {"set": name, "index": index, "options": made}) for index, entry in enumerate(entries))
 
     usual, kinds = vars(config()) | {"seed": 0}, get_type_hints(config) | {"seed": int}
-    names = [f.name for f in fields(config) if f.init]
-    reasoning_gym.__annotations__ = {option: kinds[option] for option in names}
-    arguments = [Parameter(option, Parameter.KEYWORD_ONLY, default=usual[option]) for option in names]
+    written = {f.name: as_written(kinds[f.name]) for f in fields(config) if f.init}
+    reasoning_gym.__annotations__ = written
+    defaults = json.loads(json.dumps(usual, default=as_plain))
+    arguments = [
+        Parameter(option, Parameter.KEYWORD_ONLY, default=usual[option] if kind is kinds[option] else defaults[option])
+        for option, kind in written.items()
+    ]
     reasoning_gym.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     return reasoning_gym
+
+
+def as_written(kind: Any) -> Any:
+    """The type of an option as a command or a file gives it: enumerations and dates are texts there, and what has
+    parts is YAML."""
+    inside = get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return Literal[tuple(str(member.value) for member in kind)]
+    if isinstance(kind, type) and issubclass(kind, (date, time)):
+        return str
+    if any(is_dataclass(part) for part in (kind, *inside)):
+        return Any
+    if get_origin(kind) is list and as_written(inside[0]) is not inside[0]:
+        return list[as_written(inside[0])]
+    return kind
+
+
+def as_plain(value: Any) -> Any:
+    """The value of an option as JSON has it."""
+    if isinstance(value, Enum):
+        return value.value
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def row(entry: Mapping[str, Any], target: dict[str, object]) -> dict[str, object]:
@@ -53,3 +102,81 @@ def row(entry: Mapping[str, Any], target: dict[str, object]) -> dict[str, object
         "completion": entry["answer"] if isinstance(entry["answer"], str) else "",
         "target": target,
     }
+
+
+@cache
+def data_set(name: str, options: str) -> Any:
+    """A set of reasoning-gym, whose problems are made again from seed and index when they are asked for.
+
+    options: of the set, as JSON.
+    """
+    from reasoning_gym import create_dataset
+    from reasoning_gym.factory import DATASETS
+
+    kinds = get_type_hints(DATASETS[name][1])
+    return create_dataset(name, **{key: as_kind(value, kinds.get(key)) for key, value in json.loads(options).items()})
+
+
+def as_kind(value: Any, kind: Any) -> Any:
+    """A plain value as a set has it: a list or tuple, a member of an enumeration, a date or time, a dataclass.
+
+    Raises: ValueError or TypeError for one that it cannot be.
+    """
+    origin, inside = get_origin(kind), get_args(kind)
+    if type(None) in inside and value is not None:
+        return as_kind(value, inside[0])
+    if isinstance(value, list):
+        return [as_kind(x, inside[0]) for x in value] if origin is list else tuple(value)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if isinstance(kind, type) and issubclass(kind, (date, time)):
+        return kind.fromisoformat(value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        left_out = {f.name: {} for f in fields(kind) if hints[f.name] is dict}  # of a set in `composite`: its options
+        return kind(**left_out | {key: as_kind(x, hints.get(key)) for key, x in value.items()})
+    return value
+
+
+@lru_cache(10_000)
+def problem(name: str, options: str, index: int) -> Any:
+    """A problem of a set, made once in this process: some take seconds."""
+    return data_set(name, options)[index]
+
+
+@lru_cache(10_000)
+def packed(name: str, options: str, index: int) -> str | None:
+    """A problem for a request, so that the time limit of a reply is not spent on making it again: `unpacked` reads it.
+
+    None if a problem has more than plain values.
+    """
+    made = problem(name, options, index)
+    text = repr(made)
+    try:
+        return text if unpacked(text) == made else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def unpacked(text: str) -> Any:
+    """The problem of a request."""
+    return ast.literal_eval(text)
+
+
+def tested(name: str, options: str) -> dict[str, Any]:
+    """What the first problems of a set pay: `known`, those of their own answers, `nonsense` by reply, and `asked`.
+
+    `known` has None for a problem without an answer. An exception is its text in place of a number.
+    """
+    data = data_set(name, options)
+    entries = [data[index] for index in range(min(TESTED, len(data)))]
+
+    def paid(answer: str, entry: object) -> float | str:
+        try:
+            return float(data.score_answer(answer, entry))
+        except Exception as error:
+            return describe_error(error)
+
+    known = [paid(e["answer"], e) if isinstance(e["answer"], str) and e["answer"] else None for e in entries]
+    nonsense = {text: [paid(text, entry) for entry in entries] for text in NONSENSE}
+    return {"known": known, "nonsense": nonsense, "asked": [[e["question"], e["answer"]] for e in entries]}

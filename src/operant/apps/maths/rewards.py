@@ -10,12 +10,12 @@ from itertools import compress
 from typing import Any, Literal
 
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
-from operant.apps.maths.verifier import data_set, need
+from operant.apps.maths.reasoning_gym import need, packed, problem
+from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
 from operant.sandbox.pool import Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.text_scores import RewardBase
-from operant.types import Judgement, OperantError, RewardFn, Rollout, Task, shown
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Task, require, shown
 
 START = 60.0
 """Seconds in which a worker must import its verifier, and test a set."""
@@ -27,8 +27,8 @@ class Maths(RewardBase):
 
     The answer is the marked one (<answer>, \\boxed{}, ####), or else the last number. Plain numbers are compared
     exactly, and Countdown's expressions calculated, in this process. Where the answer to some task is no plain number,
-    math-verify (the extra `maths`) judges what is left, and sets of reasoning-gym are judged by their own function,
-    both in `workers` processes.
+    math-verify (the extra `maths`) judges every reply that marks no plain number, and looks for the answer itself if
+    none is marked; sets of reasoning-gym are judged by their own function. Both are in `workers` processes.
     verifier: `auto`, as just said; `exact`: refuse tasks with other answers; `math_verify`: for all numbers too.
     only_marked: an answer that is not marked is none. every: Countdown must use every number.
     seconds, memory_gb: of a reply that is judged in a worker; one that needs more is a hang or a crash, and scores 0.
@@ -55,8 +55,9 @@ class Maths(RewardBase):
             )
         self.verifier, self.only_marked, self.every, self.seconds = verifier, only_marked, every, seconds
         self._symbolic = verifier == "math_verify"
-        limits = Limits(memory=int(memory_gb * (1 << 30)))
-        self._pool = Pool(Job("operant.apps.maths.verifier:verifier", None), limits, workers)
+        self._limits, self._workers = Limits(memory=int(memory_gb * (1 << 30))), workers
+        self._packages: set[str] = set()
+        self._pool = self._workers_with()
         self.notes: list[str] = []
         """Sentences for the log of a run: what the tests of its sets found."""
 
@@ -64,7 +65,9 @@ class Maths(RewardBase):
         """The judgement of the answer in each last reply."""
         pairs = [(rollout.reply, target_of(rollout.task)) for rollout in rollouts]
         asked = [self._asks(*pair) for pair in pairs]
-        requests = [{"reply": reply, "marked": self.only_marked} | target for reply, target in compress(pairs, asked)]
+        requests = [
+            {"reply": reply, "marked": self.only_marked} | sent(target) for reply, target in compress(pairs, asked)
+        ]
         verified = iter(self._verified(requests))
         return [next(verified) if asks else self.exactly(*pair) for pair, asks in zip(pairs, asked, strict=True)]
 
@@ -97,8 +100,7 @@ class Maths(RewardBase):
             need("reasoning_gym", "reasoning", f"task {task.id!r} of reasoning-gym")
         elif self.verifier == "math_verify" or not plain(target):
             odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
-            if self.verifier == "exact":
-                raise OperantError(f"{odd}, and verifier=exact compares these alone: use verifier=auto")
+            require(self.verifier != "exact", f"{odd}, and verifier=exact compares these alone: use verifier=auto")
             need("math_verify", "maths", "verifier=math_verify" if self.verifier == "math_verify" else odd)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
@@ -107,10 +109,15 @@ class Maths(RewardBase):
         Raises: OperantError for a set that makes other problems in another process.
         """
         targets = [target_of(task) for task in tasks]
-        if not all(map(plain, targets)):
-            self._symbolic = True
+        sets = dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target)
+        self._symbolic |= any("set" not in target and not plain(target) for target in targets)
+        needed = {package for package, need in (("math_verify", self._symbolic), ("reasoning_gym", sets)) if need}
+        if needed - self._packages:
+            self._packages |= needed
+            self._pool.close()
+            self._pool = self._workers_with()
             self._pool.start(START)
-        for name, options in dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target):
+        for name, options in sets:
             self.notes.append(self._found(name, options))
 
     def close(self) -> None:
@@ -118,6 +125,11 @@ class Maths(RewardBase):
         self._pool.close()
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _workers_with(self) -> Pool:
+        """Workers that import the packages of the tasks before their first reply, whose time is then its own."""
+        job = Job("operant.apps.maths.verifier:verifier", sorted(self._packages))
+        return Pool(job, self._limits, self._workers)
 
     def _asks(self, reply: str, target: Mapping[str, Any]) -> bool:
         """Whether a worker judges this reply."""
@@ -146,14 +158,14 @@ class Maths(RewardBase):
         """A sentence on what a set pays. Raises: OperantError for one that makes other problems in another process."""
         request = {"tested": True, "set": name, "options": options}
         [response] = self._pool.run([request], until=time.monotonic() + START, allowance=lambda: START)
-        if response.outcome != "ok":
-            raise OperantError(f"reasoning_gym:{name} cannot be tested: it {response.reason}")
-        found, data = response.content, data_set(name, options)
-        here = [[entry["question"], entry["answer"]] for entry in map(data.__getitem__, range(len(found["asked"])))]
+        require(response.outcome == "ok", f"reasoning_gym:{name} cannot be tested: it {response.reason}")
+        found = response.content
+        entries = [problem(name, options, index) for index in range(len(found["asked"]))]
+        here = [[entry["question"], entry["answer"]] for entry in entries]
         if found["asked"] != here:
             raise OperantError(
-                f"reasoning_gym:{name} makes other problems in another process from the same seed, so that replies "
-                "would be compared with answers of others; choose another set"
+                f"reasoning_gym:{name} makes other problems in another process from the same seed, so that a resumed "
+                "run would have others; start it with PYTHONHASHSEED=0, and if that does not help, choose another set"
             )
         return f"reasoning_gym:{name}, {len(here)} problems tested: {'; '.join(findings(found))}"
 
@@ -192,6 +204,11 @@ def target_of(task: Task) -> dict[str, Any]:
             "rows with --form maths, name the field with --data.target-field answer, or give Task(target=...)"
         )
     return dict(target)
+
+
+def sent(target: dict[str, Any]) -> dict[str, Any]:
+    """A target as a worker gets it: one of reasoning-gym with its problem."""
+    return target | {"entry": packed(target["set"], target["options"], target["index"])} if "set" in target else target
 
 
 def plain(target: Mapping[str, Any]) -> bool:

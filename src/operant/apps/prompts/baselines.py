@@ -88,8 +88,7 @@ class Classification:
 
     def __post_init__(self) -> None:
         for name, value, known in (("measure", self.measure, MEASURES), ("calibrate", self.calibrate, CALIBRATIONS)):
-            if value not in known:
-                raise OperantError(f"{name}={shown(value)}: it must be one of {', '.join(known)}")
+            require(value in known, f"{name}={shown(value)}: it must be one of {', '.join(known)}")
         self.model.check(self.template, self.words)
         for what, examples in (("train", self.train), ("test", self.test), ("dev", self.dev)):
             if examples is not None:
@@ -221,8 +220,7 @@ def halving_search(
     # Prompt i of the best-first order survives to round r if i < count / 2^r.
     price = sum((end - begin) / 2**r for r, (begin, end) in enumerate(pairwise([0, *sizes]))) + free
     count = int(calls / price)
-    if count < 2:
-        raise OperantError(f"calls={calls}: two prompts cost {2 * price:.0f}; give more calls or fewer texts")
+    require(count >= 2, f"calls={calls}: two prompts cost {2 * price:.0f}; give more calls or fewer texts")
     prompts = vocabulary.prompts(count, length, seed)
     tried, before, scores = len(prompts), setting.model.calls, torch.zeros(len(prompts))
     known = torch.zeros(len(prompts), 0, len(setting.words), dtype=torch.float64)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from operant.data.forms import Row, found_in, place_of, text_of
 from operant.sampling import counter
-from operant.types import OperantError, Task, require, shown
+from operant.types import OperantError, Task, require, said_of, shown
 
 TEXTS, LABELS = ("text", "sentence", "review", "content"), ("label", "labels", "class")
 
@@ -120,13 +120,10 @@ prompt.whole = True  # type: ignore[attr-defined]
 
 def _pair(row: object, number: int) -> tuple[str, int]:
     """The text and the label of a row. Raises: OperantError with its number if it has none."""
-    try:
-        if not isinstance(row, Mapping):
-            raise OperantError(f"it is of type {type(row).__name__} and no mapping with a text and a label")
+    with said_of(place_of(number)):
+        require(isinstance(row, Mapping), f"it is of type {type(row).__name__} and no mapping with a text and a label")
         text, label = text_of(found_in(row, TEXTS), "the text"), found_in(row, LABELS)
         if isinstance(label, bool) or not str(label).strip().isdecimal():
             raise OperantError(f"the label is {label!r}; it must be the number of a class: 0, 1, ...")
         require(text.strip(), "the text is empty; leave the row out")
         return text, int(label)
-    except OperantError as error:
-        raise OperantError(f"{place_of(number)}: {error}") from error

@@ -11,7 +11,7 @@ from operant.apps.prompts.measures import CONTENT_FREE, MEASURES, bias
 from operant.apps.prompts.task_models import Kind, TaskModel, task_model
 from operant.apps.prompts.templates import PromptTemplate, set_named
 from operant.sampling import counter
-from operant.types import Judgement, OperantError, Rollout, Task
+from operant.types import Judgement, OperantError, Rollout, Task, require
 
 __all__ = ["PromptReward"]
 
@@ -71,14 +71,12 @@ class PromptReward:
         compare: tuple[str, ...] = ("none", "manual", "random"),
         device: str | None = None,
     ):
-        if model is None:
-            raise OperantError("reward prompt needs a task model that answers the prompts: prompt:./roberta")
+        require(model is not None, "reward prompt needs a task model that answers the prompts: prompt:./roberta")
         for option, value, allowed in (
             ("measure", measure, get_args(Measure)),
             ("calibrate", calibrate, get_args(Calibration)),
         ):
-            if value not in allowed:
-                raise OperantError(f"reward prompt: {option}={value!r}: it must be one of {', '.join(allowed)}")
+            require(value in allowed, f"reward prompt: {option}={value!r}: it must be one of {', '.join(allowed)}")
         for option, value, least in (("examples", examples, 1), ("prompt_tokens", prompt_tokens, 0), ("keep", keep, 1)):
             if value is not None and value < least:
                 raise OperantError(f"reward prompt: {option}={value}: it must be at least {least}")

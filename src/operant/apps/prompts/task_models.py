@@ -26,10 +26,12 @@ from operant import machine
 from operant.apps.prompts.templates import CAUSAL, MASKED, PromptTemplate, set_named
 from operant.import_by_name import find_function
 from operant.models.capabilities import FAILS
+from operant.models.hidden_states import cache_of, named_cache
+from operant.models.layout import pad
 from operant.models.model_passes import LONGEST, TextModel, encode, load, longest_of
 from operant.models.safe_loading import architectures_of, is_encoder_decoder, load_config, load_tokenizer
 from operant.storage.hub import find_model
-from operant.types import OperantError, Tokenizer, describe_error, name_of, require, shown
+from operant.types import OperantError, Tokenizer, name_of, of_user, require, shown
 
 Kind = Literal["masked", "causal", "encoder-decoder", "callable"]
 """How a task model is asked."""
@@ -162,15 +164,9 @@ class BlackBox(TaskModel):
 
 def ask(function: Callable[[list[str]], Sequence[object]], texts: list[str], named: str) -> Sequence[object]:
     """What a function answers to texts. Raises: OperantError if it raises, or has not one answer for each."""
-    try:
+    first = f"for {len(texts)} texts, the first of them {shown(texts[0])}"
+    with of_user(f"{named} raised ", f" {first}: mend the function"):
         answers = function(texts)
-    except OperantError:
-        raise
-    except Exception as error:
-        raise OperantError(
-            f"{named} raised {describe_error(error)} for {len(texts)} texts, the first of them {shown(texts[0])}: mend "
-            "the function"
-        ) from error
     if not isinstance(answers, Sequence) or isinstance(answers, str) or len(answers) != len(texts):
         raise OperantError(
             f"{named} returned {shown(answers)} for {len(texts)} texts: it must return a list with one answer for "
@@ -359,10 +355,8 @@ class TransformerTaskModel(TaskModel):
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids [B, S], padded on the right, and their mask [B, S]."""
-        lengths = torch.tensor([len(ids) for ids in rows])
-        width, filler = int(lengths.max()), self.tokenizer.pad_token_id or 0
-        ids = torch.tensor([[*ids, *[filler] * (width - len(ids))] for ids in rows])
-        return ids.to(self.model.device), (torch.arange(width) < lengths[:, None]).long().to(self.model.device)
+        ids, mask = pad(rows, "right", self.model.device, self.tokenizer.pad_token_id or 0)
+        return ids, mask.long()
 
     def _call(self, rows: Sequence[FilledText]) -> Tensor:
         """Logits [B, V] at the answers of some rows."""
@@ -376,7 +370,7 @@ class TransformerTaskModel(TaskModel):
         """Logits [N, V] at some places of a batch. The head reads only their states, where the model has a trunk."""
         trunk, handle = self.model.base_model, None
 
-        def keep(module: object, args: object, out: Any) -> Any:
+        def keep(module: object, args: object, out: Any) -> object:
             out.last_hidden_state = out.last_hidden_state[rows, columns][:, None]
             return out
 
@@ -384,7 +378,7 @@ class TransformerTaskModel(TaskModel):
             handle = trunk.register_forward_hook(keep)
         try:
             with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(self.model))):
-                logits = self.model(**inputs, use_cache="past_key_values" in inputs).logits
+                logits = self.model(**named_cache(self.model, inputs), use_cache="past_key_values" in inputs).logits
         finally:
             if handle is not None:
                 handle.remove()
@@ -485,9 +479,7 @@ class TransformerTaskModel(TaskModel):
         for places in by_tokens([len(head) for head in missing], self.batch_tokens):
             ids, mask = self._padded([missing[place] for place in places])
             with machine.threads(machine.worth(ids.numel(), machine.largest(self.model))):
-                layers = self.model.base_model(
-                    input_ids=ids, attention_mask=mask, use_cache=True
-                ).past_key_values.layers
+                layers = cache_of(self.model.base_model(input_ids=ids, attention_mask=mask, use_cache=True)).layers
             kept = torch.stack([torch.stack([layer.keys, layer.values]) for layer in layers])
             for i, place in enumerate(places):
                 known[missing[place]] = kept[:, :, i, :, : len(missing[place])].clone()
@@ -672,4 +664,4 @@ def kind_of(config: Any, tokenizer: Tokenizer | None) -> Kind:
     names = " ".join(architectures_of(config))
     if "MaskedLM" in names or "CausalLM" in names or "LMHead" in names:
         return "masked" if "MaskedLM" in names else "causal"
-    return "masked" if getattr(tokenizer, "mask_token", None) else "causal"
+    return "masked" if tokenizer is not None and tokenizer.mask_token else "causal"

@@ -103,7 +103,6 @@ class Rewriter:
         self._engine: Any = None
 
     def check(self) -> None:
-        """Load the model."""
         if self.function is None and self._engine is None:
             policy = load_policy(self.model)
             named = f"the task model {shown(self.model)}"

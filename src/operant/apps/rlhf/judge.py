@@ -18,7 +18,7 @@ from operant.data import load_tasks
 from operant.engines.completions import Completions
 from operant.sampling import template_of
 from operant.text_scores.perplexity import Perplexity
-from operant.types import OperantError, Rollout, shown
+from operant.types import OperantError, Rollout, require, shown
 
 TEMPLATE = "{query}\n\nReply: {reply}\n\nIs this a good reply? Answer yes or no.\nAnswer:"
 RARE = 0.01
@@ -122,10 +122,7 @@ class ModelJudge:
             pairs = [(label, next(scores)) for label in task.scores]
             pairs += [(0.5, 0.5)] if len(pairs) == 1 else []
             gaps += [(s - t) * (1 if a > b else -1) for (a, s), (b, t) in combinations(pairs, 2) if a != b]
-        if not gaps:
-            raise OperantError(
-                f"judge.gold={gold}: no two labels of a prompt differ, so there is nothing to agree with"
-            )
+        require(gaps, f"judge.gold={gold}: no two labels of a prompt differ, so there is nothing to agree with")
         return sum(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0 for gap in gaps), len(gaps)
 
     def _by_model(self, texts: Sequence[str], words: Sequence[str]) -> list[list[float]]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from operant.apps.rlhf import judged_labels
 from operant.models.base import ReadingPolicy
-from operant.models.model_passes import BIAS, GAIN
-from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer, positions_of
+from operant.models.layout import pad
+from operant.models.model_passes import BIAS, GAIN, longest_of
+from operant.models.safe_loading import check_finite, load_any, load_config, load_tokenizer, unreported
 from operant.sampling import Sampling
 from operant.storage.hub import find_model
 from operant.types import Batch, OperantError, Outputs, Rollout
@@ -51,7 +52,8 @@ class RewardModel(ReadingPolicy):
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network, found = load_any(kind, folder, what, dtype=torch.float32, num_labels=1)
+            with unreported():
+                network, found = load_any(kind, folder, what, dtype=torch.float32, num_labels=1)
             inside = f"{network.base_model_prefix}."
             missing = [name for name in found["missing_keys"] if name.startswith(inside) and "pooler" not in name]
             if missing:
@@ -72,10 +74,7 @@ class RewardModel(ReadingPolicy):
             raise OperantError(f"policy.trunk={trunk!r}: {folder} has no tokenizer, which a reward model needs")
         config = network.config.get_text_config()
         self.vocabulary = config.vocab_size
-        positions = positions_of(config) or self.tokenizer.model_max_length
-        if "roberta" in config.model_type or config.model_type == "camembert":
-            positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
-        self.context = min(positions, self.tokenizer.model_max_length)
+        self.context = longest_of(network, self.tokenizer)
         config.pad_token_id = -1 if self.tokenizer.pad_token is None else self.tokenizer.pad_token_id
         scale = [getattr(network.config, GAIN, 1.0), getattr(network.config, BIAS, 0.0)]
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float64))
@@ -99,14 +98,11 @@ class RewardModel(ReadingPolicy):
     def scores(self, rows: Sequence[list[int]]) -> Tensor:
         """[B] the score of each row of token ids. Without a padding token, rows of equal length are read together."""
         found: list[tuple[list[int], Tensor]] = []
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token is not None else None
-        for length in sorted({len(row) for row in rows}) if pad is None else [None]:
+        filler = self.tokenizer.pad_token_id if self.tokenizer.pad_token is not None else None
+        for length in sorted({len(row) for row in rows}) if filler is None else [None]:
             together = [i for i, row in enumerate(rows) if length in (None, len(row))]
-            width = max(len(rows[i]) for i in together)
-            ids = torch.tensor([rows[i] + [pad or 0] * (width - len(rows[i])) for i in together], device=self.device)
-            sizes = torch.tensor([len(rows[i]) for i in together], device=self.device)
-            mask = (torch.arange(width, device=self.device) < sizes[:, None]).long()
-            found.append((together, self.network(input_ids=ids, attention_mask=mask).logits[:, 0].float()))
+            ids, mask = pad([rows[i] for i in together], "right", self.device, filler or 0)
+            found.append((together, self.network(input_ids=ids, attention_mask=mask.long()).logits[:, 0].float()))
         order = torch.tensor([i for together, _ in found for i in together], device=self.device)
         scores = torch.cat([part for _, part in found])
         gain, bias = self.scale.tolist()

@@ -9,7 +9,7 @@ from operant.rewards.combine import Weighted, weighted
 from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
-from operant.types import OperantError, RewardFn, Rollout, Task, require
+from operant.types import OperantError, RewardFn, Rollout, Task, require, said_of
 
 
 class ByClassifier(Score):
@@ -20,10 +20,7 @@ class ByClassifier(Score):
 
     def choose_classifier(self, model: str | None, example: str, **options: object) -> None:
         """Raises: OperantError that names the option, if there is no model."""
-        if not model:
-            raise OperantError(
-                f"{self.__name__}.model is missing: name a classifier, a folder or a Hub name, {example}"
-            )
+        require(model, f"{self.__name__}.model is missing: name a classifier, a folder or a Hub name, {example}")
         self.classifier = Classifier(model, **options)
         self.parts = (self.classifier,)
 
@@ -112,10 +109,8 @@ class Intent(ByClassifier):
         self._column(task)
 
     def _column(self, task: Task) -> int:
-        try:
+        with said_of(f"task {task.id!r}"):
             return self.classifier.column(target_of(task, self.field, "score 'intent'"))
-        except OperantError as error:
-            raise OperantError(f"task {task.id!r}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from operant.text_scores import Score, of_extra, of_several
+from operant.import_by_name import extra
+from operant.text_scores import Score, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError
 
@@ -39,7 +40,7 @@ class Meteor(Score):
 
     def check(self) -> None:
         """Load WordNet."""
-        with of_extra("'meteor'"):
+        with extra("'meteor' needs a package", "metrics"):
             from nltk.corpus import wordnet
         if not self.synonyms:
             self._wordnet = SimpleNamespace(synsets=lambda word: [])
@@ -63,14 +64,14 @@ class Meteor(Score):
 
 @cache
 def stemmer() -> Any:
-    with of_extra("a stemmer"):
+    with extra("a stemmer needs a package", "metrics"):
         from nltk.stem.porter import PorterStemmer
     return PorterStemmer()
 
 
 @cache
 def treebank() -> Any:
-    with of_extra("tokenizer 'treebank'"):
+    with extra("tokenizer 'treebank' needs a package", "metrics"):
         from nltk.tokenize.destructive import NLTKWordTokenizer
     return NLTKWordTokenizer()
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from operant.text_scores import MEASURES, OfMeasures, f_measure, target_of
-from operant.text_scores.words import ngrams
+from operant.text_scores import MEASURES, OfMeasures, target_of
+from operant.text_scores.words import f_measure, ngrams
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, Task, shown
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from operant.import_by_name import extra
 from operant.text_scores import target_words
 from operant.types import OperantError, RewardFn, Rollout, require
 
@@ -113,8 +114,6 @@ class Vader:
         """Load the lexicon. Raises: OperantError if the package is missing."""
         if self._analyser is not None:
             return
-        try:
+        with extra("reward 'vader' needs a package", "vader"):
             from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-        except ImportError as error:
-            raise OperantError("reward 'vader' needs a package: pip install 'operant[vader]'") from error
         self._analyser = SentimentIntensityAnalyzer()

@@ -7,7 +7,8 @@ from statistics import fmean
 from types import SimpleNamespace
 
 from operant.apps.text.nltk import stemmer as porter
-from operant.text_scores import Score, of_extra, of_several
+from operant.import_by_name import extra
+from operant.text_scores import Score, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import OperantError, Rollout, require, shown
 
@@ -37,7 +38,7 @@ class Rouge(Score):
         measure: str = "f",
         several: str = "max",
     ):
-        with of_extra("'rouge'"):
+        with extra("'rouge' needs a package", "metrics"):
             from rouge_score.rouge_scorer import RougeScorer
         if which is not None and not re.fullmatch(r"rouge([1-9]|L|Lsum)|combined", which):
             raise OperantError(
@@ -70,6 +71,6 @@ class Rouge(Score):
 
 def tokens(text: str) -> list[str]:
     """The words of rouge-score's own tokenizer: lower-cased runs of ASCII letters and digits."""
-    with of_extra("tokenizer 'rouge'"):
+    with extra("tokenizer 'rouge' needs a package", "metrics"):
         from rouge_score.tokenize import tokenize
     return tokenize(text, None)

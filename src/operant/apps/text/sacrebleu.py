@@ -3,7 +3,8 @@
 from itertools import zip_longest
 from typing import Any
 
-from operant.text_scores import Score, of_extra, references
+from operant.import_by_name import extra
+from operant.text_scores import Score, references
 from operant.types import Rollout
 
 
@@ -45,7 +46,7 @@ class Bleu(Sacrebleu):
     __name__ = "bleu"
 
     def __init__(self, max_n: int = 4, *, lowercase: bool = False, tokenize: str | None = None):
-        with of_extra("'bleu'"):
+        with extra("'bleu' needs a package", "metrics"):
             from sacrebleu.metrics import BLEU
         own = {"max_ngram_order": max_n, "lowercase": lowercase, "tokenize": tokenize}
         self.corpus, self.sentence = BLEU(**own), BLEU(**own, effective_order=True)
@@ -60,7 +61,7 @@ class Chrf(Sacrebleu):
     __name__ = "chrf"
 
     def __init__(self, char_order: int = 6, *, word_order: int = 0, beta: int = 2, lowercase: bool = False):
-        with of_extra("'chrf'"):
+        with extra("'chrf' needs a package", "metrics"):
             from sacrebleu.metrics import CHRF
         self.corpus = self.sentence = CHRF(char_order, word_order, beta, lowercase)
 
@@ -82,7 +83,7 @@ class Ter(Sacrebleu):
         asian_support: bool = False,
         case_sensitive: bool = False,
     ):
-        with of_extra("'ter'"):
+        with extra("'ter' needs a package", "metrics"):
             from sacrebleu.metrics import TER
         self.corpus = self.sentence = TER(normalized, no_punct, asian_support, case_sensitive)
 
@@ -97,6 +98,6 @@ class Ter(Sacrebleu):
 
 def tokens(text: str) -> list[str]:
     """The lower-cased words and signs by sacrebleu's `13a`, which is that of BLEU and of ToTTo's PARENT."""
-    with of_extra("tokenizer '13a'"):
+    with extra("tokenizer '13a' needs a package", "metrics"):
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
     return Tokenizer13a()(text.lower()).split()

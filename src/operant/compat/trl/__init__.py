@@ -25,6 +25,7 @@ from operant.compat.trl.models import (
 )
 from operant.compat.trl.trainer import AdaptiveKLController, FixedKLController, PPOConfig, PPOTrainer
 
+__getattr__ = core.lacking(__name__)
 __version__ = "0.11.4"
 """The release of TRL whose interface this is."""
 

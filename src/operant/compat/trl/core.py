@@ -1,7 +1,10 @@
 """`trl.core` of TRL 0.11: statistics over masks, dictionaries of statistics, and sampling by hand."""
 
+import gc
 import random
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,27 @@ from torch.nn.utils.rnn import pad_sequence
 from operant.objectives import advantages
 from operant.types import require
 
+
+def lacking(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that lacks some of TRL's names.
+
+    Raises, when called: ImportError, also where `hasattr` asks, as `import` would hide an AttributeError's sentence.
+    """
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if f"{module}.{name}" in sys.modules:
+            return sys.modules[f"{module}.{name}"]
+        remedy = "import it from trl itself"
+        if name.endswith(("Trainer", "Config")):
+            remedy = "`operant migrate SCRIPT` moves scripts of the other trainers"
+        raise ImportError(f"{module} has what TRL 0.11.4 had around PPO, and no {name}: {remedy}")
+
+    return __getattr__
+
+
+__getattr__ = lacking(__name__)
 WANDB_PADDING = -1
 """What fills up the rows of stacked statistics."""
 
@@ -35,6 +59,20 @@ class LengthSampler:
 
     def __call__(self) -> int:
         return int(np.random.choice(self.values))
+
+
+class PPODecorators:
+    """`@PPODecorators.empty_device_cache()` frees a device's unused memory after a call, if `optimize_device_cache`."""
+
+    optimize_device_cache = False
+
+    @classmethod
+    @contextmanager
+    def empty_device_cache(cls) -> Iterator[None]:
+        yield
+        if cls.optimize_device_cache and torch.cuda.is_available():
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 # --- numbers of tensors -----------------------------------------------------------------------------------------------
@@ -89,7 +127,7 @@ def clip_by_value(x: Tensor, tensor_min: Tensor | float, tensor_max: Tensor | fl
 # --- dictionaries of statistics ---------------------------------------------------------------------------------------
 
 
-def flatten_dict(nested: Mapping[str, Any], sep: str = "/") -> dict[str, Any]:
+def flatten_dict(nested: Mapping[str, object], sep: str = "/") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a/b": 1}. Raises: OperantError for a key that contains `sep` already."""
     flat: dict[str, Any] = {}
     for key, value in nested.items():
@@ -105,7 +143,7 @@ def stack_dicts(stats_dicts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor
     return {key: pad_sequence(rows, batch_first=True, padding_value=WANDB_PADDING) for key, rows in columns.items()}
 
 
-def stats_to_np(stats_dict: Mapping[str, Any]) -> dict[str, Any]:
+def stats_to_np(stats_dict: Mapping[str, object]) -> dict[str, Any]:
     """The dictionary with NumPy arrays for tensors (float32 for bfloat16), and floats for plain numbers."""
     found = dict(stats_dict)
     for key, value in found.items():
@@ -123,7 +161,7 @@ def convert_to_scalar(stats: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.item() if single(value) else value for key, value in stats.items()}
 
 
-def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Any, device: Any) -> tuple[Tensor, Tensor]:
+def build_bert_batch_from_txt(text_list: Sequence[str], tokenizer: Any, device: object) -> tuple[Tensor, Tensor]:
     """(ids, attention mask) [B, T] of texts for a classifier, padded; the name is older than 0.11."""
     made = tokenizer(list(text_list), padding=True, return_tensors="pt").to(device)
     return made["input_ids"], made["attention_mask"]

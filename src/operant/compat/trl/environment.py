@@ -31,7 +31,7 @@ class StringStoppingCriteria(StoppingCriteria):
         self.generated_tokens: list[int] = []
         self.start: int | None = None
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Any:
         if self.start is None:
             self.start, self.generated_tokens = input_ids.shape[-1] - 1, [1] * len(input_ids)
         texts = self.tokenizer.batch_decode(input_ids[:, self.start :])
@@ -134,7 +134,7 @@ class TextEnvironment:
         self.max_tool_response, self.generation_kwargs = max_tool_reponse, dict(generation_kwargs or {})
         self.request_token, self.call_token = "<request>", "<call>"
         self.response_token, self.submit_token = "<response>", "<submit>"
-        self.is_encoder_decoder = bool(getattr(model, "is_encoder_decoder", False))
+        self.is_encoder_decoder = model.is_encoder_decoder
         self.current_device = model.pretrained_model.device
 
     def _ids(self, text: str) -> Tensor:
@@ -184,7 +184,7 @@ class TextEnvironment:
         name = re.search(r"<(.*?)>", call[1]) if call else None
         return (name[1], call[1].partition(">")[2]) if call and name else (None, None)
 
-    def compute_reward(self, histories: list[TextHistory], **reward_kwargs: Any) -> list[TextHistory]:
+    def compute_reward(self, histories: list[TextHistory], **reward_kwargs: object) -> list[TextHistory]:
         """Give each exchange the reward of its last segment. Raises: OperantError without a `reward_fn`."""
         if self.reward_fn is None:
             raise OperantError("a TextEnvironment needs a reward_fn: texts of the last segments to one number each")

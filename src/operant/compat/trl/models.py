@@ -10,7 +10,7 @@ An adapter's is one of peft's, with the head in `pytorch_model.bin`.
 import json
 import warnings
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,35 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from operant.compat.trl.core import lacking
 from operant.types import OperantError, require
 
+__getattr__ = lacking(__name__)
 HEAD_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """Where the weights of a value head may be, in the order of asking."""
 
 
 class SummaryHead(nn.Module):
-    """TRL's value head: dropout and one linear layer, [..., D] -> [..., 1], in the layer's own dtype."""
+    """TRL's value head: dropout and one linear layer, [..., D] -> [..., 1], in the layer's own dtype.
 
-    def __init__(self, width: int, dropout: float):
+    config: of the model, whose `summary_dropout_prob` overrules the argument. width: D; None: by the config.
+    """
+
+    def __init__(self, config: Any, *, summary_dropout_prob: float = 0.1, width: int | None = None, **unused: Any):
         super().__init__()
+        dropout = getattr(config, "summary_dropout_prob", summary_dropout_prob)
+        dropout = summary_dropout_prob if dropout is None else dropout
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        if width is None:  # some models project their hidden states before the output, as OPT-350m
+            width = getattr(config, "word_embed_proj_dim", None) or config.get_text_config(decoder=True).hidden_size
         self.summary = nn.Linear(width, 1)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.summary(self.dropout(hidden_states).to(self.summary.weight))
+
+
+ValueHead = SummaryHead
+"""TRL's name, which a class of the core has already."""
 
 
 class PreTrainedModelWrapper(nn.Module):
@@ -46,6 +59,7 @@ class PreTrainedModelWrapper(nn.Module):
     """
 
     transformers_parent_class: Any = AutoModelForCausalLM
+    is_encoder_decoder = False
     lm_head_namings: tuple[str, ...] = ("lm_head", "embed_out")
     supported_args = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
     supported_modules = ("v_head",)
@@ -71,8 +85,7 @@ class PreTrainedModelWrapper(nn.Module):
                 f"a {type(pretrained_model).__name__} has no language model head: load it with "
                 f"{self.transformers_parent_class.__name__}"
             )
-        dropout = getattr(self.config, "summary_dropout_prob", summary_dropout_prob)
-        self.v_head = SummaryHead(head.weight.shape[-1], summary_dropout_prob if dropout is None else dropout)
+        self.v_head = SummaryHead(self.config, summary_dropout_prob=summary_dropout_prob, width=head.weight.shape[-1])
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.v_head.summary.weight, std=v_head_initializer_range)
             nn.init.zeros_(self.v_head.summary.bias)
@@ -117,7 +130,11 @@ class PreTrainedModelWrapper(nn.Module):
         if config is not None and hasattr(model, "peft_config"):
             warnings.warn("peft_config is ignored: the model has an adapter already", stacklevel=2)
         elif config is not None:
-            model = _with_adapter(model, config, kbit)
+            from peft import get_peft_model, prepare_model_for_kbit_training
+
+            if getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False):
+                model = prepare_model_for_kbit_training(model, **kbit)
+            model = get_peft_model(model, config)
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise OperantError("PPO does not train prompt tuning here: take LoRA, or operant's own soft prompts")
         if reward is not None:
@@ -142,7 +159,7 @@ class PreTrainedModelWrapper(nn.Module):
         return PeftModel.from_pretrained(model, name, is_trainable=trainable)
 
     @classmethod
-    def _head(cls, name: str, kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _head(cls, name: str, kwargs: Mapping[str, object]) -> dict[str, Tensor]:
         """The weights `v_head.*` that are saved with a model; {} if there are none."""
         from safetensors import safe_open
         from transformers.modeling_utils import load_state_dict
@@ -211,10 +228,10 @@ class PreTrainedModelWrapper(nn.Module):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: object = None,
         attention_mask: Tensor | None = None,
         return_past_key_values: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Any, ...]:
         """(logits [B, T, V] in float32, the loss if there are `labels`, the value of each state [B, T]), and the cache
         behind them if asked. Of an encoder-decoder T are the tokens of the decoder."""
@@ -222,12 +239,12 @@ class PreTrainedModelWrapper(nn.Module):
         if past_key_values is not None:
             kwargs["past_key_values"] = past_key_values
         out = self.pretrained_model(**kwargs)
-        states = out.decoder_hidden_states if getattr(self, "is_encoder_decoder", False) else out.hidden_states
+        states = out.decoder_hidden_states if self.is_encoder_decoder else out.hidden_states
         value = self.v_head(states[-1].to(self.v_head.summary.weight.device)).squeeze(-1)
         found = (out.logits.float(), out.loss, value)
         return (*found, out.past_key_values) if return_past_key_values else found
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: Any, **kwargs: object) -> Any:
         """transformers' `generate` of the model inside."""
         return self.pretrained_model.generate(*args, **kwargs)
 
@@ -243,11 +260,9 @@ class PreTrainedModelWrapper(nn.Module):
     def enable_input_require_grads(self) -> None:
         self.pretrained_model.enable_input_require_grads()
 
-    @contextmanager
-    def adapter_off(self):
+    def adapter_off(self) -> AbstractContextManager[None]:
         """Within it the model is the one under its adapter."""
-        with self.pretrained_model.disable_adapter():
-            yield
+        return self.pretrained_model.disable_adapter()
 
     @torch.no_grad()
     def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
@@ -255,8 +270,7 @@ class PreTrainedModelWrapper(nn.Module):
 
         Raises: OperantError for a model that was loaded without one.
         """
-        if not self.supports_rm_adapter:
-            raise OperantError("this model has no reward adapter: load it with reward_adapter=FOLDER")
+        require(self.supports_rm_adapter, "this model has no reward adapter: load it with reward_adapter=FOLDER")
         self.pretrained_model.set_adapter(self.rm_adapter_name)
         self.pretrained_model.eval()
         try:
@@ -309,14 +323,6 @@ def _quantised(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs | {"quantization_config": BitsAndBytesConfig(**asked)}
 
 
-def _with_adapter(model: Any, config: Any, kbit: Mapping[str, Any]) -> Any:
-    from peft import get_peft_model, prepare_model_for_kbit_training
-
-    if getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False):
-        model = prepare_model_for_kbit_training(model, **kbit)
-    return get_peft_model(model, config)
-
-
 def add_reward_adapter(model: Any, adapter: str, name: str) -> nn.Linear:
     """Load a reward model's adapter beside the policy's, and return its score head, frozen.
 
@@ -328,8 +334,7 @@ def add_reward_adapter(model: Any, adapter: str, name: str) -> nn.Linear:
     path = _file(adapter, "adapter_model.safetensors") or _file(adapter, "adapter_model.bin")
     weights = load_state_dict(path) if path else {}
     parts = {key.rpartition(".")[2]: x for key, x in weights.items() if ".score." in f".{key}"}
-    if "weight" not in parts:
-        raise OperantError(f"{adapter} holds no score head: train it with task_type='SEQ_CLS' and save_pretrained")
+    require("weight" in parts, f"{adapter} holds no score head: train it with task_type='SEQ_CLS' and save_pretrained")
     labels, width = parts["weight"].shape
     score = nn.Linear(width, labels, bias="bias" in parts)
     score.load_state_dict(parts)

@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +24,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from operant.compat.trl.core import (
     convert_to_scalar,
     entropy_from_logits,
     flatten_dict,
+    lacking,
     logprobs_from_logits,
     masked_mean,
     masked_var,
@@ -44,6 +46,7 @@ from operant.rewards import shaping
 from operant.rewards.shaping import RunningMoments
 from operant.types import Batch, OperantError, Outputs, require
 
+__getattr__ = lacking(__name__)
 KINDS = {"kl": "k1", "abs": "absolute", "mse": "k2"}
 """Names of the KL penalties that are estimated from the sampled token, and ours."""
 
@@ -182,7 +185,7 @@ class PPOTrainer:
         set_seed(config.seed)
         self.config, self.model, self.tokenizer, self.dataset = config, model, tokenizer, dataset
         self.accelerator = _accelerator(config)
-        self.is_encoder_decoder = bool(getattr(model, "is_encoder_decoder", False))
+        self.is_encoder_decoder = model.is_encoder_decoder
         self.is_peft_model, self.is_distributed = model.is_peft_model, False
         config.world_size, config.global_batch_size = 1, config.batch_size
         config.global_backward_batch_size = config.backward_batch_size
@@ -222,13 +225,13 @@ class PPOTrainer:
 
     # --- queries and replies ------------------------------------------------------------------------------------------
 
-    def prepare_dataloader(self, dataset: Any, data_collator: Callable[..., Any] | None = None) -> Any:
+    def prepare_dataloader(self, dataset: Any, data_collator: Callable[..., Any] | None = None) -> DataLoader:
         """Whole batches of `batch_size` in random order. Of a `datasets.Dataset` columns that the model does not read
         are removed, except `label`, `query` and `response`, unless `remove_unused_columns=False`."""
         if hasattr(dataset, "remove_columns") and self.config.remove_unused_columns:
             known = [*inspect.signature(self.model.forward).parameters, "label", "query", "response"]
             dataset = dataset.remove_columns([name for name in dataset.column_names if name not in known])
-        return torch.utils.data.DataLoader(
+        return DataLoader(
             dataset, batch_size=self.config.batch_size, collate_fn=data_collator, shuffle=True, drop_last=True
         )
 
@@ -265,7 +268,7 @@ class PPOTrainer:
                     found.append(self._generate_batched(who, query_tensor, **options, **generation_kwargs))
         return tuple(found) if generate_ref_response else found[0]
 
-    def _reference_scope(self) -> Any:
+    def _reference_scope(self) -> AbstractContextManager[None]:
         return self.accelerator.unwrap_model(self.model).adapter_off() if self.is_peft_model else nullcontext()
 
     def _generate_batched(

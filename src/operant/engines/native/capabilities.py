@@ -19,7 +19,7 @@ from operant.types import Batch
 def try_decoding(policy: Policy) -> Modes:
     """Try the ways of decoding that were not tried yet on three short rows; returns the policy's modes."""
     modes = policy.modes
-    if None in (modes.left, modes.cached, modes.pooled):
+    if not modes.tried:
         rows = three_rows(policy)
         plain = [plain_state(policy, row) for row in rows]
         left = agrees(lambda: _beside(policy, rows, moved=False), plain) if modes.left is None else modes.left

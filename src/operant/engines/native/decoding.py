@@ -65,7 +65,7 @@ class Decoding:
         """Row i becomes the previous row order[i]; rows that are not in `order` are removed."""
         raise NotImplementedError
 
-    def _call(self, **feed: Any) -> tuple[Tensor, Any]:
+    def _call(self, **feed: object) -> tuple[Tensor, Any]:
         self.calls += 1
         return self.policy.last_states(**feed)
 

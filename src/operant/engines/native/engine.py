@@ -7,6 +7,7 @@ Between the turns of episodes, keys and values are kept (`prefixes.py`).
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from operant.engines.native.prefixes import Prefixes, ReadOn
 from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models.policy import Policy
+from operant.models.twins import both, dealt, twin_of, twins_of
 from operant.rollouts.collate import cut, distinct, units
 from operant.sampling import Sampling, check_prompts, uniforms
 from operant.types import Batch, Completion, OperantError, require
@@ -50,6 +52,7 @@ class NativeEngine:
         self.policy, self.batch, self.kept_gb, self.version = policy, batch, kept_gb, policy.version
         self.mask_model: Policy | None = None
         self.kept: Prefixes | None = None
+        self.kept_by_twin: Prefixes | None = None
 
     def mask_with(self, policy: Policy | None) -> None:
         """Let the truncated distribution of another policy decide which tokens may be drawn (NLPO)."""
@@ -59,16 +62,23 @@ class NativeEngine:
         """Use the weights of `policy`. What the previous ones have computed is dropped."""
         self.policy, self.version = policy, version
         if self.kept is not None:
-            self.kept = Prefixes(self.kept_gb)
+            self._keep_nothing()
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
         """Inside this context, a prompt that begins with tokens of an earlier call is read from there on only."""
-        self.kept = Prefixes(self.kept_gb) if self.kept_gb else None
+        if self.kept_gb:
+            self._keep_nothing()
         try:
             yield
         finally:
-            self.kept = None
+            self.kept = self.kept_by_twin = None
+
+    def _keep_nothing(self) -> None:
+        """Each half of the prompts has its own keys and values, at most half of `kept_gb` if there are two halves."""
+        halved = twin_of(self.policy) is not None
+        self.kept = Prefixes(self.kept_gb / 2 if halved else self.kept_gb)
+        self.kept_by_twin = Prefixes(self.kept_gb / 2) if halved else None
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
@@ -77,10 +87,44 @@ class NativeEngine:
         Raises: OperantError for an empty prompt, or one that leaves no room for `max_tokens` in the model's context.
         """
         check_prompts(self.policy, prompts, sampling)
-        if not prompts:
-            return []
+        twins = twins_of(self.policy, self.mask_model) if len(prompts) > 1 else None
+        if twins is None:
+            return self._generated(prompts, sampling, keys) if prompts else []
+        twin, made = copy(self), dict[int, Completion]()
+        (twin.policy, twin.mask_model), twin.kept = twins, self.kept_by_twin
+
+        def generate(engine: NativeEngine, half: list[int]) -> None:
+            some = engine._generated([prompts[i] for i in half], sampling, [keys[i] for i in half], parts=2)
+            made.update(zip(half, some, strict=True))
+
+        first, second = self._halves(twin, prompts)
+        both(lambda: generate(self, first), lambda: generate(twin, second))
+        return [made[i] for i in range(len(prompts))]
+
+    def _halves(self, twin: "NativeEngine", prompts: Sequence[list[int]]) -> list[list[int]]:
+        """The indices of the prompts of each half: equal ones together, and each where more of its beginning is kept.
+
+        So no half depends on how far the other has come.
+        """
+        same: dict[tuple[int, ...], list[int]] = {}
+        for i, prompt in enumerate(prompts):
+            same.setdefault(tuple(prompt), []).append(i)
+        groups = [*same.values()] if len(same) > 1 else [[i] for i in range(len(prompts))]
+        halves: list[list[int]] = [[], []]
+        if self.kept is not None and twin.kept is not None:
+            known = [self.kept.find(prompts[i])[1] - twin.kept.find(prompts[i])[1] for i, *_ in groups]
+            halves = [[i for g, n in zip(groups, known) if n * sign > 0 for i in g] for sign in (1, -1)]
+            groups = [group for group, n in zip(groups, known) if n == 0]
+        for half, more in zip(halves, dealt(groups, [*map(len, prompts)])):
+            half += [i for group in more for i in group]
+        return halves
+
+    def _generated(
+        self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int], parts: int = 1
+    ) -> list[Completion]:
+        """The replies, with as many rows at a time as this engine has when it generates one of so many `parts`."""
         record = Record(self.policy, prompts, sampling, self.version)
-        for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept).steps():
+        for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept, parts=parts).steps():
             pass
         completions = record.completions()
         if self.kept is not None and record.read:
@@ -179,10 +223,11 @@ class _GenerateCall:
         keys: Sequence[int],
         record: Record,
         kept: Prefixes | None = None,
+        parts: int = 1,
     ):
         self.policy, self.mask_model, self.sampling, self.record = engine.policy, engine.mask_model, sampling, record
         self.prompts = [[*self.policy.virtual, *p] for p in prompts]
-        self.rows, self.keys = min(engine.batch, len(prompts)), np.asarray(keys, dtype=np.uint64)
+        self.rows, self.keys = min(-(-engine.batch // parts), len(prompts)), np.asarray(keys, dtype=np.uint64)
         self.first, self.limits = record.first.numpy(), record.limits.numpy()
         columns = max(map(len, self.prompts)) + int((self.limits - self.first).max())
         models = [self.policy] + ([self.mask_model] if self.mask_model is not None else [])
@@ -310,7 +355,7 @@ def decode(policy: Policy, rows: int, columns: int, *, moves: bool = True) -> De
 
     `columns`: most tokens of a prompt and its reply together. `moves`: prompts will be admitted beside live rows.
     """
-    modes = try_decoding(policy)
+    modes = policy.modes if policy.modes.tried else try_decoding(policy)
     pooled = modes.pooled and plain_layers(policy, columns) is not None
     if pooled and policy.device.type == "cuda":
         fixed = static(policy, rows, columns, moves=moves)

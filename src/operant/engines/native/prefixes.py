@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from operant.models.choices import Branch, tree
+from operant.models.choices import Branch, states_of_tree, tree
 from operant.models.policy import Policy
 from operant.types import Batch
 
@@ -128,7 +128,7 @@ class ReadOn:
         for option in options:
             self.branches[option.row].append((option.ids[:-1], ends[option.row]))
             ends[option.row] += len(option.ids) - 1
-        return policy.compute_tree(batch, options, inputs)
+        return states_of_tree(policy, batch, options, inputs)
 
     def keep(self, row: int, pick: int) -> None:
         """Keep what was computed for a prompt and for the option that is taken, all but its last token."""

@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         time.sleep(1)
         return 2
     except OperantError as error:
-        number, which = os.environ.get("RANK", "0"), ""
+        number, which, ranks = os.environ.get("RANK", "0"), "", sys.modules.get("operant.distributed")
         # Before the ranks have met, rank 0 most likely says the same, and torchrun then ends this process.
-        if number != "0" and not getattr(sys.modules.get("operant.distributed"), "met", False):
+        if number != "0" and not (ranks and ranks.met):
             time.sleep(ALONE)
             which = f"rank {number}: "
         print(f"operant: {which}{plain(str(error))}", file=sys.stderr)

@@ -1,16 +1,19 @@
-"""Split the words after a command into plain arguments and options by name."""
+"""The words after a command: plain arguments, and options by name, of which a command takes its own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from operant.options import convert, read
-from operant.types import OperantError
+from operant.types import OperantError, require
+
+Options = dict[str, Any]
+"""The options of a command by name, with underscores."""
 
 
 def parse(
     arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], Options]:
     """Return the plain arguments and the options: `--name value`, `--name=value`, or `--name` alone for true.
 
     flags: options that take no value, so that the word after one of them is a plain argument. several: options that may
@@ -23,10 +26,10 @@ def parse(
 
 def parse_text(
     arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
-) -> tuple[list[str], dict[str, Any]]:
+) -> tuple[list[str], Options]:
     """Do the same as `parse`, but leave the values of the options as text."""
     words: list[str] = []
-    options: dict[str, Any] = {}
+    options: Options = {}
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -45,6 +48,29 @@ def parse_text(
     return words, options
 
 
+def flag(name: str) -> str:
+    """An option as it is typed."""
+    return f"--{name.replace('_', '-')}"
+
+
+def refuse(options: Options, names: Iterable[str], why: str) -> None:
+    """Raises: OperantError for the first of these options that is given; `why` is what stands behind its name."""
+    if odd := next((name for name in names if name in options), None):
+        raise OperantError(f"{flag(odd)}{why}")
+
+
+def taken(options: Options, name: str, default: int) -> int:
+    """Take a whole number out of the options."""
+    return convert(options.pop(name, default), int, name)
+
+
+def counted(options: Options, name: str, default: int) -> int:
+    """Take a number of at least 1 out of the options."""
+    number = taken(options, name, default)
+    require(number >= 1, f"{flag(name)} {number}: it must be at least 1")
+    return number
+
+
 def new_file(option: str, name: object, endings: Sequence[str] = ()) -> Path | None:
     """The file that an option names, which a command will write; None without a name."""
     if name is None:
@@ -52,14 +78,13 @@ def new_file(option: str, name: object, endings: Sequence[str] = ()) -> Path | N
     path = Path(str(name))
     if endings and path.suffix not in endings:
         raise OperantError(f"--{option} {name}: the name of the file must end in {' or '.join(endings)}")
-    if path.exists():
-        raise OperantError(f"--{option} {name}: the file exists; choose another name")
+    require(not path.exists(), f"--{option} {name}: the file exists; choose another name")
     if not path.absolute().parent.is_dir():
         raise OperantError(f"--{option} {name}: the folder of that file does not exist; make it first")
     return path
 
 
-def as_spec(value: object) -> Any:
+def as_spec(value: object) -> object:
     """The value of an option that is true, false, or a reward as `train --reward` takes it."""
     try:
         return convert(value, bool, "reward")

@@ -8,16 +8,18 @@ import difflib
 import os
 import tomllib
 from argparse import SUPPRESS
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from operant.options import compose, convert, defaults, read
+from operant.options import read
 from operant.tools.cli import help
+from operant.tools.cli.arguments import Options
 from operant.tools.cli.parser import Parser
-from operant.types import OperantError, require
+from operant.tools.cli.without_torch import OF_TABLES, without_torch
+from operant.types import OperantError
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Command:
     """Values of those options that are not their defaults."""
     without: Sequence[str] = ()
     """Those options that it does not take."""
+    light: bool = False
+    """Whether it needs no torch, and prints at its end only, as it may have to begin again with torch."""
     more: bool = False
     """Whether it takes the options of a run, too."""
     epilog: str | None = None
@@ -55,7 +59,6 @@ PROGRAMS = ("tests", "submit", "all", *_SHARED["search"])
 
 
 def _command(listed: dict[str, Any]) -> Command:
-    """A command as the file lists it."""
     options = listed.pop("options", {})
     for group in listed.pop("shares", ()):
         options |= _SHARED[group]
@@ -95,8 +98,12 @@ def run(name: str, words: Sequence[str]) -> int:
     if not asked and not all_asked:
         rest = rest if name == "sweep" else {option: read(text) for option, text in rest.items()}
         module, _, function = command.run.partition(":")
-        execute: Callable[..., int] = vars(import_module(f"operant.tools.cli.{module}"))[function]
-        return execute(operands, {**command.values, **options, **rest})
+
+        def execute() -> int:
+            made = vars(import_module(f"operant.tools.cli.{module}"))[function]
+            return made(operands, {**command.values, **options, **rest})
+
+        return (without_torch(execute, OF_TABLES) if command.light else execute)()
     recipe = operands[0] if operands else None
     if all_asked:
         parser.add(help.every(recipe, rest))
@@ -137,10 +144,7 @@ def parsers(top: Parser) -> dict[str, Parser]:
     return below.choices
 
 
-# --- the commands that have no file of their own ----------------------------------------------------------------------
-
-
-def train(words: Sequence[str], options: dict[str, Any]) -> int:
+def train(words: Sequence[str], options: Options) -> int:
     """`operant train RECIPE [--option value ...]`, or `operant train --resume runs/x`."""
     resume, out = options.pop("resume", None), options.pop("out", None)
     fresh = bool(options.pop("fresh_optimizer", False))
@@ -181,73 +185,3 @@ def train(words: Sequence[str], options: dict[str, Any]) -> int:
             raise
         raise OperantError(f"{error}; operant sweep makes a run of each value: {several[0]}") from error
     return 0
-
-
-def sweep(words: Sequence[str], options: dict[str, Any]) -> int:
-    """`operant sweep RECIPE --option 1,2,3 ...` makes one run per combination of values."""
-    if len(words) > 1:
-        raise OperantError(f"unexpected argument {words[-1]!r}: operant sweep RECIPE --option 1,2,3")
-    if not words and not options:
-        raise OperantError(
-            "nothing to sweep: name a recipe and give an option several values: "
-            "operant sweep letters --kl.coef 0,0.1,0.5 --seed 1,2,3"
-        )
-    from operant.tools import sweep as sweeps
-
-    own = {name: options.pop(name) for name in defaults(sweeps.SweepOptions) if name in options}
-    return sweeps.sweep(options, words[0] if words else None, compose({"": sweeps.SweepOptions}, own)[""])
-
-
-def report(words: Sequence[str], options: dict[str, Any]) -> int:
-    """`operant report runs/x` writes report.html again, or with --serve serves it as a live page.
-
-    Several runs, or the folder of a sweep, are compared.
-    """
-    require(words, "expected a run folder: operant report runs/sentiment")
-    from operant.tools.report.runs import is_sweep
-
-    if len(words) > 1 or is_sweep(words[0]):
-        from operant.tools.report.compare import write_comparison
-
-        out = options.pop("out", None)
-        if options:
-            raise OperantError(f"--{next(iter(options))} is for one run: a comparison of several takes only --out FILE")
-        path = write_comparison(words, out, say=lambda text: print(f"{text}\n"))
-        print(f"comparison: {path}")
-        return 0
-    from operant.runs.folder import read_config
-    from operant.tools.report.display import print_diagnosis
-    from operant.tools.report.run_report import write_report
-    from operant.tools.report.server import Serving, serve
-
-    serving = compose({"": Serving}, options)[""]
-    if not serving.serve and options:
-        raise OperantError(f"--{next(iter(options))} applies only with --serve: operant report {words[0]} --serve ...")
-    read_config(words[0])
-    if serving.serve:
-        return serve(words[0], serving)
-    path = write_report(words[0])
-    print_diagnosis(Path(words[0]))
-    print(f"report: {path}")
-    return 0
-
-
-def replay(words: Sequence[str], options: Mapping[str, object]) -> int:
-    """`operant replay runs/x/refused/step-00012` repeats a refused step and locates its first NaN or infinity."""
-    if len(words) != 1 or options:
-        raise OperantError("expected the folder of one refused step: operant replay runs/sentiment/refused/step-00012")
-    from operant.runs.replay import print_replay
-
-    return 0 if print_replay(words[0]) else 1
-
-
-def doctor(words: Sequence[str], options: dict[str, Any]) -> int:
-    """`operant doctor` examines this machine; with --plan it prints the memory that a run would take."""
-    recipe = options.pop("plan", None)
-    if words or (recipe is None and options):
-        raise OperantError("`operant doctor` takes no argument except --plan: operant doctor --plan sentiment")
-    from operant.tools.cli.doctor import examine, print_plan
-
-    kinds = {"gpus": int, "gpu": str, "prompt_tokens": int}
-    many = {name: convert(options.pop(name), kind, name) for name, kind in kinds.items() if name in options}
-    return examine() if recipe is None else print_plan(None if recipe is True else recipe, options, many)

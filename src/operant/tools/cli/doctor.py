@@ -25,7 +25,6 @@ EXTRAS = {
 }
 """Extra -> the modules whose presence shows that it is installed."""
 
-
 PROMPT = 256
 """Tokens of the longest prompt where a plan for GPUs is given no tasks."""
 

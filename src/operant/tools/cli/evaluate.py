@@ -1,6 +1,5 @@
 """`operant eval`: models answer held-out tasks, and are compared by the rewards of their replies."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +10,12 @@ from typing import Any
 
 from operant import rewards
 from operant.algorithms import find
-from operant.apps.code.search import Search
 from operant.apps.code.unit_tests import UnitTests
 from operant.data import DataOptions
 from operant.data.sources import share
 from operant.metrics.evaluation import EvaluationMetric, chosen, prepared, resolve
 from operant.metrics.passes import check_samples, numbers_in
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs import named_parts
@@ -27,21 +26,22 @@ from operant.runs.named_models import check, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import as_spec, new_file
+from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.tools.cli.parser import as_typed
-from operant.tools.cli.play import aligned
 from operant.tools.cli.program_files import (
     OF_SEARCH,
     SearchAsked,
+    Searches,
     handed_in,
     search_asked,
     searches_of,
     tell_unread,
     with_examples,
 )
-from operant.tools.cli.reply_files import ReplyProgress, RunShare, TaskSet, counted, reading, take, take_form
+from operant.tools.cli.reply_files import ReplyProgress, RunShare, TaskSet, reading, take, take_form
 from operant.tools.cli.sample_files import ENDINGS, score_samples
 from operant.tools.report.models import Compared
+from operant.tools.report.summary import aligned
 from operant.trackers.console import emit, plain
 from operant.training.options import find_device
 from operant.types import Engine, OperantError, require, shown
@@ -76,7 +76,7 @@ class Plan:
     files: Mapping[str, Path | None]
 
 
-def evaluate(words: Sequence[str], options: Mapping[str, object]) -> int:
+def evaluate(words: Sequence[str], options: Options) -> int:
     """`operant eval runs/a runs/b --tasks FILE --reward letters:e` prints a table; `--report` writes a page."""
     if any(word.endswith(ENDINGS) for word in words):
         return score_samples(words, options)
@@ -90,12 +90,12 @@ def evaluate(words: Sequence[str], options: Mapping[str, object]) -> int:
     about = describe(plan, len(compared.tasks))
     print(plain(about))
     for line in aligned(compared.table()):
-        emit(plain(line), sys.stdout)
+        emit(plain(line))
     write(plan, compared, about)
     return 0
 
 
-def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
+def planned(words: Sequence[str], options: Options) -> Plan:
     """Read the options, of which those of sampling are left; what is missing is that of the first run."""
     require(words, "expected models to evaluate: operant eval runs/a runs/b --tasks held-out.jsonl")
     if len(set(words)) < len(words):
@@ -104,7 +104,7 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     files = {name: new_file(name, options.pop(name, None), endings) for name, endings in FILES.items()}
     samples, device = counted(options, "samples", 1), options.pop("device", "auto")
     find_device(device)
-    seed = convert(options.pop("seed", part(run, "learner").get("seed", 0)), int, "seed")
+    seed = taken(options, "seed", part(run, "learner").get("seed", 0))
     chat = convert(options.pop("chat", False), bool, "chat")
     source, given, named = options.pop("tasks", None), take(options, DataOptions), take_form(options)
     of_run = None
@@ -162,21 +162,17 @@ def planned(words: Sequence[str], options: dict[str, Any]) -> Plan:
     )
 
 
-def asks_for_search(options: dict[str, Any]) -> bool:
+def asks_for_search(options: Options) -> bool:
     """Whether `--tests` is given, which is taken."""
     if not options.pop("tests", False):
-        if odd := next((name for name in OF_SEARCH if name in options), None):
-            raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
+        refuse(options, OF_SEARCH, " is about programs that tests judge: give --tests too")
         return False
-    if "metrics" in options:
-        raise OperantError(
-            "--metrics beside --tests: they count replies as they are drawn, and with --tests each model hands in one "
-            "program for a task; leave one of the two out"
-        )
+    why = "they count replies as they are drawn, and with --tests each model hands in one program for a task"
+    refuse(options, ["metrics"], f" beside --tests: {why}; leave one of the two out")
     return True
 
 
-def own_tasks(name: str, run: Mapping[str, object]) -> tuple[Any, RunShare | None]:
+def own_tasks(name: str, run: Mapping[str, object]) -> tuple[object, RunShare | None]:
     """The held-out tasks of a run; where they are a share of its own tasks, all of these and that share."""
     source, of_run = run.get("evaluate") or None, None
     if (held_out := share(source)) is not None:
@@ -222,8 +218,8 @@ def answer(
     plan: Plan,
     tasks: TaskSet,
     place: int,
-    loaded: list[tuple[Any, Engine]],
-    searches: Callable[[str], tuple[Search, Any]] | None,
+    loaded: list[tuple[Policy, Engine]],
+    searches: Searches | None,
     kept: Kept,
     progress: ReplyProgress,
 ) -> None:
@@ -268,7 +264,7 @@ def tell_finished(plan: Plan, tasks: TaskSet, kept: Kept) -> None:
     for count in sorted({*counts.values()}, reverse=True):
         print(plain(f"\nof the first {count:,} of {whole:,} tasks:" if count < whole else f"\nof all {whole:,} tasks:"))
         for line in aligned(in_table(plan, tasks, [p for p in counts if counts[p] == count], kept).table()):
-            emit(plain(line), sys.stdout)
+            emit(plain(line))
     finished = "above is what was finished" if counts else "no reply was judged yet"
     text = f"operant: interrupted; {finished}, and no file is written; the same command begins again"
     print(f"\n{text}", file=sys.stderr)
@@ -287,7 +283,6 @@ def describe(plan: Plan, count: int) -> str:
 
 
 def write(plan: Plan, compared: Compared, about: str) -> None:
-    """Write the files that are asked for."""
     out, report, label = (plan.files[name] for name in FILES)
     if out is not None:
         asked = {"models": plan.models, "tasks_of": plan.source_name, "samples": plan.search.samples, "seed": plan.seed}
@@ -301,6 +296,6 @@ def write(plan: Plan, compared: Compared, about: str) -> None:
         print(f"side by side: {report}")
     if label is not None:
         rows = compared.label_rows()
-        atomic_io.write(label, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        atomic_io.write_rows(label, rows)
         alone = sum(len(row["replies"]) == 1 for row in rows)
         print(f"replies to judge: {label}" + (f" ({alone} tasks have only one different reply)" if alone else ""))

@@ -10,6 +10,7 @@ from typing import Any
 from operant import rewards
 from operant.algorithms import find
 from operant.data import DataOptions, load_tasks
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.runs import named_parts
 from operant.runs.judged_replies import scorer
@@ -17,9 +18,9 @@ from operant.runs.named_models import divided, load, load_initial, run_options
 from operant.sampling import ReplyText, Sampling, encode_prompt, reply_text, task_key, template_of
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
-from operant.tools.cli.arguments import as_spec
+from operant.tools.cli.arguments import Options, as_spec, counted, refuse, taken
 from operant.tools.cli.program_files import OF_TESTS, write_programs
-from operant.tools.cli.reply_files import OF_FILES, bound_of, counted, write_replies
+from operant.tools.cli.reply_files import OF_FILES, bound_of, write_replies
 from operant.trackers.console import emit, plain
 from operant.training.learner import default_engine
 from operant.types import Engine, EngineParts, OperantError, Rollout, Task, Tokenizer, Turn, require
@@ -30,31 +31,29 @@ class Speaker:
     """A model that replies."""
 
     name: str
-    policy: Any
-    engine: Any
+    policy: Policy
+    engine: Engine
     """It may have `stream`, which gives one token after the other."""
     sampling: Sampling
 
 
-def generate(words: Sequence[str], options: dict[str, Any]) -> int:
+def generate(words: Sequence[str], options: Options) -> int:
     """`operant generate runs/x` prints replies to --prompt, or to each line of standard input."""
     require(words, "expected a run folder or model: operant generate runs/sentiment")
     if options.pop("tests", False):
         require("tasks" in options, "--tests is about the programs for the tasks of a file: give --tasks FILE too")
         return write_programs(words, options)
-    if odd := next((name for name in OF_TESTS if name in options), None):
-        raise OperantError(f"--{odd.replace('_', '-')} is about programs that tests judge: give --tests too")
+    refuse(options, OF_TESTS, " is about programs that tests judge: give --tests too")
     if "tasks" in options:
         return write_replies(words, options)
     if len(words) > 1:
         raise OperantError(
             "expected one run folder or model: operant generate runs/sentiment; several models answer --tasks FILE"
         )
-    if odd := next((name for name in OF_FILES if name in options), None):
-        raise OperantError(f"--{odd.replace('_', '-')} is about the replies to a file: give --tasks FILE too")
+    refuse(options, OF_FILES, " is about the replies to a file: give --tasks FILE too")
     shown = sys.stdout.isatty()
     prompt, versus, target = (options.pop(name, None) for name in ("prompt", "versus", "target"))
-    seed = convert(options.pop("seed", 0), int, "seed")
+    seed = taken(options, "seed", 0)
     best_of = counted(options, "best_of", 1)
     spec = as_spec(options.pop("reward", shown or best_of > 1))
     chat = options.pop("chat", None)
@@ -100,11 +99,11 @@ def generate(words: Sequence[str], options: dict[str, Any]) -> int:
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _speaker(name: str, policy: Any, engine: Engine, options: Mapping[str, object]) -> Speaker:
+def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:
     return Speaker(name, policy, engine, compose({"": Sampling}, {"stop_tokens": policy.stop_tokens, **options})[""])
 
 
-def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Engine]:
+def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
     """The policy that a run measures its KL to, which is usually the one that it began from."""
     require(config, f"--versus reference needs a run folder, and {model} is none: name the other model")
     folder, _ = divided(model)
@@ -115,7 +114,7 @@ def _reference(model: str, config: Mapping[str, Any]) -> tuple[Any, Engine]:
     return policy, default_engine(policy)
 
 
-def _first_task(config: Mapping[str, Any]) -> Task | None:
+def _first_task(config: Mapping[str, object]) -> Task | None:
     """The first task of a run, which shows what its prompts are; None if that cannot be read on this machine."""
     source = config.get("tasks")
     local = isinstance(source, str) and (source.startswith("builtin:") or Path(source).is_file())
@@ -253,7 +252,7 @@ class Session:
             else:
                 name = [speaker.name] if len(self.speakers) > 1 else []
                 number = [] if self.judge is None else ["" if score is None else f"{score:.6g}"]
-                emit("\t".join([*name, plain(opening + grown.whole), *number]), sys.stdout)
+                emit("\t".join([*name, plain(opening + grown.whole), *number]))
         if self.judge is not None and self.judge.why:
             print(f"operant: the reward is not shown: {plain(self.judge.why)}", file=sys.stderr)
             self.judge.why = None
@@ -270,7 +269,6 @@ class Session:
         return known[best]
 
     def _scores(self, speaker: Speaker, task: Task, ids: list[int], actions: Sequence[list[int]]) -> list[float | None]:
-        """The scores of replies to a task."""
         if self.judge is None:
             return [None] * len(actions)
         tokenizer, sampling, task = speaker.policy.tokenizer, speaker.sampling, replace(task, target=self.judge.target)

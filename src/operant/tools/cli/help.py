@@ -5,7 +5,6 @@ import typing
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from operant.bounds import rules
 from operant.import_by_name import find
@@ -37,7 +36,6 @@ COMMON = {
 }
 """The options that the short help shows: the trait that a method must have, and a text of one line. An option that the
 method does not use is left out."""
-
 
 WRONG = (-1e9, -1.0, 0.0, 1e9, "?")
 """Values of which some are outside the bounds of any number, and no choice."""
@@ -83,7 +81,9 @@ def every(recipe: str | None, given: Mapping[str, object]) -> list[About]:
     return [about._replace(rule=preset_names()) if about.name == "preset" else about for about in described]
 
 
-def settings(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict[str, Any], dict[str, Any], list[str]]:
+def settings(
+    recipe: str | None, given: Mapping[str, object]
+) -> tuple[str, dict[str, object], dict[str, object], list[str]]:
     """The method of a run, the groups of its options, the value of each that it uses, and the method's traits.
 
     Raises: OperantError as `chosen_options`.
@@ -105,7 +105,7 @@ def settings(recipe: str | None, given: Mapping[str, object]) -> tuple[str, dict
 
 
 def _described(
-    schema: Mapping[str, object], values: Mapping[str, object], checks: Mapping[str, Callable[..., Any]] = {}
+    schema: Mapping[str, object], values: Mapping[str, object], checks: Mapping[str, Callable[..., object]] = {}
 ) -> list[About]:
     """What the help says of the options with these values. checks: by group, the function whose arguments they are."""
     types, places = kinds(schema), names(schema)
@@ -121,7 +121,7 @@ def _described(
     return described
 
 
-def _refusal(name: str, kind: object, check: Callable[..., Any] | None) -> str:
+def _refusal(name: str, kind: object, check: Callable[..., object] | None) -> str:
     """Bounds or choices of an option, as its type and the function whose argument it is answer to wrong values."""
     said: list[str] = []
     for wrong in WRONG:

@@ -4,16 +4,16 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from operant.net.listening import is_local
 from operant.options import convert
-from operant.tools.cli.play import aligned
+from operant.tools.cli.arguments import Options, refuse, taken
 from operant.tools.labels.agreement import agreement, win_rates
 from operant.tools.labels.export import export
 from operant.tools.labels.items import KINDS, read_items
 from operant.tools.labels.server import LabelServer, LabelServing
 from operant.tools.labels.store import Store
+from operant.tools.report.summary import aligned
 from operant.trackers.console import emit
 from operant.types import OperantError, require, shown
 
@@ -21,7 +21,7 @@ MAGIC = b"SQLite format 3\0"
 """How every SQLite file begins."""
 
 
-def label(words: Sequence[str], options: dict[str, Any]) -> int:
+def label(words: Sequence[str], options: Options) -> int:
     """`operant label replies.jsonl` serves the page; with --export or --agreement it works on the labels."""
     require(len(words) == 1, "expected a file of replies or a database of labels: operant label replies.jsonl")
     path = Path(words[0])
@@ -32,10 +32,7 @@ def label(words: Sequence[str], options: dict[str, Any]) -> int:
         raise OperantError("--form and --skips are about what is exported: give --export FILE too")
     if exporting is not None or comparing or counting:
         database = options.pop("database", None)
-        if options:
-            raise OperantError(
-                f"--{next(iter(options))} is for the page; leave it out beside --export, --agreement, --wins"
-            )
+        refuse(options, options, " is for the page; leave it out beside --export, --agreement, --wins")
         with Store(database_of(path, database), create=False) as store:
             if exporting is not None:
                 number = export(store, exporting, form, skips=skips)
@@ -43,7 +40,7 @@ def label(words: Sequence[str], options: dict[str, Any]) -> int:
             sentences, table = agreement(store) if comparing else ([], [])
             lines = [*sentences, *([""] if table else []), *aligned(table)]
             for line in [*lines, *(aligned(win_rates(store)) if counting else [])]:
-                emit(line, sys.stdout)
+                emit(line)
         return 0
     return serve(path, options)
 
@@ -51,8 +48,7 @@ def label(words: Sequence[str], options: dict[str, Any]) -> int:
 def database_of(path: Path, database: str | None) -> Path:
     """The database of a file of replies, or the file itself if it is one."""
     if is_database(path):
-        if database is not None:
-            raise OperantError(f"{path} is a database itself: leave --database {database} out")
+        require(database is None, f"{path} is a database itself: leave --database {database} out")
         return path
     return Path(database) if database is not None else path.with_name(f"{path.name.partition('.')[0]}.labels.sqlite")
 
@@ -65,16 +61,15 @@ def is_database(path: Path) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
-def serve(path: Path, options: dict[str, Any]) -> int:
+def serve(path: Path, options: Options) -> int:
     """Serve the page of a file or database until Ctrl-C."""
     kind, overlap = options.pop("kind", None), options.pop("overlap", None)
-    if kind not in (None, *KINDS):
-        raise OperantError(f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")
+    require(kind in (None, *KINDS), f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")
     overlap = None if overlap is None else convert(overlap, int, "overlap")
     gold, opens, refused = options.pop("gold", None), options.pop("open", False), options.pop("no_open", False)
     if opens and refused:
         raise OperantError("--open and --no-open: give one of the two")
-    port = convert(options.pop("port", 0), int, "port")
+    port = taken(options, "port", 0)
     serving = LabelServing(options.pop("host", LabelServing.host), port)
     itself = is_database(path)
     database = database_of(path, options.pop("database", None))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from operant.options import Factory, note, ours
-from operant.tools.cli.arguments import parse_text
+from operant.tools.cli.arguments import flag, parse_text
 from operant.types import OperantError
 
 
@@ -111,11 +111,6 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
         group_name_formatter = str
 
     return Plain(prog, max_help_position=32)
-
-
-def flag(name: str) -> str:
-    """An option as it is typed."""
-    return f"--{name.replace('_', '-')}"
 
 
 def escaped(text: str) -> str:

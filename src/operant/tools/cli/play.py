@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.envs import check_parts
-from operant.envs.games import Game, GameState, observed
-from operant.options import convert
+from operant.data import load_tasks
+from operant.envs import check_parts, own_games
+from operant.envs.games import Game, GameState, TextGames, observed
+from operant.rollouts import answers
 from operant.runs.games import (
     Recorded,
     game_worlds,
     model_sampling,
+    named_world,
     play_by_model,
     play_by_player,
     simple_player,
@@ -23,10 +25,10 @@ from operant.runs.games import (
 from operant.runs.named_models import load, run_options
 from operant.runs.named_parts import flattened
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import new_file
-from operant.tools.report.summary import game_row
+from operant.tools.cli.arguments import Options, new_file, taken
+from operant.tools.report.summary import aligned, game_row
 from operant.trackers.console import emit, plain
-from operant.types import OperantError, require, shown
+from operant.types import Env, OperantError, name_of, require, shown
 
 HUMAN = "human"
 GAMES = 20
@@ -78,11 +80,11 @@ class _Asked:
     sampling: dict[str, Any]
 
 
-def _asked(options: dict[str, Any]) -> _Asked:
+def _asked(options: Options) -> _Asked:
     """Take the command's own options out of `options`, which keeps those of the world. Raises: OperantError."""
     players = list(dict.fromkeys(options.pop("player", None) or [HUMAN]))
-    count = convert(options.pop("games", 1 if HUMAN in players else GAMES), int, "games")
-    split, transcripts = options.pop("split", "test"), convert(options.pop("transcript", 0), int, "transcript")
+    count = taken(options, "games", 1 if HUMAN in players else GAMES)
+    split, transcripts = options.pop("split", "test"), taken(options, "transcript", 0)
     require(split in ("train", "test"), f"--split {shown(split)}: it must be train or test")
     if count < 1 or transcripts < 0:
         raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
@@ -92,18 +94,27 @@ def _asked(options: dict[str, Any]) -> _Asked:
     file = new_file("record", record)
     sampling = {name: options.pop(name) for name in [*options] if name.startswith("sampling.")}
     model_sampling({}, sampling)
-    seed = convert(options.pop("seed", 0), int, "seed")
+    seed = taken(options, "seed", 0)
     return _Asked(players, count, split, transcripts, seed, file, only_won, sampling)
 
 
-def play(words: Sequence[str], options: Mapping[str, object]) -> int:
+def play(words: Sequence[str], options: Options) -> int:
     """`operant play WORLD --player random --player runs/x`; without a player, a person plays in the terminal."""
+    given = dict(options)
+    asked, named, source = _asked(given), given.pop("env", None), given.pop("tasks", None)
+    words = [*words, *([] if named is None else [str(named)])]
     require(len(words) == 1, "expected one world: operant play rooms")
-    asked = _asked(options)
     makers = {name: Human if name == HUMAN else simple_player(name) for name in asked.players}
     runs = {name: run_options(name) if makers[name] is None else {} for name in asked.players}
-    options = flattened({**options, "env": words[0]})
-    worlds = game_worlds(options.pop("env"), options, runs)
+    options = flattened({**given, "env": words[0]})
+    env = options.pop("env")
+    if asked.players == [HUMAN]:
+        world = named_world(env, options, {})
+        has_tasks = source is not None or getattr(world, "games", None) is not None
+        if world is not None and not isinstance(world, TextGames) and has_tasks:
+            return _by_hand(world, source, asked)
+    worlds = game_worlds(env, options, runs)
+    require(source is None, f"--tasks {shown(source)}: {words[0]} has games of its own; leave it out")
     world = next(iter(worlds.values()))
     check_parts(world)
     models = {name: load(name) for name, maker in makers.items() if maker is None}
@@ -148,20 +159,49 @@ def play(words: Sequence[str], options: Mapping[str, object]) -> int:
             table += [game_row(name, games)] if games else []
     finally:
         if asked.record is not None:
-            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in demonstrations]
-            atomic_io.write(asked.record, "".join(lines))
+            atomic_io.write_rows(asked.record, demonstrations)
             without = f"; {refused} that the game did not understand were left out" if refused else ""
             print(f"{len(demonstrations)} turns recorded: {asked.record}{without}")
     for line in aligned(table):
-        emit(line, sys.stdout)
+        emit(line)
     return 0
 
 
-def aligned(table: Sequence[Mapping[str, str]]) -> list[str]:
-    """The lines of a table whose rows map columns to cells; none without rows."""
-    lines = [[*table[0]], *([*row.values()] for row in table)] if table else []
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+def _by_hand(world: Env, source: object, asked: _Asked) -> int:
+    """Let a person reply in a world that is no text game. Raises: OperantError for one without tasks, and of it."""
+    require(asked.record is None, f"--record is for text games, and {name_of(world)} has none; leave it out")
+    tasks = load_tasks(source) if source is not None else own_games(world, asked.split) or own_games(world, "train")
+    try:
+        with suppress(LeftError):
+            for task in tasks[: asked.count]:
+                step, paid, turns = answers.reset(world, {0: task})[0], 0.0, 0
+                prompt = step.text or task.prompt
+                while step.failed is None and not (step.terminated or step.truncated):
+                    reply = _typed(prompt, step.options)
+                    step = answers.step(world, {0: reply}, {0: task})[0]
+                    paid, turns, prompt = paid + step.reward, turns + 1, step.text
+                say(step.text, f"Failed: {step.info.get('failure', step.failed)}" if step.failed else "")
+                say(f"The episode has ended after {turns} turn{'s' * (turns != 1)}, with a reward of {paid:g}.")
+    finally:
+        getattr(world, "close", lambda: None)()
+    return 0
+
+
+def _typed(prompt: object, options: Sequence[str] | None) -> str:
+    """What a person replies, or chooses. Raises: LeftError as `Human` does."""
+    say(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False))
+    while True:
+        if options is not None:
+            say("choose one: " + ", ".join(options))
+        try:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            raise LeftError from None
+        if line.strip() == "quit":
+            raise LeftError
+        if options is None or line in options:
+            return line
 
 
 def result(game: Mapping[str, object]) -> str:
@@ -173,7 +213,7 @@ def result(game: Mapping[str, object]) -> str:
 def say(*texts: str) -> None:
     """Print texts of a world line by line, without characters that would move the cursor or change its colour."""
     for line in (line for text in filter(None, texts) for line in text.splitlines()):
-        emit(plain(line), sys.stdout)
+        emit(plain(line))
 
 
 with suppress(ImportError):  # Windows has none; its import gives `input` line editing and a history

@@ -19,22 +19,23 @@ from typing import Any
 from operant.apps.code.critic_score import CriticScore
 from operant.apps.code.forms import TEMPLATE, check_template
 from operant.apps.code.problems import problem_of
-from operant.apps.code.search import CUTS, Candidate, Search, SearchOptions, Writer, chosen
+from operant.apps.code.search import CUTS, Candidate, PrefixCritic, Search, SearchOptions, Writer, chosen
 from operant.apps.code.verdicts import Verdicts
 from operant.import_by_name import Table, names_object
 from operant.metrics.passes import of_samples
-from operant.options import compose, convert
+from operant.models.policy import Policy
+from operant.options import compose
 from operant.options import read as read_option
 from operant.runs.judged_replies import JudgedReply, Kept, Scorer, scored
 from operant.runs.named_models import load
 from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
-from operant.tools.cli.arguments import new_file
+from operant.text_scores import RewardBase
+from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.cli.reply_files import (
     OF_PROMPTS,
     ReplyProgress,
     TaskSet,
-    counted,
     going_on,
     hand_over,
     stamp,
@@ -42,7 +43,7 @@ from operant.tools.cli.reply_files import (
 )
 from operant.tools.diagnosis.intervals import wilson
 from operant.training.options import find_device
-from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, shown
+from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, require, shown, with_defaults
 
 OF_SEARCH = ("refine", "cut", "repair", "repairs", "repair_template", "rounds", "budget", "critic", "jail")
 """Options of a search for programs."""
@@ -51,6 +52,8 @@ OF_TESTS = (*OF_SEARCH, "submit", "all")
 OF_OTHERS = ("best_of", "temperatures", "distinct", "reward")
 """Options of replies to a file that do not apply to them."""
 CRITICS = Table("critic", "operant.critics", {})
+Searches = Callable[[str], tuple[Search, Policy]]
+"""What makes the search by a model of that name, and its policy."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,14 @@ class ProgramsAsked:
     out: Path | None
     all: bool
 
-    def made_by(self, tasks: TaskSet) -> dict[str, Any]:
+    def made_by(self, tasks: TaskSet) -> dict[str, object]:
         """What the candidates depend on."""
         known = {name: x for name, x in asdict(self).items() if name not in ("out", "all", "submit", "device")}
         stamps = [stamp(name) for name in (self.model, self.search.repairer, self.search.critic) if name is not None]
         return known | {"weights": stamps, "tasks": [[t.id, t.prompt, t.target] for t in tasks.tasks]}
 
 
-def write_programs(words: Sequence[str], options: Mapping[str, object]) -> int:
+def write_programs(words: Sequence[str], options: Options) -> int:
     """Search for programs that solve the tasks, and write the chosen ones to `--out`, or print them."""
     tasks_for, asked = tasks_asked(options, tests=True), what_is_asked(words, options)
     tasks = tasks_for(asked.seed, asked.model)
@@ -110,12 +113,10 @@ def write_programs(words: Sequence[str], options: Mapping[str, object]) -> int:
     return 0
 
 
-def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAsked:
+def what_is_asked(words: Sequence[str], options: Options) -> ProgramsAsked:
     """Read the options, of which those of sampling are left."""
-    if odd := next((name for name in (*OF_PROMPTS, *OF_OTHERS) if name in options), None):
-        raise OperantError(
-            f"--{odd.replace('_', '-')} beside --tests: programs are chosen by their tests; leave one of the two out"
-        )
+    odd = " beside --tests: programs are chosen by their tests; leave one of the two out"
+    refuse(options, (*OF_PROMPTS, *OF_OTHERS), odd)
     if len(words) > 1:
         raise OperantError(f"--tests takes one model, and {words[1]!r} is a second: `operant eval` compares models")
     search, submit = search_asked(options), counted(options, "submit", 1)
@@ -129,7 +130,7 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
         model=words[0],
         search=search,
         submit=submit,
-        seed=convert(options.pop("seed", 0), int, "seed"),
+        seed=taken(options, "seed", 0),
         device=device,
         out=new_file("out", options.pop("out", None), (".jsonl",)),
         all=bool(options.pop("all", False)),
@@ -137,7 +138,7 @@ def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> ProgramsAske
     )
 
 
-def search_asked(options: dict[str, Any], limits: Mapping[str, object] | None = None) -> SearchAsked:
+def search_asked(options: Options, limits: Mapping[str, object] | None = None) -> SearchAsked:
     """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others."""
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
@@ -147,10 +148,11 @@ def search_asked(options: dict[str, Any], limits: Mapping[str, object] | None = 
         raise OperantError(f"--cut {cut} says where programs are cut to be refined: give --refine too")
     if cut == "critic" and critic is None:
         raise OperantError("--cut critic needs a critic: name it, as in --critic runs/critic")
-    if idle := next((name for name in ("repairs", "repair_template") if name in options and repairer is None), None):
-        raise OperantError(f"--{idle.replace('_', '-')} is about repairing: give --repair policy or --repair MODEL too")
-    if idle := next((n for n in ("rounds", "budget") if n in options and not refine and repairer is None), None):
-        raise OperantError(f"--{idle} counts what is refined and repaired: give --refine or --repair too")
+    if repairer is None:
+        alone = " is about repairing: give --repair policy or --repair MODEL too"
+        refuse(options, ("repairs", "repair_template"), alone)
+    if repairer is None and not refine:
+        refuse(options, ("rounds", "budget"), " counts what is refined and repaired: give --refine or --repair too")
     own = SearchOptions(
         samples=counted(options, "samples", 1),
         refine=(cut or ("line" if critic is None else "critic")) if refine else None,
@@ -159,8 +161,7 @@ def search_asked(options: dict[str, Any], limits: Mapping[str, object] | None = 
         budget=counted(options, "budget", 1) if "budget" in options else None,
     )
     jail = read_option(options.pop("jail", {}))
-    if not isinstance(jail, Mapping):
-        raise OperantError(f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
+    require(isinstance(jail, Mapping), f"--jail {shown(jail)}: give options in braces, as in --jail '{{seconds: 2}}'")
     return SearchAsked(
         own,
         repairer=None if repairer in (None, "policy") else str(repairer),
@@ -170,14 +171,14 @@ def search_asked(options: dict[str, Any], limits: Mapping[str, object] | None = 
     )
 
 
-def searches_of(asked: SearchAsked, seed: int, device: str, sampling: Sampling) -> Callable[[str], tuple[Search, Any]]:
-    """What makes the search by a model of that name, and its policy. It says where programs run."""
+def searches_of(asked: SearchAsked, seed: int, device: str, sampling: Sampling) -> Searches:
+    """It says where programs run."""
     critic, verdicts = None if asked.critic is None else critic_of(asked.critic), Verdicts(asked.jail)
     print(f"jail: {verdicts.jail.describe()}", file=sys.stderr)
     repairer = None if asked.repairer is None else writer_of(asked.repairer, device, sampling)[0]
     how = {"seed": seed, "critic": critic, "repairer": repairer, "template": asked.template}
 
-    def search_by(model: str) -> tuple[Search, Any]:
+    def search_by(model: str) -> tuple[Search, Policy]:
         writer, policy = writer_of(model, device, sampling)
         return Search(asked.options, writer, verdicts, **how), policy
 
@@ -208,17 +209,16 @@ def with_examples(tasks: Sequence[Task]) -> tuple[list[Task], set[str]]:
     return found, hidden
 
 
-def critic_of(name: str) -> Any:
+def critic_of(name: str) -> PrefixCritic:
     """A critic of beginnings: a run or folder of an outcome critic, or `module:object` of one's own."""
     critic = CRITICS.find(name)() if names_object(name, CRITICS) else CriticScore(name)
-    if not callable(getattr(critic, "prefixes", None)):
+    if not isinstance(critic, PrefixCritic):
         raise OperantError(f"--critic {name}: {type(critic).__name__} has no method prefixes(problem, ids, tokenizer)")
-    if callable(check := getattr(critic, "check", None)):
-        check()
+    with_defaults(critic, RewardBase).check()
     return critic
 
 
-def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Any]:
+def writer_of(name: str, device: str, sampling: Sampling) -> tuple[Writer, Policy]:
     """A model that writes programs, and its policy."""
     policy, engine = load(name)
     if policy.tokenizer is None:
@@ -252,7 +252,7 @@ def search_on(
     asked: ProgramsAsked,
     tasks: TaskSet,
     hidden: set[str],
-    searches: Callable[[str], tuple[Search, Any]],
+    searches: Searches,
     kept: Kept,
 ) -> None:
     """Keep the candidates of each task that has none as rows."""
@@ -262,7 +262,7 @@ def search_on(
     texts, samples = {task.id: tasks.text(task) for task in tasks.tasks}, asked.search.options.samples
     progress = ReplyProgress((len(tasks.tasks) - len(kept.done)) * samples)
 
-    def candidates(some: Sequence[Task]) -> list[list[dict[str, Any]]]:
+    def candidates(some: Sequence[Task]) -> list[list[dict[str, object]]]:
         found = [*zip(some, search(some), strict=True)]
         programs = [problem_of(t).program(c.text) for t, of_task in found if t.id in hidden for c in of_task]
         judged = iter(search.verdicts(programs))
@@ -278,7 +278,7 @@ def search_on(
 
 def rows_of(
     prompt: object, task: Task, candidates: Sequence[Candidate], judged: Sequence[Verdict | None]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """The candidates of a task as rows. judged: their verdicts on the hidden tests."""
     best = [id(c) for c in chosen(candidates, len(candidates))]
     pairs = zip(candidates, judged, strict=True)
@@ -292,15 +292,11 @@ def rows_of(
         row |= {"how": c.how, "round": c.round, "sample": c.sample, "parent": c.parent, "kept": c.kept}
         row |= {"critic": c.scores[-1]} if c.scores else {}
         row |= {"rank": best.index(id(c))} if id(c) in best else {}
-        if not c.passed and (nearest := nearest_to(c.text, [*right] or task.references)):
+        others = [] if c.passed else [*right] or task.references
+        if nearest := max(others, key=lambda other: difflib.SequenceMatcher(None, c.text, other).ratio(), default=None):
             row["right"] = nearest
         rows.append(row)
     return rows
-
-
-def nearest_to(text: str, others: Sequence[str]) -> str | None:
-    """Of several texts the one that shares most with `text`; None without any."""
-    return max(others, key=lambda other: difflib.SequenceMatcher(None, text, other).ratio(), default=None)
 
 
 def finish(

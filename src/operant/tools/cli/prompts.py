@@ -12,18 +12,19 @@ from operant.apps.prompts.task_models import TransformerTaskModel, task_model
 from operant.apps.prompts.templates import PromptTemplate, set_named
 from operant.data import load_tasks
 from operant.data.sources import held_out_of
-from operant.options import convert
 from operant.runs.folder import read_config
 from operant.runs.named_parts import form
 from operant.storage import atomic_io
+from operant.tools.cli.arguments import Options, refuse, taken
 from operant.tools.report import prompts as kept
+from operant.tools.report.summary import aligned
 from operant.trackers.console import emit
 from operant.types import OperantError, require
 
 WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --task-model MODEL"
 
 
-def prompt(words: Sequence[str], options: Mapping[str, object]) -> int:
+def prompt(words: Sequence[str], options: Options) -> int:
     """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
     commands = {"show": show, "search": search, "transfer": transfer}
     if not words or words[0] not in commands:
@@ -31,30 +32,30 @@ def prompt(words: Sequence[str], options: Mapping[str, object]) -> int:
     return commands[words[0]](words[1:], options)
 
 
-def show(words: Sequence[str], options: dict[str, Any]) -> int:
+def show(words: Sequence[str], options: Options) -> int:
     """Print the best prompt of a run, ready to paste, and the table on standard error."""
     everything = bool(options.pop("json", False))
     found = _found(words, options, "show")
     if everything:
-        emit(json.dumps(found, ensure_ascii=False, indent=1), sys.stdout)
+        emit(json.dumps(found, ensure_ascii=False, indent=1))
         return 0
     for line in kept.lines(found):
         emit(line, sys.stderr)
     best = found["prompts"][0]["text"]
     print(f"\nin its template, {found['template']!r}:", file=sys.stderr)
-    emit(PromptTemplate(found["template"]).text.replace("{prompt}", best), sys.stdout)
+    emit(PromptTemplate(found["template"]).text.replace("{prompt}", best))
     return 0
 
 
-def search(words: Sequence[str], options: dict[str, Any]) -> int:
+def search(words: Sequence[str], options: Options) -> int:
     """Compare prompts that no policy has written: none, manual ones, searches at equal calls, examples, a head."""
     if words:
         raise OperantError(f"operant prompt search takes options alone: leave {words[0]!r} out")
     names = options.pop("baselines", None)
     own = {
-        "calls": convert(options.pop("calls", 10_000), int, "calls"),
-        "length": convert(options.pop("length", 5), int, "length"),
-        "seeds": range(convert(options.pop("seeds", 1), int, "seeds")),
+        "calls": taken(options, "calls", 10_000),
+        "length": taken(options, "length", 5),
+        "seeds": range(taken(options, "seeds", 1)),
     }
     own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
     out, source = options.pop("out", None), options.pop("vocabulary", None)
@@ -71,21 +72,20 @@ def search(words: Sequence[str], options: dict[str, Any]) -> int:
     for row in rows:
         written, name, *rest = kept.row_of(row)
         cells.append((written, name, str(row.seed), *rest))
-    for line in kept.aligned(cells):
-        emit(line, sys.stdout)
+    for line in aligned(cells):
+        emit(line)
     if out is not None:
         text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
         atomic_io.write(Path(out), text)
     return 0
 
 
-def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
+def transfer(words: Sequence[str], options: Options) -> int:
     """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
-    names, count = options.pop("task_model", None), convert(options.pop("best", 3), int, "best")
+    names, count = options.pop("task_model", None), taken(options, "best", 3)
     held_out, device = options.pop("tasks", None), options.pop("device", None)
     given = options.pop("template", None)
-    if names is None:
-        raise OperantError("operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
+    require(names is not None, "operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")
     found = _found(words, options, "transfer")
     config = read_config(Path(words[0]))
     train, test = _examples(str(config["tasks"])), _examples(held_out or str(config.get("evaluate") or config["tasks"]))
@@ -105,16 +105,15 @@ def transfer(words: Sequence[str], options: dict[str, Any]) -> int:
     atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
     table = [("prompt", "task model", "template", f"held-out ({len(test)})")]
     table += [(repr(row["prompt"]), row["task_model"], row["template"], f"{row['test']:.3f}") for row in rows]
-    for line in kept.aligned(table):
-        emit(line, sys.stdout)
+    for line in aligned(table):
+        emit(line)
     return 0
 
 
 def _found(words: Sequence[str], options: Mapping[str, object], command: str) -> dict[str, Any]:
     """What the one run among the words has found."""
     require(len(words) == 1, f"operant prompt {command} takes one run, as in operant prompt {command} runs/prompt")
-    if options:
-        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt {command} has no such option")
+    refuse(options, options, f": operant prompt {command} has no such option")
     found = kept.read(Path(words[0]))
     if found is None:
         read_config(words[0])  # refuses what is no run
@@ -129,7 +128,7 @@ def _examples(source: str) -> Examples:
     return examples_of(load_tasks(source, form=form("prompt", {}))[0])
 
 
-def _setting(options: dict[str, Any]) -> Classification:
+def _setting(options: Options) -> Classification:
     """The task model and texts that the options name."""
     source, name = options.pop("tasks", None), options.pop("task_model", None)
     if source is None or name is None:
@@ -138,8 +137,7 @@ def _setting(options: dict[str, Any]) -> Classification:
     known = {key: options.pop(key) for key in ("measure", "calibrate") if key in options}
     words, template = options.pop("words", None), options.pop("template", None)
     model = task_model(name, None, options.pop("device", None))
-    if options:
-        raise OperantError(f"--{next(iter(options)).replace('_', '-')}: operant prompt search has no such option")
+    refuse(options, options, ": operant prompt search has no such option")
     train = _examples(source)
     published = set_named(train.name)
     chosen_words = tuple(words.split(",")) if words else published.words if published else ()

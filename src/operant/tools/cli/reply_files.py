@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from operant.data import DataOptions, load_tasks, read
 from operant.data.forms import Form
 from operant.data.sources import split_off
 from operant.data.tasks import left_out
-from operant.objectives.kl import best_of_bound
+from operant.models.policy import Policy
 from operant.options import compose, convert
 from operant.options import read as read_option
 from operant.runs import named_parts
@@ -28,10 +29,10 @@ from operant.runs.judged_replies import Kept, Scorer, best_of, drawn, scorer
 from operant.runs.named_models import divided, load, run_options
 from operant.runs.signals import terminated_as_interrupted
 from operant.sampling import Sampling
-from operant.tools.cli.arguments import as_spec, new_file
+from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, require, shown
+from operant.types import OperantError, Task, shown
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -75,18 +76,17 @@ class TaskSet:
         seed: int,
         *,
         chat: bool = False,
-        policy: object = None,
+        policy: Policy | None = None,
         form: Form | None = None,
         of_run: "RunShare | None" = None,
     ):
         """chat: texts become messages of a user. policy: its tokenizer cuts prompts, where the options ask for that,
         and it decides whether a form's cue is read. form: makes tasks of published rows. of_run: only the tasks that
-        this share of a run holds out.
-        """
+        this share of a run holds out."""
         source, row = named_parts.source(source, {}), first_row(source)
         talks = form is None and isinstance(row, Mapping) and options.text_field not in row and answered(row)
-        self.tokenizer = getattr(policy, "tokenizer", None)
-        made = {"form": form, "cue": not getattr(policy, "encoder_decoder", False)}
+        self.tokenizer = policy and policy.tokenizer
+        made = {"form": form, "cue": not (policy and policy.encoder_decoder)}
         tokenizer, seed = self.tokenizer if cuts(options) else None, seed if of_run is None else of_run.seed
         passed = Counter[str]()
         self.tasks = load_tasks(source, tokenizer, options, seed, with_replies=talks, passed=passed, **made)
@@ -98,14 +98,14 @@ class TaskSet:
         if talks:  # the prompt of a conversation is what comes before the first answer
             self.tasks = [replace(task, replies=()) for task in self.tasks]
         if chat:
-            self.tasks = [replace(task, prompt=as_chat(self.text(task))) for task in self.tasks]
+            self.tasks = [replace(task, prompt=_as_chat(self.text(task))) for task in self.tasks]
 
     def text(self, task: Task) -> Any:
         """The prompt as text or messages; ids are decoded."""
         ids = isinstance(task.prompt, list) and all(isinstance(token, int) for token in task.prompt)
         return self.tokenizer.decode(task.prompt, skip_special_tokens=True) if ids and self.tokenizer else task.prompt
 
-    def of(self, policy: Any, most: int) -> list[Task]:
+    def of(self, policy: Policy, most: int) -> list[Task]:
         """The tasks for a policy, whose replies have at most so many tokens. Ids are kept where they are its own."""
         theirs, ours = (getattr(t, "get_vocab", dict)() for t in (policy.tokenizer, self.tokenizer))
         tasks = self.tasks if theirs == ours else [replace(task, prompt=self.text(task)) for task in self.tasks]
@@ -118,16 +118,15 @@ def cuts(options: DataOptions) -> bool:
     return options.query_range() is not None or options.prompt_tokens is not None
 
 
-def as_chat(prompt: object) -> Any:
+def _as_chat(prompt: object) -> Any:
     """A text as a conversation that a user begins; messages stay what they are."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def counted(options: dict[str, Any], name: str, default: int) -> int:
-    """Take a number of at least 1 out of the options."""
-    number = convert(options.pop(name, default), int, name)
-    require(number >= 1, f"--{name.replace('_', '-')} {number}: it must be at least 1")
-    return number
+def best_of_bound(n: int) -> float:
+    """An upper bound on the KL, in nats a reply, of the best of `n` replies to the model that draws them. It is close
+    where no reply is likely and scores seldom tie (arXiv:2401.01879)."""
+    return math.log(n) - (n - 1) / n
 
 
 def bound_of(n: int) -> str:
@@ -166,12 +165,12 @@ def answered(row: Mapping[str, object]) -> bool:
     return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "assistant" for m in messages)
 
 
-def first_row(source: object) -> Any:
+def first_row(source: object) -> object:
     """The first row of a source, whose form stands for all; None if there is none."""
     return next((row for _, row in islice(read(named_parts.source(source, {}))[1], 1)), None)
 
 
-def tasks_asked(options: dict[str, Any], *, tests: bool = False) -> Callable[[int, str], TaskSet]:
+def tasks_asked(options: Options, *, tests: bool = False) -> Callable[[int, str], TaskSet]:
     """Take the tasks out of the options. What is returned loads them for a seed and the model that cuts prompts."""
     source, chat = options.pop("tasks"), convert(options.pop("chat", False), bool, "chat")
     given, named = take(options, DataOptions), named_parts.stored_form(take_form(options))
@@ -184,12 +183,12 @@ def tasks_asked(options: dict[str, Any], *, tests: bool = False) -> Callable[[in
     return load_them
 
 
-def take_form(options: dict[str, Any]) -> dict[str, Any]:
+def take_form(options: Options) -> dict[str, Any]:
     """Take the row form and its options out of the options."""
     return named_parts.flattened({name: read_option(options.pop(name)) for name in named_parts.only(options, "form")})
 
 
-def take(options: dict[str, Any], made: type) -> dict[str, Any]:
+def take(options: Options, made: type) -> dict[str, object]:
     """Take the options of a dataclass out of the options."""
     names = [name for name in options if name in made.__dataclass_fields__]
     return {name: options.pop(name) for name in names}
@@ -203,7 +202,6 @@ class ReplyProgress:
         self.line, self.shown_at = sys.stderr.isatty(), time.monotonic()
 
     def add(self, count: int, name: str) -> None:
-        """Count replies of a model."""
         self.done += count
         now, last = time.monotonic(), self.done >= self.total
         if self.line or last or now - self.shown_at >= self.every:
@@ -234,10 +232,9 @@ class Asked:
         return self.samples * self.best_of
 
 
-def write_replies(words: Sequence[str], options: Mapping[str, object]) -> int:
+def write_replies(words: Sequence[str], options: Options) -> int:
     """Let each model answer each prompt of `--tasks`, and write the replies to `--out`, or print them."""
-    if odd := next((name for name in OF_PROMPTS if name in options), None):
-        raise OperantError(f"--{odd} is about single prompts, and --tasks gives many: leave one of the two out")
+    refuse(options, OF_PROMPTS, " is about single prompts, and --tasks gives many: leave one of the two out")
     tasks_for, asked = tasks_asked(options), what_is_asked(words, options)
     tasks = tasks_for(asked.seed, words[0])
     if asked.scorer is not None:
@@ -279,14 +276,14 @@ def hand_over(rows: Sequence[Mapping[str, object]], kept: Kept) -> None:
         kept.write(rows)
         return
     for row in rows:
-        emit(json.dumps(row, ensure_ascii=False), sys.stdout)
+        emit(json.dumps(row, ensure_ascii=False))
 
 
-def what_is_asked(words: Sequence[str], options: dict[str, Any]) -> Asked:
+def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     """Read the options, of which those of sampling are left."""
     samples, best = counted(options, "samples", 1), counted(options, "best_of", 1)
     out = new_file("out", options.pop("out", None), (".jsonl", ".parquet"))
-    seed, device = convert(options.pop("seed", 0), int, "seed"), options.pop("device", "auto")
+    seed, device = taken(options, "seed", 0), options.pop("device", "auto")
     find_device(device)
     distinct, temperatures = bool(options.pop("distinct", False)), options.pop("temperatures", None)
     spec = as_spec(options.pop("reward", best > 1))
@@ -322,30 +319,30 @@ def stamp(model: str) -> int:
 def answer(asked: Asked, tasks: TaskSet, kept: Kept) -> None:
     """Let each source answer the tasks that it has not answered."""
     progress = ReplyProgress(len(asked.sources) * len(tasks.tasks) * asked.drawn)
-    loaded: tuple[str, Any, Any] = "", None, None
+    name, policy, engine = "", None, None
     for place, source in enumerate(asked.sources):
         done = len(kept.of(place))
         progress.done += done * asked.drawn
         if done == len(tasks.tasks):
             continue
-        if loaded[0] != source.model:
-            policy, engine = load(source.model)
-            loaded = source.model, policy.to(find_device(asked.device)), engine
+        if policy is None or engine is None or name != source.model:
+            name, (policy, engine) = source.model, load(source.model)
+            policy = policy.to(find_device(asked.device))
         make = partial(
             drawn,
-            policy=loaded[1],
-            engine=loaded[2],
+            policy=policy,
+            engine=engine,
             sampling=source.sampling,
             scorers=[asked.scorer] if asked.scorer is not None else [],
             samples=asked.drawn,
             first=place * asked.drawn,  # so that two temperatures of one model do not say the same words
             seed=asked.seed,
         )
-        mine = tasks.of(loaded[1], source.sampling.max_tokens)
+        mine = tasks.of(policy, source.sampling.max_tokens)
         kept.fill(place, mine, make, asked.drawn, partial(progress.add, name=source.name))
 
 
-def as_rows(tasks: TaskSet, kept: Kept, asked: Asked) -> list[dict[str, Any]]:
+def as_rows(tasks: TaskSet, kept: Kept, asked: Asked) -> list[dict[str, object]]:
     """One row for each prompt: its replies, which source each is from, and their scores if there is a reward."""
     rows, name = [], asked.scorer.name if asked.scorer is not None else ""
     for task in tasks.tasks:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from operant.runs.folder import changed, run_folders, state
+from operant.tools.cli.arguments import Options
 from operant.tools.diagnosis import diagnose, read_history, short_verdict, verdict
 from operant.tools.diagnosis.foreign import audit_log
 from operant.tools.diagnosis.history import number
@@ -17,7 +18,7 @@ from operant.tools.diagnosis.progress import progress
 from operant.tools.report.display import print_diagnosis, print_findings
 from operant.tools.report.downsample import short
 from operant.trackers.console import emit, plain
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 LEAST = 18
 """The narrowest that a name or a verdict becomes before other columns are left out, in characters."""
@@ -25,7 +26,7 @@ SPARE = ("method", "score of", "KL")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-def runs(words: Sequence[str], options: dict[str, Any]) -> int:
+def runs(words: Sequence[str], options: Options) -> int:
     """`operant runs [FOLDER ...]` prints a table of the runs, newest first."""
     places = list(words) or ["runs"]
     missing = [place for place in words if not Path(place).is_dir()]
@@ -41,7 +42,7 @@ def runs(words: Sequence[str], options: dict[str, Any]) -> int:
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         for line in table([_texts(row) for row in found], width):
-            emit(line, sys.stdout)
+            emit(line)
     return 0
 
 
@@ -68,7 +69,7 @@ def _row(folder: Path) -> dict[str, Any]:
         return row | {"state": "unreadable", "verdict": str(error)}
 
 
-def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+def _texts(row: Mapping[str, object]) -> dict[str, str]:
     """Return a row of the table."""
     known, seconds = row.get("before") is not None, time.time() - row["changed"]
     units = (("d", 86400), ("h", 3600), ("min", 60))
@@ -113,10 +114,9 @@ def _cut(text: str, width: int, column: str) -> str:
     return f"…{text[len(text) - width + 1 :]}" if column == "run" else f"{text[: width - 1]}…"
 
 
-def diagnose_log(words: Sequence[str], options: dict[str, Any]) -> int:
+def diagnose_log(words: Sequence[str], options: Options) -> int:
     """`operant diagnose FILE` says what looks wrong with a run, also of another library, and what it could not see."""
-    if len(words) != 1:
-        raise OperantError("expected a run folder or a log: operant diagnose runs/sentiment")
+    require(len(words) == 1, "expected a run folder or a log: operant diagnose runs/sentiment")
     path = Path(words[0])
     if (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file():
         print_diagnosis(path)

@@ -6,7 +6,6 @@ It does what HumanEval's `evaluate_functional_correctness` does: each row is wri
 it `passed`, and pass@k is estimated without bias (Chen et al. 2021).
 """
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from operant.runs import named_parts
 from operant.runs.judged_replies import AT_ONCE
 from operant.sandbox.jail import Verdict
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import new_file
+from operant.tools.cli.arguments import Options, new_file, refuse
 from operant.tools.cli.program_files import search_asked
 from operant.tools.cli.reply_files import ReplyProgress, TaskSet, reading, take, take_form
 from operant.types import OUTCOMES, OperantError, Task, shown
@@ -34,7 +33,7 @@ USUAL = ("pass@1", "pass@10", "pass@100")
 """The numbers that are printed unless others are asked for, as far as there are so many samples of each task."""
 
 
-def score_samples(words: Sequence[str], options: dict[str, Any]) -> int:
+def score_samples(words: Sequence[str], options: Options) -> int:
     """Judge the samples of a file by the tests of their tasks, print pass@k, and write the verdicts beside it."""
     (name, *others), source = words, options.get("tasks")
     options.pop("tests", None)  # there is nothing else to score them by
@@ -43,9 +42,7 @@ def score_samples(words: Sequence[str], options: dict[str, Any]) -> int:
     out = new_file("out", options.pop("out", None), (".jsonl",)) or Path(f"{name}_results.jsonl")
     asked, limits = options.pop("metrics", None), options.pop("jail", {})
     tasks = tasks_of(options)
-    if options:
-        odd = next(iter(options)).replace("_", "-")
-        raise OperantError(f"--{odd} is about models that write, and {name} is a file of samples: leave it out")
+    refuse(options, options, f" is about models that write, and {name} is a file of samples: leave it out")
     samples = samples_of(name, tasks)
     metrics = metrics_of(asked, min(Counter(task.id for _, task in samples).values()))
     verdicts = Verdicts(search_asked({"jail": limits}).jail)
@@ -54,14 +51,14 @@ def score_samples(words: Sequence[str], options: dict[str, Any]) -> int:
     kept = judged(samples, verdicts, examples=True) if any(numbers_in(one)[0] for one in metrics) else right
     rows = [row | {"result": one.outcome, "message": one.message, "passed": one.outcome == "passed"}
             for (row, _), one in zip(samples, right, strict=True)]  # fmt: skip
-    atomic_io.write(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    atomic_io.write_rows(out, rows)
     for line in summary(samples, right, kept, metrics):
         print(line)
     print(f"results: {out}")
     return 0
 
 
-def tasks_of(options: dict[str, Any]) -> list[Task]:
+def tasks_of(options: Options) -> list[Task]:
     """The tasks, whose options are taken out of the others."""
     source, given, form = options.pop("tasks"), take(options, DataOptions), named_parts.stored_form(take_form(options))
     data, form = reading(source, given, form, tests=True)

@@ -29,6 +29,7 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     distance.leap,
     sampling.other_sampler,
     games.outgrown,
+    rewards.verifier,
     rewards.constant,
     rewards.no_advantage,
     games.empty,

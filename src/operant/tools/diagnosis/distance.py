@@ -95,7 +95,8 @@ def unpaid_kl(history: History) -> Finding | None:
 
 def unmeasured(history: History) -> Finding | None:
     first, now = history.first("policy/entropy"), history.recent("policy/entropy")
-    if history.values("kl/per_reply") or not first or now is None or now > LOST * first:
+    known = history.values("kl/per_reply") or history.values("kl/per_token")  # other libraries may log the second alone
+    if known or not first or now is None or now > LOST * first:
         return None
     remedy = f"`--reference copy` and {higher_kl_option(history)}; or read replies: `operant report RUN --serve`"
     if history.option("env"):  # a policy that plays well is sure of its commands, and far from a model of language

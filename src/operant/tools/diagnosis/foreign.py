@@ -78,8 +78,8 @@ def audit_log(path: str | Path) -> Audit:
     understood = {name: theirs.get(name) or own[name] for name in names if name in theirs or name in own}
     if not understood:
         raise OperantError(
-            f"{path}: none of its {len(names)} names is a metric of TRL, verl, OpenRLHF or operant "
-            f"({', '.join(names[:8])}): rename the columns as docs/metrics.md does"
+            f"{path}: none of its {len(names)} names is a metric of operant, or one by which TRL, verl or OpenRLHF is "
+            f"told ({', '.join(names[:8])}): rename the columns as docs/metrics.md does"
         )
     order = [*library["names"], *own]
     used = {ours: name for name, ours in sorted(understood.items(), key=lambda pair: -order.index(pair[0]))}

@@ -1,7 +1,7 @@
 """Rules about worlds of many turns: episodes that outgrow the context, commands that are not understood, empty or
 copied from the prompt, and games never won."""
 
-from operant.tools.diagnosis.history import Finding, History, counted, finding, number, percent
+from operant.tools.diagnosis.history import Finding, History, counted, finding, number, percent, too_large
 from operant.tools.diagnosis.rewards import PATIENCE
 
 INVALID = 0.5
@@ -36,18 +36,14 @@ def invalid(history: History) -> Finding | None:
 
 
 def copied(history: History) -> Finding | None:
-    share, valid = history.recent("actions/copied_from_prompt"), history.recent("actions/valid")
-    if share is None or share < COPIED or (valid is not None and valid > 1 - INVALID):
+    valid = history.recent("actions/valid")
+    if valid is not None and valid > 1 - INVALID:
         return None  # a command that the game understands may well stand in the prompt: listed, or given before
-    since = history.since("actions/copied_from_prompt", lambda x: x >= COPIED)
-    return finding("copied_commands", since, share=percent(share), warm_start=WARM_START)
+    return too_large(history, "copied_commands", "actions/copied_from_prompt", COPIED, warm_start=WARM_START)
 
 
 def empty(history: History) -> Finding | None:
-    share = history.recent("actions/empty")
-    if share is None or share < EMPTY:
-        return None
-    return finding("empty_commands", history.since("actions/empty", lambda x: x >= EMPTY), share=percent(share))
+    return too_large(history, "empty_commands", "actions/empty", EMPTY)
 
 
 def never_won(history: History) -> Finding | None:

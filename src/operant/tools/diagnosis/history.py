@@ -8,12 +8,12 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from operant.metrics import collect, rollout_table
-from operant.options import read_mapping, values
+from operant.options import flat, read_mapping, values
 from operant.sampling import token_pieces
 from operant.storage import atomic_io, old_names
 from operant.types import OperantError
@@ -61,6 +61,16 @@ def finding(
     message, cause, remedy = (entry[sentence].format(step=step, **parts) for sentence in ("message", "cause", "remedy"))
     shown = tuple(metrics) or tuple(metric.format(**parts) for metric in entry["metrics"])
     return Finding(name, level or entry["level"], message, cause, remedy, shown, step)
+
+
+def too_large(
+    history: "History", name: str, metric: str, limit: float, steps: int = RECENT, /, **parts: str | float
+) -> Finding | None:
+    """The finding `name` where a share is at its limit or above it; None below, and without the metric."""
+    share = history.recent(metric, steps)
+    if share is None or share < limit:
+        return None
+    return finding(name, history.since(metric, lambda x: x >= limit), share=percent(share), **parts)
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,7 @@ class History:
                 begin = (begin or int(m.get("step", i + 1))) if is_odd(float(m[name])) else None
         return begin or self.step
 
-    def option(self, name: str, default: Any = None) -> Any:
+    def option(self, name: str, default: object = None) -> Any:
         """Return an option of the run, or `default` if it is not known."""
         return self.config.get(name, default)
 
@@ -144,11 +154,14 @@ class History:
 
     def usual(self, name: str) -> list[float]:
         """Return a text metric before training: of the first step and of the reference's replies, as far as known."""
-        reference = collect.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
-        return [x for x in (self.first(name), reference.get(name)) if x is not None]
+        return [x for x in (self.first(name), self._of_reference.get(name)) if x is not None]
+
+    @cached_property
+    def _of_reference(self) -> dict[str, float]:
+        return collect.of_texts([str(row.get("reply") or "") for row in self.reference]).result()
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
@@ -180,7 +193,7 @@ def latest(source: Any) -> History:
     last, tokenizer = learner.last_step, learner.policy.tokenizer
     if last is not None:
         pieces = partial(token_pieces, tokenizer) if tokenizer is not None else None
-        table = rollout_table.rows(last.rollouts, last.scores, None, last.batch, last.places, pieces)
+        table = rollout_table.as_rows(last.rollouts, last.scores, None, last.batch, last.places, pieces)
         info = last.rollouts[0].info if last.rollouts else {}
         history = replace(history, rows=table, declared=info.get("declared", {}), external="declared" in info)
     if learner is source:
@@ -227,14 +240,3 @@ def _json(path: Path) -> Any:
             return json.load(file)
         except json.JSONDecodeError as error:
             raise OperantError(f"{path} is not valid JSON: {error}; delete it") from error
-
-
-def flat(config: Any) -> dict[str, Any]:
-    """Return the options of a nested configuration by full name; a mapping of rewards stays one value."""
-    options: dict[str, Any] = {}
-    for name, value in (config if isinstance(config, Mapping) else {}).items():
-        if isinstance(value, Mapping) and name != "reward":
-            options |= {f"{name}.{inner}": x for inner, x in value.items()}
-        else:
-            options[name] = value
-    return options

@@ -10,7 +10,6 @@ import numpy as np
 MANY = 1000
 """Degrees of freedom from which the quantile no longer changes in three digits."""
 
-
 BLOCK = 1 << 20
 """Numbers that are drawn at once."""
 
@@ -33,12 +32,12 @@ def bootstrap(
     return float(low), float(high)
 
 
-def wilson(share: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` tasks. (0.4902, 0.9433) for 0.8 of 10.
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` tasks. (0.4902, 0.9433) for 0.8 of 10.
 
     It has a width where the share is 0 or 1. Where tasks count in part, as ties do, it is wider than need be.
     """
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + 0.95) / 2)
     middle, scale = share + z * z / (2 * count), 1 + z * z / count
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from operant.import_by_name import extra
 from operant.storage import atomic_io
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 STEPS = ("train/global_step", "training/global_step", "global_step", "step", "Step", "iteration", "_step")
 """Names of the step, the first of which counts. W&B's own, the last one, counts calls."""
@@ -48,8 +49,7 @@ def read_log(path: str | Path) -> list[Row]:
         step = next((numbers[name] for name in STEPS if name in numbers), float(number))
         if any(name not in STEPS for name in numbers):
             rows.setdefault(step, {"step": step}).update({k: x for k, x in numbers.items() if k not in STEPS})
-    if not rows:
-        raise OperantError(f"{file} has no metrics that can be read: give the log of a training, one of {_kinds()}")
+    require(rows, f"{file} has no metrics that can be read: give the log of a training, one of {_kinds()}")
     return [rows[step] for step in sorted(rows)]
 
 
@@ -71,12 +71,11 @@ def _file(path: Path) -> Path:
             if found := sorted(path.glob(pattern), key=lambda file: file.stat().st_mtime):
                 return found[-1]
         raise OperantError(f"{path} is a folder without a log: there is none of {_kinds()}")
-    if not path.is_file():
-        raise OperantError(f"there is no file {path}: give a run folder, or the log of a training")
+    require(path.is_file(), f"there is no file {path}: give a run folder, or the log of a training")
     return path
 
 
-def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(record: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     """Numbers by name; of nested mappings, by names with slashes. verl's files have them in `data`."""
     for name, value in record.items():
         if isinstance(value, Mapping):
@@ -85,7 +84,7 @@ def _flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield f"{before}{name}", value
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """A number, also one in a text, as `np.float64(0.5)` or `1e-05`."""
     if isinstance(value, str):
         value = re.sub(r"^np\.\w+\((.*)\)$", r"\1", value.strip())
@@ -100,12 +99,11 @@ def _number(value: Any) -> float | None:
 def _read(file: Path) -> str:
     with atomic_io.explained(file, "read"):
         data = file.read_bytes()
-    if b"\0" in data[:4096]:
-        raise OperantError(f"{file} is no text, and its name is none of a log: give one of {_kinds()}")
+    require(b"\0" not in data[:4096], f"{file} is no text, and its name is none of a log: give one of {_kinds()}")
     return data.decode("utf-8", errors="replace")
 
 
-def _json(file: Path) -> Iterable[Mapping[str, Any]]:
+def _json(file: Path) -> Iterable[Mapping[str, object]]:
     try:
         whole = json.loads(_read(file))
     except (ValueError, RecursionError) as error:
@@ -116,7 +114,7 @@ def _json(file: Path) -> Iterable[Mapping[str, Any]]:
     return rows
 
 
-def _json_lines(file: Path) -> Iterator[Mapping[str, Any]]:
+def _json_lines(file: Path) -> Iterator[Mapping[str, object]]:
     lines = _read(file).splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -130,7 +128,7 @@ def _json_lines(file: Path) -> Iterator[Mapping[str, Any]]:
         yield row
 
 
-def _csv(file: Path) -> Iterator[Mapping[str, Any]]:
+def _csv(file: Path) -> Iterator[Mapping[str, object]]:
     """The columns by name; those that W&B exports have the run before it, and the smallest and largest beside it."""
     text = _read(file)
     table = csv.reader(io.StringIO(text), delimiter="\t" if file.suffix == ".tsv" else ",")
@@ -143,7 +141,7 @@ def _csv(file: Path) -> Iterator[Mapping[str, Any]]:
         yield {name: cell for name, cell in zip(names, row) if not name.endswith(("__MIN", "__MAX"))}
 
 
-def _text(file: Path) -> Iterator[Mapping[str, Any]]:
+def _text(file: Path) -> Iterator[Mapping[str, object]]:
     for line in _read(file).splitlines():
         if (verl := re.search(r"\bstep:\d+ - .*", line)) is not None:
             yield {name: value for name, _, value in (part.partition(":") for part in verl[0].split(" - "))}
@@ -156,15 +154,12 @@ def _text(file: Path) -> Iterator[Mapping[str, Any]]:
                     yield {str(name): x for name, x in row.items()} | ({"step": printed[1]} if printed[1] else {})
 
 
-def _wandb(file: Path) -> Iterator[Mapping[str, Any]]:
+def _wandb(file: Path) -> Iterator[Mapping[str, object]]:
     """The history of a local file of W&B, which its service would send."""
-    try:
+    with extra(f"reading {file} needs wandb", "wandb"):
         from wandb.proto import wandb_internal_pb2
-    except ImportError as error:
-        raise OperantError(f"reading {file} needs wandb: pip install 'operant[wandb]'") from error
     data, place, whole = file.read_bytes(), 7, b""
-    if not data.startswith(b":W&B"):
-        raise OperantError(f"{file} does not begin as a file of W&B: is it complete?")
+    require(data.startswith(b":W&B"), f"{file} does not begin as a file of W&B: is it complete?")
     while place + HEADER.size <= len(data):
         if BLOCK - place % BLOCK < HEADER.size:  # what is left of the block holds no piece
             place += BLOCK - place % BLOCK
@@ -182,12 +177,10 @@ def _wandb(file: Path) -> Iterator[Mapping[str, Any]]:
             yield {"_step": record.history.step.num, **row}
 
 
-def _tensorboard(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
+def _tensorboard(file: Path) -> Iterator[Mapping[str, object]]:
+    with extra(f"reading {file} needs tensorboard", "tensorboard"):
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         from tensorboard.util import tensor_util
-    except ImportError as error:
-        raise OperantError(f"reading {file} needs tensorboard: pip install 'operant[tensorboard]'") from error
     if file.stat().st_size and not file.read_bytes()[:64].strip(b"\0"):
         raise OperantError(f"{file} holds zeros alone: was it cut off?")
     for event in EventFileLoader(str(file)).Load():

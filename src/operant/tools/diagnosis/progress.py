@@ -60,7 +60,6 @@ class RewardChange:
 
     @property
     def rise(self) -> float:
-        """The improvement."""
         return self.before - self.after if self.falls else self.after - self.before
 
     @property
@@ -196,7 +195,7 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
     return RewardChange(label, before, after, error, spread, freedom, confidence=OFTEN, share=won, steps=ends)
 
 
-def _span(steps: Sequence[Mapping[str, Any]]) -> str:
+def _span(steps: Sequence[Mapping[str, object]]) -> str:
     first, last = (f"{m['step']:.0f}" if "step" in m else "?" for m in (steps[0], steps[-1]))
     return f" in step {first}" if len(steps) == 1 else f" in steps {first} to {last}"
 
@@ -213,7 +212,7 @@ def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[flo
     return (noise * (1 / first + 1 / last)) ** 0.5, max(2 * (len(values) - 1) // 3, 1)
 
 
-def _error_of_mean(steps: Sequence[Mapping[str, Any]], won: bool) -> float:
+def _error_of_mean(steps: Sequence[Mapping[str, object]], won: bool) -> float:
     squares = [m["game/won"] * (1 - m["game/won"]) if won else (m.get("reward/std") or 0.0) ** 2 for m in steps]
     return sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(squares, steps)) ** 0.5 / len(steps)
 

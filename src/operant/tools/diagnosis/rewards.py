@@ -1,6 +1,7 @@
-"""Rules about the reward: it is constant, depends on the prompt, abstains, does not rise, or is already maximal."""
+"""Rules about the reward: its verifier fails, or it is constant, depends on the prompt, abstains, does not rise, or is
+already maximal."""
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent
+from operant.tools.diagnosis.history import RECENT, Finding, History, finding, number, percent, too_large
 from operant.tools.diagnosis.progress import DRIFTED, progress
 
 EQUAL = 1e-6
@@ -13,21 +14,45 @@ ABSTAINED = 0.1
 """Share of unjudged replies; the end of the registry's healthy range."""
 PATIENCE = 30
 """A missing rise is reported after this many steps. The demo has risen by half after 5."""
+LASTS, LONGEST = 3, 10
+"""Equal scores, with which a sparse reward begins, are reported after a tenth of the run: from 3 to 10 steps."""
 MOVED = 1.0
 """Nats of KL per reply. Below it the policy has hardly changed, so a flat reward proves nothing."""
 
 
+def verifier(history: History) -> Finding | None:
+    last = history.metrics[-1] if history.metrics else {}
+    crash, hang = last.get("outcome/crash") or 0.0, last.get("outcome/hang") or 0.0
+    if crash + hang < 1 - EQUAL:
+        return None
+    since = history.since("outcome/crash" if crash else "outcome/hang", lambda x: x > 0)
+    return finding("verifier", since, crash=percent(crash), hang=percent(hang))
+
+
 def constant(history: History) -> Finding | None:
-    spreads, mean = history.values("reward/std")[-3:], history.recent("reward/mean", 1)
-    if not spreads or mean is None or max(spreads) > EQUAL * max(abs(mean), 1e-3):
+    wait = _wait(history)
+    spreads, mean = history.values("reward/std")[-wait:], history.recent("reward/mean", 1)
+    if not spreads or mean is None or not _equal(spreads, mean):
         return None
     learned = (score := progress(history)) is not None and score.learned
     highest = max(history.values("reward/max"), default=mean)
     # A reward that distinguished replies before and now gives all of them its highest score is saturated.
     if learned or (max(history.values("reward/std")) > EQUAL and mean >= highest):
         return _nothing_left(history, f"Every reply now scores {number(mean)}")
+    if len(spreads) < wait:
+        return None
     since = history.since("reward/std", lambda x: x <= EQUAL * max(abs(mean), 1e-3))
-    return finding("constant", since, so_far="" if len(spreads) > 2 else "so far ", score=number(mean))
+    return finding("constant", since, score=number(mean))
+
+
+def _equal(spreads: list[float], mean: float) -> bool:
+    return max(spreads) <= EQUAL * max(abs(mean), 1e-3)
+
+
+def _wait(history: History) -> int:
+    """The number of steps with equal scores that are reported; all steps of a shorter run."""
+    total = int(history.option("steps") or LASTS)
+    return max(1, min(total, max(LASTS, min(LONGEST, total // 10))))
 
 
 def no_advantage(history: History) -> Finding | None:
@@ -37,6 +62,9 @@ def no_advantage(history: History) -> Finding | None:
     if not zero:
         zero, name = history.values("policy/advantage_zero")[-RECENT:], "policy/advantage_zero"
         lacks = "every advantage was 0: no reply was better or worse than those it is compared with"
+    spreads, mean = history.values("reward/std"), history.recent("reward/mean", 1)
+    if 0 < len(spreads) < _wait(history) and _equal(spreads, mean or 0.0):  # which is what `constant` waits for
+        return None
     count = sum(share == 1 for share in zero)
     if 2 * count <= len(zero):
         return None
@@ -66,20 +94,13 @@ def _nothing_left(history: History, evidence: str) -> Finding:
 
 def query_decides(history: History) -> Finding | None:
     name = "reward/query_share" if history.values("reward/query_share") else "probe/query_share"
-    share = history.recent(name)
-    if share is None or share < QUERY:
-        return None
     reward = history.option("reward")
     named = reward if isinstance(reward, str) and not reward.startswith("<") else "NAME"
-    since = history.since(name, lambda x: x >= QUERY)
-    return finding("query_decides", since, share=percent(share), reward=named, metric=name)
+    return too_large(history, "query_decides", name, QUERY, reward=named, metric=name)
 
 
 def abstains(history: History) -> Finding | None:
-    share = history.recent("reward/abstained")
-    if share is None or share < ABSTAINED:
-        return None
-    return finding("abstains", history.since("reward/abstained", lambda x: x >= ABSTAINED), share=percent(share))
+    return too_large(history, "abstains", "reward/abstained", ABSTAINED)
 
 
 def flat(history: History) -> Finding | None:

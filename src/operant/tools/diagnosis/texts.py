@@ -24,6 +24,8 @@ ONE_TOKEN = 0.4
 """Share of all tokens, for spam without spaces; punctuation is 5 to 10 % of English."""
 TIMES = 2.0
 """A spammed word has at least this many times its usual share."""
+COMMAND = 4
+"""Replies of fewer tokens at the start are commands. Few are in use, so that a good policy repeats them."""
 SIGNS = 0.02
 """Share of characters above three times the usual. The demo has at most 0.25 % of each kind; `!!!` at the end of every
 reply of twenty words is 3 %."""
@@ -52,19 +54,20 @@ def empty(history: History) -> Finding | None:
         now = 1.0  # all replies of the newest step are empty, so no other text metric can confirm it
     if now is None or now < EMPTY:
         return None
+    longer = f"`--sampling.min_tokens {min(5, history.option('sampling.max_tokens', 5))}`"
     cost = max(history.values("reward/kl_penalty"), default=0.0)
     spread = history.first("reward/scaled_std") or history.first("reward/std") or 0.0
     if usual and now < max(usual) + EMPTY:
-        cause, remedy = "the model itself ended that many before training", "`--sampling.min_tokens 5`"
+        cause, remedy = "the model itself ended that many before training", longer
     elif cost > spread > 0:
         cause = f"the KL coefficient is too high: a reply paid up to {number(cost)} where scores differ by "
         cause += f"{number(spread)}, so an empty reply, which costs next to nothing, is best"
         coef = history.recent("kl/coef", 1) or 0.0
-        remedy = f"`--kl.coef {number(coef / 4)}`; `--sampling.min_tokens 5` only hides it"
+        remedy = f"`--kl.coef {number(coef / 4)}`; {longer} only hides it"
     else:
         scores = _scores_of_empty_replies(history)
         cause = f"the reward prefers empty replies: {scores}" if scores else "an empty reply is paid as well as another"
-        remedy = "let the reward give empty replies its lowest score, or `--sampling.min_tokens 5`"
+        remedy = f"let the reward give empty replies its lowest score, or {longer}"
     since = history.since("text/empty", lambda x: x > EMPTY)
     return finding("empty", since, share=percent(now), cause=cause, remedy=remedy)
 
@@ -82,6 +85,11 @@ def _scores_of_empty_replies(history: History) -> str | None:
 
 
 def one_word(history: History) -> Finding | None:
+    if (
+        max(history.values("rollout/turns"), default=1) > 1
+        or (history.first("rollout/reply_tokens") or COMMAND) < COMMAND
+    ):
+        return None
     share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
     if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):
         word, newest = collect.top_word(history.texts)

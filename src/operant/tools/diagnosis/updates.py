@@ -5,7 +5,7 @@ from statistics import fmean
 
 from operant.metrics.registry import METRICS
 from operant.tools.diagnosis.distance import higher_kl_option
-from operant.tools.diagnosis.history import Finding, History, capitalised, finding, number, percent
+from operant.tools.diagnosis.history import Finding, History, capitalised, finding, number, percent, too_large
 
 STEPS = 3
 """The current value of a metric of the update is its mean over this many steps."""
@@ -52,11 +52,7 @@ def ratio(history: History) -> Finding | None:
 
 
 def clipping(history: History) -> Finding | None:
-    share = history.recent("policy/clip_fraction", STEPS)
-    if share is None or share < CLIPPED:
-        return None
-    since = history.since("policy/clip_fraction", lambda x: x > CLIPPED)
-    return finding("clipping", since, share=percent(share))
+    return too_large(history, "clipping", "policy/clip_fraction", CLIPPED, STEPS)
 
 
 def no_step(history: History) -> Finding | None:

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from operant.tools.diagnosis.history import RECENT, Finding, History, number
+from operant.tools.diagnosis.history import FINDINGS, RECENT, Finding, History, number
 from operant.tools.diagnosis.progress import DRIFTED, EARLY, RewardChange, progress
 from operant.tools.diagnosis.rewards import MOVED, PATIENCE
 
 Outcome = Literal[
     "nothing yet", "too early", "learned", "may have learned", "got worse", "no rise yet", "did not learn"
 ]
+FEW = 15
+"""Degrees of freedom below which an interval is wide for want of held-out tasks."""
+_SEEN = "Is what the reward asks for in the prompt, and does any reply get it?"
 
 
 def outcome(history: History, score: RewardChange | None) -> Outcome:
@@ -52,6 +55,10 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return f"It may have learned a little: {change}; a run without a signal may drift as far, so watch it.{also}"
     if result == "got worse":
         return f"It got worse: {change}.{also}"
+    if not also and score.error == 0 == score.rise:
+        also = f" {FINDINGS['constant']['message'].format(score=number(score.after))} {_SEEN}"
+    if not also and score.held_out and score.freedom < FEW and not score.beyond_noise:
+        also = f" {score.freedom + 1} held-out tasks are few to tell: give more."
     why = "no more than a run without a signal drifts" if score.beyond_noise else "within noise"
     rate = history.recent("update/lr")
     if not also and kl is not None and rate and abs(kl) < MOVED:

@@ -44,7 +44,7 @@ def alpha(units: Iterable[Sequence[object]], level: str = "nominal") -> float | 
     return 1 - (number - 1) * observed / expected if expected else None
 
 
-def distances(totals: Mapping[object, float], level: str) -> dict[tuple[Any, Any], float]:
+def distances(totals: Mapping[object, float], level: str) -> dict[tuple[object, object], float]:
     """The squared difference of any two values. totals: how often each occurs, which ordinal distances are made of."""
     if level == "nominal":
         return {(a, b): float(a != b) for a in totals for b in totals}
@@ -56,7 +56,7 @@ def distances(totals: Mapping[object, float], level: str) -> dict[tuple[Any, Any
     return {(a, b): (below[a] - below[b]) ** 2 for a in totals for b in totals}
 
 
-def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list[list[Any]]:
+def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list[list[object]]:
     """The values that each unit got: the choice of an item (pick), or the entry of each of its replies.
 
     counts: the number of replies of each item, by its id.
@@ -105,8 +105,7 @@ def agreeing(answer: Mapping[str, object], other: Mapping[str, object], kind: st
 
 def circles(labels: Sequence[Label], store: Store) -> tuple[int, int]:
     """The number of prompts whose replies go in a circle by pairwise majority (a over b over c over a), and of pairs of
-    replies that one labeller has put in both orders. Replies are compared by their text, over all items of a prompt.
-    """
+    replies that one labeller has put in both orders. Replies are compared by their text, over all items of a prompt."""
     votes: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     by_one: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for label in labels:

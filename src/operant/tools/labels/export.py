@@ -4,7 +4,6 @@ Pairs with an empty reply are left out, because nothing can be trained on it, an
 something about the labellers. Rows of labels can be read back by `operant label`.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,13 +27,12 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
         raise OperantError(f"--form {form}: these labels are of kind {store.kind}; export them as pairs or ranked")
     if skips and form == "pairs":
         raise OperantError("--skips: a skip gives no pair; export with --form ranked, ratings or good")
-    if Path(path).exists():
-        raise OperantError(f"--export {path}: the file exists; choose another name")
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(store, form, skips)]
-    if not lines:
+    require(not Path(path).exists(), f"--export {path}: the file exists; choose another name")
+    exported = [*rows(store, form, skips)]
+    if not exported:
         raise OperantError(f"{store.path} has no labels to export as {form}: {store.counts()['labels']} labels in all")
-    atomic_io.write(path, "".join(lines))
-    return len(lines)
+    atomic_io.write_rows(path, exported)
+    return len(exported)
 
 
 def rows(store: Store, form: str, skips: bool = False) -> Iterator[dict[str, object]]:

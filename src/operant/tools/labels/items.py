@@ -35,7 +35,6 @@ MOST = 9
 IMPORT = "import"
 """The labeller of labels that a file gives without a name."""
 
-
 Content = str | Sequence[Mapping[str, str]]
 """A prompt or a reply: a text, or messages with role and content."""
 

@@ -14,22 +14,20 @@ import hmac
 import json
 import math
 import random
-import socket
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.bounds import bounded, check_bounds
-from operant.net.listening import is_known_host, listening_error, url_of
+from operant.net.listening import Listener, is_known_host, url_of
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
 from operant.types import OperantError
 
 if TYPE_CHECKING:
-    import uvicorn
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 FOLDER = Path(__file__).parent / "page"
 FILES = {
@@ -71,51 +69,21 @@ class RefusedError(Exception):
     """A request that gets (HTTP status, sentence) and nothing else."""
 
 
-class LabelServer:
-    """Listens on the address of the options, for one store; `run` or `start` answer requests.
+class LabelServer(Listener):
+    """Listens on the address of the options, for one store. Raises: OperantError as `Listener`."""
 
-    Raises: OperantError where it cannot listen, or if starlette and uvicorn are not installed.
-    """
+    what = "the labelling page"
 
     def __init__(self, store: Store, options: LabelServing | None = None) -> None:
         options = options or LabelServing()
-        self.store, self.host, self.token = store, options.host, store.setting("token")
-        self.socket = listening(options, int(store.setting("port")))
-        try:
-            self.server = uvicorn_server(self)
-        except BaseException:
-            self.socket.close()
-            raise
-        self.port = self.socket.getsockname()[1]
+        self.store, self.token, last = store, store.setting("token"), int(store.setting("port"))
+        super().__init__(options.host, *([last, 0] if last and not options.port else [options.port]))
         store.set("port", str(self.port))
-        self.thread: threading.Thread | None = None
 
     @property
     def url(self) -> str:
         """The address of the page, with its token behind `#`, which browsers never send."""
         return f"{url_of(self.host, self.port)}#{self.token}"
-
-    def run(self) -> None:
-        self.server.run(sockets=[self.socket])
-
-    def start(self) -> None:
-        """Answer requests in a thread of its own; returns when the page can be opened."""
-        self.thread = threading.Thread(target=self.run, name="labels", daemon=True)
-        self.thread.start()
-        while self.thread.is_alive() and not self.server.started:
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        if self.thread is not None:
-            self.thread.join()
-        self.socket.close()
-
-    def __enter__(self) -> "LabelServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         """Let a request pass. headers: by their names in lower case. Raises: RefusedError."""
@@ -216,6 +184,26 @@ class LabelServer:
         }
         return known
 
+    async def respond(self, request: "Request") -> "Response":
+        from starlette.concurrency import run_in_threadpool
+        from starlette.responses import Response
+
+        path, status, kind, body = request.url.path, 200, "application/json", b""
+        try:
+            self.check(request.method, path, request.headers)
+            if path in FILES:
+                name, kind = FILES[path]
+                data = (FOLDER / name).read_bytes()
+            else:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > LARGEST_BODY:
+                        raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
+                data = json.dumps(await run_in_threadpool(self.answer, path, body))
+        except RefusedError as refused:
+            status, data = refused.args[0], json.dumps({"error": refused.args[1]})
+        return Response(data, status, HEADERS, media_type=kind)
+
 
 ACTIONS = {"/next": LabelServer.next, "/label": LabelServer.label, "/undo": LabelServer.undo}
 """What the page may ask for, by path."""
@@ -228,7 +216,7 @@ def order(name: str, item_id: str, count: int) -> list[int]:
     return places
 
 
-def moved(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
+def moved(answer: Mapping[str, Any], places: Sequence[int]) -> dict[str, object]:
     """An answer to the same replies in another order: what is said of number i is what was said of `places[i]`."""
     best = {"best": places.index(answer["best"])} if "best" in answer else {}
     lists = {field: [answer[field][i] for i in places] for field in ("ranks", "ratings", "good") if field in answer}
@@ -240,57 +228,3 @@ def messages(value: Content) -> list[dict[str, str]]:
     if isinstance(value, str):
         return [{"role": "", "text": value}]
     return [{"role": message["role"], "text": message["content"]} for message in value]
-
-
-def listening(options: LabelServing, last: int) -> socket.socket:
-    """A socket that listens at the address; for port 0 on the port `last` if it is free. Raises: OperantError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    ports = [last, 0] if last and not options.port else [options.port]
-    while True:
-        try:
-            return socket.create_server((options.host, ports[0]), family=family, backlog=128)
-        except OSError as error:
-            if len(ports) == 1:
-                raise listening_error(error, options.host, options.port) from error
-            del ports[0]
-
-
-def uvicorn_server(server: LabelServer) -> "uvicorn.Server":
-    try:
-        import uvicorn
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
-        from starlette.responses import Response
-        from starlette.routing import Route
-    except ImportError as error:
-        raise OperantError(f"the labelling page needs {error.name}: pip install 'operant[label]'") from error
-
-    async def body_of(request: Request) -> bytes:
-        data = b""
-        async for part in request.stream():
-            data += part
-            if len(data) > LARGEST_BODY:
-                raise RefusedError(413, f"a label has at most {LARGEST_BODY} bytes; shorten the comment")
-        return data
-
-    async def respond(request: Request) -> Response:
-        path, status, kind = request.url.path, 200, "application/json"
-        try:
-            server.check(request.method, path, request.headers)
-            if path in FILES:
-                name, kind = FILES[path]
-                data = (FOLDER / name).read_bytes()
-            else:
-                data = json.dumps(await run_in_threadpool(server.answer, path, await body_of(request)))
-        except RefusedError as refused:
-            status, data = refused.args[0], json.dumps({"error": refused.args[1]})
-        return Response(data, status, HEADERS, media_type=kind)
-
-    methods = ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"]
-    app = Starlette(routes=[Route("/{path:path}", respond, methods=methods)])
-    config = uvicorn.Config(
-        app, log_level="error", access_log=False, server_header=False, lifespan="off", timeout_graceful_shutdown=2,
-        loop="asyncio", http="h11", ws="none",
-    )  # fmt: skip
-    return uvicorn.Server(config)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from operant.tools.labels.items import as_text
 from operant.tools.labels.store import Store
-from operant.types import OperantError, Rollout
+from operant.types import Rollout, require
 
 PRAISE = frozenset(
     "good great excellent wonderful best love loved beautiful perfect amazing enjoyed enjoy fun funny brilliant superb "
@@ -55,8 +55,7 @@ class Labeller:
     """
 
     def __init__(self, noise: float = 0.5, *, seed: int = 0, shuffled: bool = False, name: str = "stand-in"):
-        if noise < 0:
-            raise OperantError(f"noise={noise:g}: it must be at least 0")
+        require(noise >= 0, f"noise={noise:g}: it must be at least 0")
         self.noise, self.seed, self.shuffled, self.name = noise, seed, shuffled, name
 
     def label(self, store: Store) -> int:

@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from operant.tools.labels.items import IMPORT, KINDS, Item, checked_answer, name_of_labeller, now
-from operant.types import OperantError, shown
+from operant.types import OperantError, require, shown
 
 VERSION = 1
 APPLICATION = 0x6F706C62
@@ -196,8 +196,7 @@ class Store:
 
     def item(self, item_id: str) -> Item:
         row = self._row("SELECT * FROM items WHERE id = ?", item_id)
-        if row is None:
-            raise OperantError(f"{self.path} has no item {shown(item_id)}; add it with add_items")
+        require(row is not None, f"{self.path} has no item {shown(item_id)}; add it with add_items")
         prompt, replies = json.loads(row["content"])
         return Item(item_id, prompt, tuple(replies), tuple(json.loads(row["sources"])))
 
@@ -206,8 +205,7 @@ class Store:
 
     def item_of(self, number: object) -> Item:
         found = self._value("SELECT id FROM items WHERE number = ?", number if type(number) is int else -1)
-        if found is None:
-            raise OperantError(f"{self.path} has no item number {shown(number)}; load the page again")
+        require(found is not None, f"{self.path} has no item number {shown(number)}; load the page again")
         return self.item(found)
 
     def counts(self) -> dict[str, int]:
@@ -333,7 +331,7 @@ class Store:
             values = (labeller, now(), item_id)
             self._connection.execute("INSERT OR REPLACE INTO shown SELECT number, ?, ? FROM items WHERE id = ?", values)
 
-    def _about(self, labeller: str) -> dict[str, Any]:
+    def _about(self, labeller: str) -> dict[str, object]:
         return {"name": labeller, "since": now() - SHOWN_SECONDS, "overlap": int(self.setting("overlap"))}
 
     def due_gold(self, labeller: str) -> int | None:

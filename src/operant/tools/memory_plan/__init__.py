@@ -268,7 +268,7 @@ def shape_of(config: Config, lengths: tuple[int, int, int], ranks: int = 1) -> S
     return Shape(prompt, reply, batch, held_out, rows, scored, -(-minibatch // rows))
 
 
-def _classifiers(spec: Any, options: Mapping[str, Any]) -> list[Classifier]:
+def _classifiers(spec: object, options: Mapping[str, object]) -> list[Classifier]:
     """The classifiers of a reward. A class or function of your own is not called: it may load something."""
     if isinstance(spec, Mapping):
         return [c for part, own in spec.items() for c in _classifiers(part, own if isinstance(own, Mapping) else {})]

@@ -15,11 +15,12 @@ from operant.models import lora as adapters
 from operant.models import output_mlp as output_mlps
 from operant.models import soft_prompt as soft_prompts
 from operant.models.frozen_trunk import Trunk
-from operant.models.hidden_states import Modes
+from operant.models.hidden_states import Modes, cache_of
 from operant.models.logprobs import BUDGET
 from operant.models.options import ModelOptions, recomputing
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_config, load_tokenizer, positions_of
+from operant.models.twins import in_halves
 from operant.models.value_head import ValueOptions
 from operant.runs.config import Config
 from operant.storage.hub import find_config
@@ -139,7 +140,7 @@ class MemoryModel:
         """Bytes of generation: the cache of whole rows, and the larger of prefill and a float64 copy of the logits."""
         before = self.memory.peak().now
         out = self.policy.model(**self._ids(rows, prompt, 1), use_cache=True)
-        prefill, cache = self.memory.most - before, out.past_key_values
+        prefill, cache = self.memory.most - before, cache_of(out)
         layers: Sequence[Any] = getattr(cache, "layers", None) or cache.self_attention_cache.layers
         cached = bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values))
         whole = cached * (prompt + reply) / max(prompt, 1)
@@ -157,7 +158,9 @@ class MemoryModel:
 
         accumulates: the gradients of an earlier micro-batch are there already.
         """
-        gradients, kept = bytes_of(self.trained), self.run.learner["learner"].keep_gradients
+        gradients, own = bytes_of(self.trained), self.run.learner["learner"]
+        on_cpu = own.threads == "auto" and self.policy.device.type == "cpu"
+        of_twin = gradients if on_cpu and in_halves(self.policy.model, rows * (prompt + reply)) else 0.0
         with torch.enable_grad():
             before = self.memory.peak().now
             for _ in range(2 if accumulates else 1):
@@ -166,7 +169,8 @@ class MemoryModel:
         most = float(self.memory.most - before)
         for p in self.trained:
             p.grad = None
-        return {"gradients": 0.0 if kept else min(gradients, most), "activations": max(most - gradients, 0.0)}
+        own_ones = 0.0 if own.keep_gradients else min(gradients, most)
+        return {"gradients": own_ones + of_twin, "activations": max(most - gradients, 0.0)}
 
     def _loss(self, rows: int, prompt: int, reply: int) -> Tensor:
         """A loss that takes as much memory as the objective."""

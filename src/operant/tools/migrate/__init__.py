@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from operant.types import OperantError
+from operant.types import require
 
 
 def migrated(text: str, path: Path) -> str:
@@ -14,8 +14,7 @@ def migrated(text: str, path: Path) -> str:
         from operant.tools.migrate.rl4lms import recipe
 
         return recipe(text, path)
-    if path.suffix != ".py":
-        raise OperantError(f"{path} is no Python script (.py) and no YAML file (.yml, .yaml): give one of these")
+    require(path.suffix == ".py", f"{path} is no Python script (.py) and no YAML file (.yml, .yaml): give one of these")
     from operant.tools.migrate.script import moved
 
     return moved(text, str(path))

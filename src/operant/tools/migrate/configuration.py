@@ -11,12 +11,15 @@ import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any
 
 from operant import options as named
 from operant.algorithms import find
+from operant.data.sources import read
 from operant.runs.config import config_schema
-from operant.tools.migrate.renaming import ALGORITHMS, literal, renamed
+from operant.storage import hub
+from operant.tools.migrate.renaming import ALGORITHMS, DEFAULTS, literal, renamed
 from operant.types import OperantError, shown
 
 NO_EFFECT = re.compile(
@@ -29,7 +32,7 @@ NO_EFFECT = re.compile(
 """Options that say how something is computed, logged or kept, and not what is learned."""
 
 
-def with_configuration(config: object, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_configuration(config: object, given: Mapping[str, object]) -> dict[str, object]:
     """The arguments `given` of `operant.train` with the options of a configuration below them.
 
     All values that differ from operant's defaults are among them. What says only how something is computed, and has
@@ -41,7 +44,8 @@ def with_configuration(config: object, given: Mapping[str, Any]) -> dict[str, An
     algorithm, usual = ALGORITHMS[kind], _usual(config)
     changed = {name for name in fields if name in usual and fields[name] != usual[name]}
     devices = int(getattr(config, "world_size", 1) or 1)
-    written = {name: repr(value) for name, value in fields.items() if value is not None}
+    usual_there = DEFAULTS[ALGORITHMS[kind]]  # None is then no default
+    written = {name: repr(x) for name, x in fields.items() if x is not None or name in usual_there}
     written["per_device_train_batch_size"] = str(fields.get("per_device_train_batch_size", 8) * devices)
     written |= {"bf16": repr(bool(fields.get("bf16"))), "fp16": repr(bool(fields.get("fp16")))}
     found = renamed(written, algorithm)
@@ -52,20 +56,40 @@ def with_configuration(config: object, given: Mapping[str, Any]) -> dict[str, An
         raise OperantError(f"{kind}Config: {heavy[0]}{more}; leave it out of the configuration")
     if light:
         warnings.warn(f"{kind}Config: these options do nothing here: {'; '.join(light)}", stacklevel=4)
+    algorithm, columns = found.algorithm, _columns(given.get("tasks"))
+    if algorithm == "sft" and "messages" in columns and not fields.get("assistant_only_loss"):
+        found.values["data.loss_on"] = '"all"'  # TRL learns all messages of such rows
+    if algorithm == "reward-model" and "margin" in columns:
+        found.values["loss.margin"] = "1.0"  # times the difference of the labels, which is the row's margin
     values = {name: literal(code) for name, code in found.values.items()}
-    each = _optimizer_steps(fields, devices, values["batch"])
+    step = fields["per_device_train_batch_size"] * fields.get("gradient_accumulation_steps", 1) * devices
+    each = values["batch"] / step * fields.get("num_iterations", 1)  # optimizer steps of a batch
     limit = fields["max_steps"]
     steps = limit / each if limit > 0 else _of_epochs(kind, fields, given.get("tasks"), values)
     values["steps"] = max(1, math.ceil(steps))
-    if (warmup := fields.get("warmup_steps") or 0) >= 1:
+    if (warmup := fields.get("warmup_steps") or 0) >= 1 and fields.get("lr_scheduler_type") != "constant":
         values["optimizer.warmup"] = min(1.0, warmup / (steps * each))
     ours = {name: x for name, x in _other_than_ours(values, algorithm).items() if not _is_given(name, given)}
     arguments = {"algorithm": algorithm} | ours | dict(given)
     if fields.get("reward_weights") is not None:
         arguments["reward"] = _weighted(kind, fields["reward_weights"], given.get("reward"))
     if algorithm == "reward-model" and given.get("policy") not in (None, "reward_model"):
+        if not isinstance(given["policy"], str):
+            raise OperantError(
+                f"RewardConfig: policy={type(given['policy']).__name__}: give the name or folder of a causal model, "
+                "which gets its new head here"
+            )
         arguments |= {"policy": "reward_model", "policy.trunk": given["policy"]}
     return arguments
+
+
+def _columns(tasks: object) -> set[str]:
+    """The names of the first row's fields; empty where they are not known before it is read."""
+    first = next(iter(tasks), None) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else None
+    if isinstance(tasks, (str, Path)) and hub.found(str(tasks)):
+        first = next((row for _, row in read(tasks)[1]), None)
+    named = getattr(tasks, "column_names", None)  # of a Dataset
+    return {*first} if isinstance(first, Mapping) else {*named} if isinstance(named, list) else set()
 
 
 def _kind(config: object) -> str:
@@ -77,7 +101,7 @@ def _kind(config: object) -> str:
     return kind
 
 
-def _fields(config: Any) -> dict[str, Any]:
+def _fields(config: object) -> dict[str, Any]:
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
@@ -88,7 +112,7 @@ def _plain(value: object) -> Any:
     return [_plain(x) for x in value] if isinstance(value, (list, tuple)) else value
 
 
-def _usual(config: Any) -> dict[str, Any]:
+def _usual(config: object) -> dict[str, object]:
     """The fields of a configuration that says only where it runs; what its class computes is equal there."""
     same = ("output_dir", "use_cpu", "bf16", "fp16", "per_device_train_batch_size", "gradient_accumulation_steps")
     same += ("generation_batch_size", "num_generations")
@@ -99,13 +123,7 @@ def _usual(config: Any) -> dict[str, Any]:
         return {field.name: _plain(field.default) for field in dataclasses.fields(config)}
 
 
-def _optimizer_steps(fields: Mapping[str, Any], devices: int, batch: int) -> float:
-    """Optimizer steps of one batch of replies, which TRL's `max_steps` counts."""
-    step = fields["per_device_train_batch_size"] * fields.get("gradient_accumulation_steps", 1) * devices
-    return batch / step * fields.get("num_iterations", 1)
-
-
-def _of_epochs(kind: str, fields: Mapping[str, Any], tasks: object, values: Mapping[str, Any]) -> float:
+def _of_epochs(kind: str, fields: Mapping[str, object], tasks: object, values: Mapping[str, object]) -> float:
     """Steps of the passes over the tasks. Raises: OperantError for tasks whose number is not known."""
     if not isinstance(tasks, Sized) or isinstance(tasks, str):
         raise OperantError(
@@ -115,7 +133,7 @@ def _of_epochs(kind: str, fields: Mapping[str, Any], tasks: object, values: Mapp
     return fields["num_train_epochs"] * len(tasks) * values.get("samples", 1) / values["batch"]
 
 
-def _other_than_ours(values: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+def _other_than_ours(values: Mapping[str, object], algorithm: str) -> dict[str, object]:
     """The values that are not operant's defaults anyway."""
     schema = config_schema(algorithm)
     usual = {
@@ -127,14 +145,14 @@ def _other_than_ours(values: Mapping[str, Any], algorithm: str) -> dict[str, Any
     return {name: x for name, x in values.items() if name in always or name not in usual or usual[name] != x}
 
 
-def _is_given(name: str, given: Mapping[str, Any]) -> bool:
+def _is_given(name: str, given: Mapping[str, object]) -> bool:
     """Whether the arguments have an option by its short name, or in the mapping of its group."""
     group, _, short = name.rpartition(".")
     inside = given.get(group)
     return short in given or (isinstance(inside, Mapping) and short in inside)
 
 
-def _weighted(kind: str, weights: Any, reward: Any) -> Any:
+def _weighted(kind: str, weights: object, reward: object) -> object:
     """The rewards, each with its weight."""
     rewards = list(reward) if isinstance(reward, Sequence) and not isinstance(reward, str) else [reward]
     if len(rewards) != len(weights) or isinstance(reward, Mapping):

@@ -36,9 +36,15 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
     "dpo": {"learning_rate": "1e-6", "lr_scheduler_type": '"linear"', "beta": "0.1", "max_length": "1024"},
     "sft": {"learning_rate": "2e-5", "lr_scheduler_type": '"linear"', "max_length": "1024"},
     "reward-model": {"learning_rate": "1e-4", "lr_scheduler_type": '"linear"', "max_length": "1024"},
-    "ppo": {},
+    "ppo": {
+        "learning_rate": "3e-6",
+        "lr_scheduler_type": '"linear"',
+        "response_length": "53",
+        "temperature": "0.7",
+        "kl_coef": "0.05",
+    },
 }
-"""Values that TRL 1.16 takes where a script names none, which are written out, as operant's differ."""
+"""Values that TRL 1.16 (of PPO 1.10) takes where a script names none, which are written out, as operant's differ."""
 IDLE = (("trl", "reward_weights"), ("trlx", "name"))
 """The first stand with the rewards."""
 TRUE_THERE = {
@@ -49,7 +55,10 @@ TRUE_THERE = {
 }
 """Options without an equal that TRL 1.16 sets by default, so that False asks for something."""
 SAME_HERE: Mapping[str, object] = {
+    "dataset_text_field": "text",
     "disable_dropout": True,
+    "do_sample": True,
+    "num_layers_unfrozen": -1,
     "importance_sampling_level": "token",
     "multi_objective_aggregation": "sum_then_normalize",
     "shuffle_dataset": True,
@@ -57,18 +66,35 @@ SAME_HERE: Mapping[str, object] = {
     "repetition_penalty": 1.0,
 }
 """Values of TRL's options that say what is done here anyway."""
+BETA = dict.fromkeys(("grpo", "gspo", "cispo", "sapo"), "kl.loss_coef") | {"dpo": "loss.beta", "kto": "loss.beta"}
+"""What `beta` is; of other methods kl.coef."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+GRPO_LOSSES: Mapping[str, tuple[str, str] | None] = {
+    "grpo": None,
+    "dapo": ("update.per", '"token"'),
+    "bnpo": ("update.per", '"token"'),
+    "dr_grpo": ("update.per", '"constant"'),
+}
 LOSSES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
-    "grpo": {
-        "grpo": None,
-        "dapo": ("update.per", '"token"'),
-        "bnpo": ("update.per", '"token"'),
-        "dr_grpo": ("update.per", '"constant"'),
+    "grpo": GRPO_LOSSES,
+    "gspo": GRPO_LOSSES,  # with a mean over tokens both add a reply's ratio once a token
+    "cispo": {"cispo": None},
+    "sapo": {"sapo": None},
+    "dpo": {
+        "sigmoid": None,
+        "hinge": ("loss.kind", '"hinge"'),
+        "robust": ("loss.kind", '"robust"'),
+        "ipo": ("loss.kind", '"ipo-mean"'),
     },
-    "dpo": {"sigmoid": None, "ipo": ("loss.kind", '"ipo-mean"')},
     "sft": {"nll": None},
 }
 """What each `loss_type` is; None: the default here, too."""
+COUNTED = frozenset(
+    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation generation_batch_size max_steps "
+    "num_train_epochs num_iterations warmup_steps warmup_ratio total_episodes bf16 fp16 num_mini_batches adam_beta1 "
+    "adam_beta2 reward_weights eval_steps save_steps gen_kwargs total_steps eval_interval checkpoint_interval".split()
+)
+"""Options whose meaning depends on others, so that one of them cannot be set afterwards."""
 UNKNOWN = object()
 
 
@@ -105,19 +131,27 @@ def literal(code: str) -> Any:
 
 def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Renamed:
     """The options `given`, by the other system's names, under ours. system: trl, trlx, or transformers, of which no
-    defaults are written out.
-    """
+    defaults are written out."""
     found, left = Renamed(algorithm), dict(given)
+    if system != "trlx" and literal(left.get("lr_scheduler_type", "")) == "constant":
+        for name in ("warmup_steps", "warmup_ratio"):  # this schedule has no warm-up there
+            left.pop(name, None)
     if system == "transformers":
         _batch(found, left)
         _length(found, left)
-    elif system == "trl":
+    elif system == "trlx":
+        _length_of_trlx(found, left)
+    else:
         written = [name for name in DEFAULTS[algorithm] if name not in left]
         left |= {name: DEFAULTS[algorithm][name] for name in written}
         if written:
             found.comments.append(f"where the script named none, these are TRL's defaults: {', '.join(written)}")
         _batch(found, left)
+        if algorithm == "ppo":
+            _ppo(found, left)
         _length(found, left)
+        if algorithm == "grpo":
+            _variant(found, left)
     betas = {name: left.pop(name) for name in ("adam_beta1", "adam_beta2") if name in left}
     if betas:
         found.put("optimizer.betas", f"({betas.get('adam_beta1', '0.9')}, {betas.get('adam_beta2', '0.999')})")
@@ -128,10 +162,17 @@ def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Re
         origin |= dict.fromkeys([*found.values][values:], name)
         if len(found.values) == values and len(found.comments) > comments:
             found.lost[name] = found.comments[-1]
-    known = {*names(config_schema(algorithm)), "out", "resume"}
+    smooth = system == "trl" and found.algorithm == "dpo" and found.values.get("loss.kind") != '"robust"'
+    if smooth and (share := found.values.pop("loss.label_smoothing", "")):
+        found.comments.append(f"label_smoothing={share}: TRL 1.16 reads it with other losses alone")
+    if found.algorithm == "sft" and "data.loss_on" not in found.values:
+        found.comments.append("rows with messages are learnt whole there: data.loss_on='all'")
+    if found.algorithm == "reward-model" and system != "trlx":
+        found.comments.append("rows with a margin of their own: loss.margin=1 asks for it")
+    known = {*names(config_schema(found.algorithm)), "out", "resume"}
     for name in [name for name in found.values if name not in known]:
         theirs = origin.get(name, name)
-        found.say(theirs, found.values.pop(name), f"{algorithm} has no such option")
+        found.say(theirs, found.values.pop(name), f"{found.algorithm} has no such option")
         found.lost[theirs] = found.comments[-1]
     return found
 
@@ -147,6 +188,50 @@ def _batch(found: Renamed, left: dict[str, str]) -> None:
     if batch != optimizer_step:
         found.put("update.minibatch", optimizer_step)
     found.comments.append("batch: of one process; with N processes of torchrun, N times as many, as in TRL")
+
+
+def _variant(found: Renamed, left: dict[str, str]) -> None:
+    """The method that a `GRPOConfig` asks for by its loss or by the level of its ratio."""
+    loss = literal(left.get("loss_type", ""))
+    loss = loss[0] if isinstance(loss, list) and len(loss) == 1 else loss
+    if literal(left.get("importance_sampling_level", "")) == "sequence":
+        if isinstance(loss, str) and loss in GRPO_LOSSES:
+            found.algorithm = "gspo"
+            left.pop("importance_sampling_level")
+    elif loss in ("cispo", "sapo"):
+        found.algorithm = str(loss)
+    if found.algorithm != "grpo":  # whose defaults are other ones here
+        epsilon, high = left.pop("epsilon", "0.2"), left.pop("epsilon_high", "None")
+        high = epsilon if high == "None" else high
+        bounds = {"gspo": {"loss.clip": epsilon, "loss.clip_high": high}, "cispo": {"loss.high": high}}
+        found.values |= bounds.get(found.algorithm, {})
+        left.setdefault("use_bias_correction_kl", "True")
+    for theirs, name in (("sapo_temperature_pos", "temperature"), ("sapo_temperature_neg", "temperature_negative")):
+        if found.algorithm == "sapo" and theirs in left:
+            found.put(f"loss.{name}", left.pop(theirs))
+
+
+def _ppo(found: Renamed, left: dict[str, str]) -> None:
+    """What the later `PPOTrainer` counts in minibatches and episodes, and how its replies end."""
+    batch, parts = found.values["batch"], left.pop("num_mini_batches", "1")
+    episodes = left.pop("total_episodes", "None")
+    if parts != "1":
+        found.put("update.minibatch", f"{bracketed(batch)} // {bracketed(parts)}")
+        found.say("num_mini_batches", parts, "parts of the batch; before TRL 0.19 the batch was that many times larger")
+    for name in ("sft_model_path", "reward_model_path", "max_steps"):
+        left.pop(name, None)  # the first two stand in the call; the trainer never reads the third
+    if episodes != "None":
+        left["max_steps"] = f"-(-{bracketed(episodes)} // {bracketed(batch)})"
+    penalty = left.pop("missing_eos_penalty", "None")
+    if penalty != "None":
+        found.values |= {"learner.on_length": '"penalty"', "score.missing_stop_mode": '"add"'}
+        found.put("score.missing_stop", f"-{bracketed(penalty)}")
+    found.put("kl.reward_gradient", '"score"')
+    token, stop = left.pop("stop_token", "None"), left.pop("stop_token_id", "None")
+    if stop != "None":
+        found.put("sampling.stop_tokens", f"[{stop}]")
+    elif literal(token) is None:
+        found.comments.append("stop_token: without one all replies have the full length there: sampling.fixed_length")
 
 
 def _times(a: str, b: str) -> str:
@@ -169,11 +254,10 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
     if literal(steps) == -1:
         found.epochs = epochs
     else:
-        minibatch = found.values.get("update.minibatch")
-        batch = bracketed(found.values["batch"])
-        found.put("steps", f"max(1, {bracketed(steps)} * {bracketed(minibatch)} // {batch})" if minibatch else steps)
-        if "num_iterations" in left:
-            found.say("max_steps", steps, "optimizer steps there: divide steps by num_iterations, too")
+        per_step = "" if found.algorithm == "ppo" else found.values.get("update.minibatch", "")
+        done = f"{bracketed(steps)} * {bracketed(per_step)}" if per_step else bracketed(steps)
+        whole = _times(found.values["batch"] if per_step else "1", left.get("num_iterations", "1"))
+        found.put("steps", steps if whole == "1" else f"max(1, {done} // {bracketed(whole)})")  # optimizer steps there
     if warmup and warmup != "0":
         share = literal(warmup)
         if isinstance(share, float) and share < 1:
@@ -184,13 +268,33 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
             found.say("warmup_steps", warmup)
 
 
+def _length_of_trlx(found: Renamed, left: dict[str, str]) -> None:
+    """What trlX counts in optimizer steps, where the optimizer steps of a step of PPO are known."""
+    usual = {"num_rollouts": "", "batch_size": "", "ppo_epochs": "4"}
+    sizes = [literal(left.get(name, value)) for name, value in usual.items()]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return
+    replies, minibatch, passes = sizes
+    each = passes * -(-replies // minibatch)
+    names_of_steps = ("total_steps", "eval_interval", "checkpoint_interval")
+    counted = {name: value for name in names_of_steps if isinstance(value := literal(left.get(name, "")), int)}
+    for name, value in counted.items():
+        found.put(ours(name)[0], str(max(1, -(-value // each) if name == "total_steps" else value // each)))
+        del left[name]
+    if isinstance(epochs := literal(left.get("epochs", "")), int):  # each is a batch of replies, as a step is here
+        found.values["steps"] = str(min(epochs, int(found.values.get("steps", epochs))))
+        del left["epochs"]
+    if counted:
+        found.comments.append(f"{', '.join(counted)}: in optimizer steps there, {each} of which are one step here")
+
+
 def _one(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename one option."""
     value, algorithm = literal(code), found.algorithm
     match name:
         case _ if value is None:
             return
-        case _ if system == "trl" and name in SAME_HERE and value == SAME_HERE[name]:
+        case _ if system != "transformers" and name in SAME_HERE and value == SAME_HERE[name]:
             return
         case _ if (system, name) in IDLE or (name in ("bf16", "fp16") and value is False):
             return
@@ -201,7 +305,7 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
         case "shuffle_dataset" if value is False:
             found.say(name, code, "the order of the tasks is random here")
         case "beta":
-            found.put({"grpo": "kl.loss_coef", "dpo": "loss.beta", "kto": "loss.beta"}.get(algorithm, "kl.coef"), code)
+            found.put(BETA.get(algorithm, "kl.coef"), code)
         case "loss_type":
             one = value[0] if isinstance(value, list) and len(value) == 1 else value
             kinds = LOSSES.get(algorithm, {})
@@ -224,23 +328,20 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.say(name, code)
             elif {*listed} - {"none"}:
                 found.put("trackers", json.dumps(",".join(x for x in listed if x != "none")))
-        case "lr_scheduler_type":
-            if value in SCHEDULES:
-                found.put("optimizer.schedule", json.dumps(SCHEDULES[str(value)]))
-            else:
-                found.say(name, code)
-        case "optim":
-            kind = next((k for k in ("adamw", "rmsprop", "sgd") if str(value).startswith(k)), "")
-            if value is UNKNOWN or not kind:
-                found.say(name, code)
-                return
-            found.put("optimizer.kind", json.dumps(kind))
-            if "8bit" in str(value):
-                found.put("optimizer.states", '"8bit"')
+        case "lr_scheduler_type" | "optim" if not (named := _of_optimizer(name, str(value))):
+            found.say(name, code)
+        case "lr_scheduler_type" | "optim":
+            found.values |= named
         case "packing" if isinstance(value, bool):
             found.values |= {"model.packing": '"on"'} if value else {}  # ours is exact, and packs by itself
+        case "assistant_only_loss" if isinstance(value, bool):
+            found.values |= {"data.loss_on": '"replies"'} if value else {}
         case "completion_only_loss" if isinstance(value, bool):
             found.put("data.loss_on", '"replies"' if value else '"all"')
+        case "target" if system == "trlx":
+            found.values |= {"kl.control": '"adaptive"', "kl.target": code}
+        case "eval_steps" | "save_steps" if isinstance(value, float) and value < 1:
+            found.say(name, code, "a share of the run there; give a number of steps")
         case "scale_reward" if system == "trlx" and value is not UNKNOWN:
             found.values |= {"score.scale": "True"} if value and value != "ignored" else {}
         case "use_vllm":
@@ -271,6 +372,15 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             _by_table(found, name, code, system)
 
 
+def _of_optimizer(name: str, value: str) -> dict[str, str]:
+    """The options for a schedule or an optimizer of transformers; empty: it has no equal."""
+    if name == "lr_scheduler_type":
+        return {"optimizer.schedule": json.dumps(SCHEDULES[value])} if value in SCHEDULES else {}
+    kind = next((kind for kind in ("adamw", "rmsprop", "sgd") if value.startswith(kind)), "")
+    states = {"optimizer.states": '"8bit"'} if "8bit" in value else {}
+    return {"optimizer.kind": json.dumps(kind)} | states if kind else {}
+
+
 def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename an option by the table of names; else by its own name, if one option here has it."""
     listed = TRLX[name].ours.split(", ") if system == "trlx" and name in TRLX else ours(name)
@@ -278,7 +388,7 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     schema = config_schema(found.algorithm)
     if len(listed) == 1 and listed[0]:
         found.put(listed[0], code)
-        if said:
+        if said and not said.startswith("none"):  # how "none" is written says nothing of a value
             found.say(name, code, f"{listed[0]}: {said}")
         return
     if listed:

@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 
 from operant.algorithms.rl4lms import Row
-from operant.options import parse
+from operant.options import names, parse
+from operant.runs.config import config_schema
 from operant.tools.migrate.renaming import literal, renamed
 from operant.types import OperantError, shown
 
@@ -44,7 +45,7 @@ REWARDS = {
     "dates": "dates",
     "diversity": "diversity",
 }
-"""Rewards and metrics by their names there (docs/rl4lms.md)."""
+"""Rewards and metrics by their names there (docs/other-names.md)."""
 
 
 def recipe(text: str, path: Path) -> str:
@@ -72,17 +73,17 @@ def recipe(text: str, path: Path) -> str:
     if method == "supervised":
         numbers = {str(k): repr(v) for k, v in (part("alg", "training_args") or {}).items()}
         found = renamed(numbers, "sft", "transformers")
-        options |= {"algorithm": "sft"} | {k: _value(v) for k, v in found.values.items()}
+        options |= {"algorithm": "sft"} | {k: literal(v) for k, v in found.values.items()}
         comments += found.comments
         comments.append(f"steps: {found.epochs} passes are {found.epochs} * tasks / batch")
     else:
         options |= _reward(part, comments) | _numbers(part, method)
-        comments.append("its rewards and KL target are per token; batch counts replies (docs/rl4lms.md)")
+        comments.append("its rewards and KL target are per token; batch counts replies (docs/other-names.md)")
     options |= _evaluation(part, comments)
     if length := part("env", "args", "max_prompt_length"):
         options["data.prompt_tokens"] = length
-        keeps = "end" if part("tokenizer", "truncation_side") == "left" else "start"
-        options["data.prompt_keeps"] = keeps
+        cut = part("env", "args", "prompt_truncation_side", default="left")  # which overrules the tokenizer's
+        options["data.prompt_keeps"] = "end" if cut == "left" else "start"
     head = "".join(f"# operant: {comment}\n" for comment in comments)
     return (
         f"# From {path.name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}"
@@ -103,20 +104,16 @@ class _Parts:
         return default if found is None else found
 
 
-def _value(code: str) -> Any:
-    """The value of code that was made from a YAML value."""
-    return literal(code)
-
-
 def _reward(part: _Parts, comments: list[str]) -> dict[str, Any]:
-    """The reward."""
     name, arguments = str(part("reward_fn", "id")), part("reward_fn", "args", default={})
     if name.startswith("learned") and isinstance(arguments, Mapping) and "model_name" in arguments:
         if "label_ix" in arguments:
             comments.append(f"reward: label_ix={arguments['label_ix']} is --reward.label of the classifier")
         return {"reward": f"classifier:{arguments['model_name']}"}
+    if name == "rouge" and isinstance(arguments, Mapping) and "rouge_type" in arguments:
+        return {"reward": f"rouge:{arguments['rouge_type']}"}
     if arguments:
-        comments.append(f"reward_fn.args {arguments}: see docs/rl4lms.md, Rewards and metrics")
+        comments.append(f"reward_fn.args {arguments}: see docs/other-names.md, Rewards and metrics")
     if name in REWARDS:
         return {"reward": REWARDS[name]}
     if name.startswith("rouge") and name[5:] in ("1", "2", "L"):
@@ -125,7 +122,7 @@ def _reward(part: _Parts, comments: list[str]) -> dict[str, Any]:
     return {"reward": "REWARD"}
 
 
-def _numbers(part: _Parts, method: str) -> dict[str, Any]:
+def _numbers(part: _Parts, method: str) -> dict[str, object]:
     """The numbers of the method, by the rules of the presets."""
     own = part("alg", "args", default={})
     generation = part("alg", "policy", "args", "generation_kwargs", default={})
@@ -151,9 +148,20 @@ def _numbers(part: _Parts, method: str) -> dict[str, Any]:
         options["update.epochs"] = own["n_epochs"]
     if "batch_size" in own and "update.minibatch" in options:
         options["update.minibatch"] = max(1, round(own["batch_size"] / length))
-    for theirs, ours, factor in (("gamma", "advantage.gamma", 1), ("gae_lambda", "advantage.lam", 1)):
+    for theirs, ours in (("gamma", "advantage.gamma"), ("gae_lambda", "advantage.lam")):
         if theirs in own:
-            options[ours] = own[theirs] * factor
+            options[ours] = own[theirs]
+    known = names(config_schema(method))
+    for given, theirs, ours, factor in (
+        (own, "clip_range", "loss.clip", 1),
+        (own, "clip_range_vf", "loss.value_clip", 1),
+        (own, "max_grad_norm", "optimizer.max_grad_norm", 1),
+        (own, "target_kl", "update.target_kl", 1.5),  # it stops at 1.5 times that
+        (generation, "temperature", "sampling.temperature", 1),
+        (generation, "top_p", "sampling.top_p", 1),
+    ):
+        if isinstance(given.get(theirs), (int, float)) and ours in known:
+            options[ours] = given[theirs] * factor
     if "ent_coef" in own:
         options["loss.entropy_coef"] = own["ent_coef"]
     if "vf_coef" in own and "loss.value_coef" in options:
@@ -167,10 +175,13 @@ def _evaluation(part: _Parts, comments: list[str]) -> dict[str, Any]:
     for theirs, ours in (("eval_every", "evaluate_every"), ("save_every", "checkpoint_every")):
         if isinstance(number := part("train_evaluation", theirs), int):
             options[ours] = number
+    drawn = part("train_evaluation", "generation_kwargs", default={})
+    if sampling := {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}:
+        options["evaluation.sampling"] = sampling
     listed = [str(m.get("id")) for m in part("train_evaluation", "metrics", default=[]) if isinstance(m, Mapping)]
     known = [REWARDS[name] for name in listed if name in REWARDS]
     if known:
         options["evaluation.metrics"] = ",".join(known)
     if others := [name for name in listed if name not in REWARDS and not name.startswith("learned")]:
-        comments.append(f"metrics {', '.join(others)}: see docs/rl4lms.md, Rewards and metrics")
+        comments.append(f"metrics {', '.join(others)}: see docs/other-names.md, Rewards and metrics")
     return options

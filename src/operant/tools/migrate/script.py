@@ -6,16 +6,28 @@ statement that they are about.
 
 import ast
 import importlib
+import re
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
 
 from operant.options import note
-from operant.tools.migrate.renaming import ALGORITHMS, bracketed, literal, renamed
-from operant.tools.migrate.source import Configuration, call_of, mapping
+from operant.tools.migrate.renaming import ALGORITHMS, COUNTED, UNKNOWN, bracketed, literal, renamed
+from operant.tools.migrate.source import Configuration, Node, call_of, mapping
 from operant.tools.migrate.trlx import TRLX_CONFIGS, TrlxCalls
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 COMPAT = "operant.compat.trl"
+NAME = re.compile(r"(name|path|name_or_path|model_id|checkpoint|\.model)$", re.IGNORECASE)
+"""An expression with such an end is the name of a model."""
+COMPARED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
+ORDER = {
+    "grpo": COMPARED,
+    "rloo": COMPARED,
+    "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+    "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset", "value_model"),
+    "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
+}
+"""The arguments of each trainer of TRL in their order; of those not here, the last."""
 NATIVE = (
     "natively this loop is learner = operant.Learner(MODEL, algorithm='ppo', preset='trl'), then",
     "replies = learner.generate(queries, ...) and learner.step(replies, rewards): docs/other-names.md",
@@ -34,8 +46,7 @@ def moved(text: str, name: str) -> str:
         why = error.msg if isinstance(error, SyntaxError) else str(error)
         raise OperantError(f"{name}{where}: {why}; it must be a Python 3 script") from error
     script = _Script(text)
-    if not script.uses:
-        raise OperantError(f"{name} imports neither TRL (trl) nor trlX (trlx): there is nothing to move")
+    require(script.uses, f"{name} imports neither TRL (trl) nor trlX (trlx): there is nothing to move")
     script.move()
     new = script.edited()
     try:
@@ -60,13 +71,18 @@ class _Script(TrlxCalls):
         native: set[str] = set()
         configurations: dict[str, list[Configuration]] = {}
         trainers: set[str] = set()
+        derived, trained = self._derived(), self._trained()
         for call in sorted(
             self.calls, key=lambda call: self._is_trainer(call)
         ):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
             library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
             kind = next((k for k in ALGORITHMS if short in (f"{k}Config", f"{k}Trainer")), "")
-            if library == "trl" and kind == "PPO" and old_loop:
+            if meaning == "transformers.TrainingArguments" and trained:
+                self._configuration(call, trained, configurations, "transformers")
+            elif kind in derived:
+                self.above(call, f"a class here derives from {kind}Trainer, so this stays TRL's")
+            elif library == "trl" and kind == "PPO" and old_loop:
                 if short == "PPOTrainer":
                     self.above(call, *NATIVE)
             elif library == "trl" and kind:
@@ -74,19 +90,33 @@ class _Script(TrlxCalls):
                 if short.endswith("Config"):
                     self._configuration(call, ALGORITHMS[kind], configurations)
                 else:
-                    trainers.add(self._trainer(call, ALGORITHMS[kind], configurations))
+                    trainers.add(self._trainer(call, ALGORITHMS[kind], configurations, f"{kind}Config" in native))
                     self._trained_at_once(call)
+            elif short == "evolve" and self.meaning(getattr(call.func.value, "func", call)).startswith("trlx."):
+                self.evolved(call, self.code(call.func.value), configurations)
             elif library == "trlx" and (short == "train" or short in TRLX_CONFIGS or "TRLConfig" in meaning):
                 if short == "train":
                     trainers.add(self.trlx(call, configurations))
-                elif self.target(call):
+                else:
                     self.trlx_configuration(call, configurations)
         self._uses_of(trainers - {""}, configurations)
-        kept = self._mentions(native, old_loop)
+        kept = self._mentions(native, old_loop) | {f"{kind}{end}" for kind in derived for end in ("Config", "Trainer")}
         for statement in self.uses:
             self._import(statement, native, kept, old_loop)
 
-    def _trained_at_once(self, call: Any) -> None:
+    def _derived(self) -> set[str]:
+        """What begins the names of the trainers that classes of the script derive from."""
+        bases = [base for made in self.classes for base in made.bases]
+        names = [self.meaning(base.value).rpartition(".")[2] for base in bases]
+        return {name.removesuffix("Trainer") for name in names if name.endswith("Trainer")}
+
+    def _trained(self) -> str:
+        """The method of the script's first trainer of TRL, whose arguments may be transformers' own; empty: none."""
+        names = [self.meaning(call.func) for call in self.calls]
+        kinds = [name.rpartition(".")[2].removesuffix("Trainer") for name in names if name.startswith("trl.")]
+        return next((ALGORITHMS[kind] for kind in kinds if kind in ALGORITHMS and kind != "PPO"), "")
+
+    def _trained_at_once(self, call: Node) -> None:
         """Of `GRPOTrainer(...).train()` the end is left out."""
         attribute = self.parents[call]
         outer = self.parents[attribute]
@@ -103,26 +133,31 @@ class _Script(TrlxCalls):
             )
             if not moved or self._imported(node) or (isinstance(parent, self.cst.Call) and parent.func is node):
                 continue
-            if isinstance(parent, self.cst.Annotation):
+            if isinstance(parent, self.cst.Annotation) and (short.endswith("Trainer") or short in native):
                 self.replace(node, "dict" if short.endswith("Config") else "operant.Run")
                 native.add(short)
             elif not isinstance(parent, self.cst.Attribute):
                 kept.add(short)
-                self.above(node, f"{short}: only its calls are moved; here write operant.train(...) by hand")
+                if short.endswith("Trainer"):
+                    self.above(node, f"{short}: only its calls are moved; here write operant.train(...) by hand")
         return kept
 
-    def _imported(self, node: Any) -> bool:
+    def _imported(self, node: Node) -> bool:
         while node in self.parents:
             node = self.parents[node]
             if isinstance(node, self.cst.Import | self.cst.ImportFrom):
                 return True
         return False
 
-    def _configuration(self, call: Any, algorithm: str, known: dict[str, list[Configuration]]) -> None:
+    def _configuration(
+        self, call: Node, algorithm: str, known: dict[str, list[Configuration]], system: str = "trl"
+    ) -> None:
         """`GRPOConfig(...)` becomes a mapping of operant's options."""
         arguments, stars = self.arguments(call, "output_dir")
         given = {name: self.code(value) for name, value in arguments.items()}
-        made = Configuration(renamed(given, algorithm), self.target(call), stars, given, self._span(call)[0])
+        if system == "transformers":
+            given = {"learning_rate": "5e-5", "lr_scheduler_type": '"linear"'} | given
+        made = Configuration(renamed(given, algorithm, system), self.target(call), stars, given, self._span(call)[0])
         inside = self.parents[call]
         if made.target:
             known.setdefault(made.target, []).append(made)
@@ -130,17 +165,13 @@ class _Script(TrlxCalls):
             known.setdefault(self.code(call), []).append(made)
         self.as_mapping(call, made)
 
-    def _is_trainer(self, call: Any) -> bool:
+    def _is_trainer(self, call: Node) -> bool:
         return isinstance(call, self.cst.Call) and self.meaning(call.func).endswith(("Trainer", "trlx.train"))
 
-    def _trainer(self, call: Any, algorithm: str, known: dict[str, list[Configuration]]) -> str:
-        """A trainer becomes `operant.train`; returns what it is assigned to."""
-        order = {
-            "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
-            "rloo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
-            "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"),
-            "ppo": ("args", "processing_class", "model", "ref_model", "reward_model", "train_dataset"),
-        }.get(algorithm, ("model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class"))
+    def _trainer(self, call: Node, algorithm: str, known: dict[str, list[Configuration]], made_here: bool) -> str:
+        """A trainer becomes `operant.train`; returns what it is assigned to. made_here: whether the script calls its
+        configuration, which is a mapping then."""
+        order = ORDER.get(algorithm, ORDER["sft"])
         arguments, stars = self.arguments(call, *order)
         for star in stars:
             self.above(call, f"{star}: its arguments need operant's names too")
@@ -150,9 +181,8 @@ class _Script(TrlxCalls):
         options: dict[str, str] = {}
         name = "MODEL" if model is None else self.code(model)
         if algorithm == "reward-model":
-            made = self.assigned(model)
-            if isinstance(made, self.cst.Call) and self.code(made.func).endswith("from_pretrained") and made.args:
-                name = self.code(made.args[0].value)
+            if loaded := self._loaded(model, known):
+                name = loaded
                 self.above(
                     call, "policy.trunk: the causal model below the new head, by name; the classifier is made here"
                 )
@@ -165,12 +195,17 @@ class _Script(TrlxCalls):
             written.append(f"tasks={self.code(tasks)}")
         if algorithm in ("grpo", "rloo", "ppo"):
             written.append(f"reward={self._reward(call, arguments, known)}")
-        written.append(f'algorithm="{algorithm}"')
+        at_algorithm = len(written)
         evaluate = arguments.pop("eval_dataset", None)
         if evaluate is not None and self.code(evaluate) != "None":
             written.append(f"evaluate={self.code(evaluate)}")
         tokenizer = arguments.pop("processing_class", None)
-        if algorithm != "reward-model" and not isinstance(model, self.cst.SimpleString | type(None)):
+        if algorithm == "ppo":
+            self.above(call, "tasks: rows with a text 'prompt' or with messages; TRL's PPO took token ids")
+            if arguments.pop("value_model", None) is not None:
+                self.above(call, "value_model: the critic is a head on the policy; value.critic names a model for it")
+        named = isinstance(model, self.cst.SimpleString | type(None)) or NAME.search(name)
+        if algorithm != "reward-model" and not named:
             if tokenizer is None:
                 self.above(call, "a model that is no name needs its tokenizer: tokenizer=...")
             else:
@@ -180,13 +215,20 @@ class _Script(TrlxCalls):
             written.append(f"reference={self.code(reference)}")
         self._lora(call, arguments.pop("peft_config", None), options)
         configuration = arguments.pop("args", arguments.pop("config", None))
-        text = "" if configuration is None else self.code(configuration)
+        text = "" if configuration is None else self.code(configuration).replace("None", "")
         found = self.configured(known, text, call)
         if found is None and not text:
             found = Configuration(renamed({}, algorithm), "")
             self.above(call, *found.renamed.comments)
-        if found is None:
-            self.above(call, f"{text}: unpack its options, under operant's names, as **{{...}} (docs/other-names.md)")
+        written.insert(at_algorithm, f'algorithm="{algorithm if found is None else found.renamed.algorithm}"')
+        if found is None and (made_here or algorithm == "ppo"):
+            written.append(f"**{text}")
+            self.above(
+                call, f"{text}: with operant's names; its epochs are steps here, epochs * tasks * samples / batch"
+            )
+        elif found is None:
+            written.append(f"args={text}")
+            self.above(call, f"{text}: TRL's own object, which operant.train reads; so TRL stays installed")
         elif found.renamed.epochs:
             count = found.renamed.values.get("samples", "1")
             passes = found.renamed.epochs if count == "1" else f"{found.renamed.epochs} * {bracketed(count)}"
@@ -206,10 +248,20 @@ class _Script(TrlxCalls):
             options = {}
         if options:
             written.append("**" + mapping(options, [], self.indent(call) + "    "))
-        self.replace(call, call_of("operant.train", written, self.indent(call)))
+        self.replace(call, call_of(written, self.indent(call)))
         return self.target(call)
 
-    def _reward(self, call: Any, arguments: dict[str, Any], known: Mapping[str, list[Configuration]]) -> str:
+    def _loaded(self, node: Node, known: Mapping[str, list[Configuration]]) -> str:
+        """Code of the name in `from_pretrained(NAME)`, whose value a node is; empty: it is none."""
+        made = self.assigned(node)
+        if not (isinstance(made, self.cst.Call) and self.code(made.func).endswith("from_pretrained") and made.args):
+            return ""
+        name = self.code(made.args[0].value)
+        root, _, field = name.rpartition(".")
+        configuration = self.configured(known, root, made)
+        return name if configuration is None else configuration.constant(field) or name
+
+    def _reward(self, call: Node, arguments: dict[str, Node], known: Mapping[str, list[Configuration]]) -> str:
         """TRL's reward functions as a function, a name, or a mapping to weights."""
         given = arguments.pop("reward_funcs", arguments.pop("reward_model", None))
         if given is None:
@@ -218,13 +270,20 @@ class _Script(TrlxCalls):
         configuration = arguments.get("args")
         found = None if configuration is None else self.configured(known, self.code(configuration), call)
         options = {} if found is None else found.given
+        if name := self._loaded(given, known):
+            return _named(name) if literal(name) is not UNKNOWN else f'f"classifier:{{{name}}}"'
         weights = ast.parse(options["reward_weights"], mode="eval").body if "reward_weights" in options else None
-        if not isinstance(made, self.cst.List):
-            if isinstance(made, self.cst.Name) and made.value not in self.functions:
+        listed = isinstance(made, self.cst.List) and made.elements
+        whole = isinstance(made, self.cst.Name) and made.value in self.functions
+        one = whole or isinstance(made, self.cst.SimpleString | self.cst.Lambda)
+        if not listed and not one and weights is not None:
+            return f"dict(zip({self.code(given)}, {ast.unparse(weights)}))"
+        if not listed:
+            if isinstance(made, self.cst.Name) and not whole:
                 self.above(call, f"reward: if {made.value} is a list, a mapping: dict.fromkeys({made.value}, 1.0)")
-            one = _named(self.code(given))
+            name = _named(self.code(given))
             single = isinstance(weights, ast.List | ast.Tuple) and len(weights.elts) == 1
-            return f"{{{one}: {ast.unparse(weights.elts[0])}}}" if single else one  # pyright: ignore
+            return f"{{{name}: {ast.unparse(weights.elts[0])}}}" if single else name  # pyright: ignore
         each = [_named(self.code(element.value)) for element in made.elements]
         if len(each) == 1 and weights is None:
             return each[0]
@@ -238,7 +297,7 @@ class _Script(TrlxCalls):
         )
         return "{" + ", ".join(f"{one}: {weight}" for one, weight in zip(each, codes, strict=False)) + "}"
 
-    def _lora(self, call: Any, given: Any, options: dict[str, str]) -> None:
+    def _lora(self, call: Node, given: Node, options: dict[str, str]) -> None:
         """peft's `LoraConfig` as options `lora.*`."""
         if given is None or self.code(given) == "None":
             return
@@ -277,10 +336,12 @@ class _Script(TrlxCalls):
             if base in trainers:
                 self._use_of_run(node, base, name)
             made = None if root is None else self.configured(known, root, node)
-            if made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
+            if made is not None and name == "evolve" and isinstance(self.parents[node], self.cst.Call):
+                self.evolved(self.parents[node], base, {})
+            elif made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
                 self._field(node, root, name, made)
 
-    def _use_of_run(self, node: Any, base: str, name: str) -> None:
+    def _use_of_run(self, node: Node, base: str, name: str) -> None:
         """An attribute of a trainer, which is a run now."""
         call = self.parents[node]
         called = isinstance(call, self.cst.Call) and call.func is node
@@ -289,6 +350,11 @@ class _Script(TrlxCalls):
             if call.args:
                 self.above(call, "operant.train(..., resume=True) resumes the run in the folder out")
             self._drop(call, "operant.train above has trained to the end") if alone else self.replace(call, base)
+        elif self.code(call) == f"{base}.state.log_history":
+            self.replace(call, f"{base}.metrics")
+            self.above(call, f"{base}.metrics: their names are in docs/metrics.md")
+        elif called and not alone and name == "evaluate":
+            self.replace(call, f"{base}.after.metrics()")
         elif called and name in ("save_model", "save_pretrained", "save") and call.args:
             start = self._span(call.args[0].value)[0]
             self.edits.append((self._span(call)[0], start, f"operant.export({base}.policy, "))
@@ -298,7 +364,7 @@ class _Script(TrlxCalls):
         elif name not in ("policy", "metrics", "path"):
             self.above(node, f"{base}.{name}: a run has policy, metrics and path")
 
-    def _drop(self, call: Any, why: str) -> None:
+    def _drop(self, call: Node, why: str) -> None:
         """Replace a statement that has no equal by a comment; `pass` stays where its block would be empty."""
         line = self.parents[self.parents[call]]
         block = self.parents[line]
@@ -311,22 +377,26 @@ class _Script(TrlxCalls):
         else:
             self.replace(call, "pass")
 
-    def _field(self, node: Any, root: str, name: str, made: Configuration) -> None:
+    def _field(self, node: Node, root: str, name: str, made: Configuration) -> None:
         """A field of a configuration, which is a mapping now."""
-        values = renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values if "." in self.code(node) else {}
+        counted = name in COUNTED
+        values = {} if counted else renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values
         mine = next(iter(values), "")
         parent = self.parents[node]
         if isinstance(parent, self.cst.AssignTarget):
             if mine:
                 self.replace(node, f'{root}["{mine}"]')
             else:
-                self.above(node, f"{name}: {note(name) or 'there is no such option here'}")
+                why = f"it depends on other options: set it where {root} is made" if counted else note(name)
+                self.above(node, f"{name}: {why or 'there is no such option here'}")
         elif mine in made.renamed.values:
             self.replace(node, f'{root}["{mine}"]')
+        elif constant := made.constant(name):
+            self.replace(node, constant)
         else:
             self.above(node, f"{self.code(node)}: {root} is a mapping of operant's options now, and has no such entry")
 
-    def _import(self, statement: Any, native: set[str], kept: set[str], old_loop: bool) -> None:
+    def _import(self, statement: Node, native: set[str], kept: set[str], old_loop: bool) -> None:
         """An import of TRL or trlX."""
         cst = self.cst
         if isinstance(statement, cst.Import):
@@ -335,6 +405,9 @@ class _Script(TrlxCalls):
                 module = self.code(alias.name)
                 if module.split(".")[0] not in ("trl", "trlx"):
                     modules.append(self.code(alias).rstrip(","))
+                elif kept and not old_loop:
+                    modules.append(self.code(alias).rstrip(","))
+                    modules.append("operant")
                 elif module == "trl" and old_loop:
                     modules.append(f"{COMPAT} as {alias.asname.name.value if alias.asname else 'trl'}")
                 else:
@@ -358,7 +431,7 @@ class _Script(TrlxCalls):
                     gone.append(name)
             elif name in native:
                 gone.append(name)
-            elif old_loop and there is not None and hasattr(there, name):
+            elif old_loop and there is not None and name in vars(there):
                 ours_.append(text)
             else:
                 kind = any(name in (f"{k}Config", f"{k}Trainer") for k in ALGORITHMS)
@@ -374,7 +447,7 @@ class _Script(TrlxCalls):
             self.replace(statement, f"\n{self.indent(statement)}".join(lines))
 
 
-def _compat(module: str) -> Any:
+def _compat(module: str) -> ModuleType | None:
     """The module of `operant.compat.trl` for one of TRL's; None: there is none."""
     try:
         return importlib.import_module(COMPAT + module.removeprefix("trl"))

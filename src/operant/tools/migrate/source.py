@@ -1,11 +1,14 @@
 """A parsed script and the edits to it: libcst says where things are and what names mean, and the text is edited."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from operant.tools.migrate.renaming import Renamed
-from operant.types import OperantError
+from operant.import_by_name import extra
+from operant.tools.migrate.renaming import UNKNOWN, Renamed, literal
+
+Node = Any
+"""A node of libcst, which is imported only to read a script."""
 
 
 @dataclass
@@ -20,21 +23,24 @@ class Configuration:
     start: int = 0
     """Where it begins in the text."""
 
+    def constant(self, field: str) -> str:
+        """Code of a field that was given as a literal; empty: it was not."""
+        code = self.given.get(field, "")
+        return "" if literal(code) is UNKNOWN else code
+
 
 class ScriptTree:
     """A parsed script and the edits to it."""
 
     def __init__(self, text: str):
-        try:
+        with extra("migrate reads scripts with libcst", "migrate"):
             import libcst
             from libcst import matchers, metadata
-        except ImportError as error:
-            raise OperantError("migrate reads scripts with libcst: pip install 'operant[migrate]'") from error
         self.cst, self.text = libcst, text
         wrapper = metadata.MetadataWrapper(libcst.parse_module(text), unsafe_skip_copy=True)
         self.module = wrapper.module
         self.places = wrapper.resolve(metadata.PositionProvider)
-        self.parents: Mapping[Any, Any] = wrapper.resolve(metadata.ParentNodeProvider)
+        self.parents: Mapping[Node, Node] = wrapper.resolve(metadata.ParentNodeProvider)
         self.names = wrapper.resolve(metadata.QualifiedNameProvider)
         starts = [0]
         for line in text.splitlines(keepends=True):
@@ -48,62 +54,63 @@ class ScriptTree:
         self.assigns = self._sorted(find(self.module, matchers.Assign()))
         self.attributes = self._sorted(find(self.module, matchers.Attribute()))
         self.mentioned = self._sorted(find(self.module, matchers.Name() | matchers.Attribute()))
+        self.classes = self._sorted(find(self.module, matchers.ClassDef()))
         self.functions = {f.name.value: f for f in self._sorted(find(self.module, matchers.FunctionDef()))}
         self.uses = [i for i in self.imports if any(m.split(".")[0] in ("trl", "trlx") for m in self._modules(i))]
 
     # --- the tree -----------------------------------------------------------------------------------------------------
 
-    def _sorted(self, found: Any) -> list[Any]:
+    def _sorted(self, found: Iterable[Node]) -> list[Node]:
         return sorted(found, key=lambda node: self._span(node))
 
-    def _span(self, node: Any) -> tuple[int, int]:
+    def _span(self, node: Node) -> tuple[int, int]:
         place = self.places[node]
         return self._offset(place.start), self._offset(place.end)
 
-    def _offset(self, place: Any) -> int:
+    def _offset(self, place: Node) -> int:
         return self.starts[place.line - 1] + place.column
 
-    def code(self, node: Any) -> str:
+    def code(self, node: Node) -> str:
         return self.module.code_for_node(node).strip()
 
-    def meaning(self, node: Any) -> str:
+    def meaning(self, node: Node) -> str:
         """The qualified name of an expression, as `trl.GRPOTrainer`; empty: none."""
         found = self.names.get(node, ())
         found = found() if callable(found) else found  # libcst computes them when they are asked for
         return min((q.name for q in found), default="")
 
-    def _modules(self, node: Any) -> list[str]:
+    def _modules(self, node: Node) -> list[str]:
         """The modules that an import statement names."""
         if isinstance(node, self.cst.ImportFrom):
             return [] if node.module is None or node.relative else [self.code(node.module)]
         return [self.code(alias.name) for alias in node.names]
 
-    def statement(self, node: Any) -> Any:
+    def statement(self, node: Node) -> Node:
         """The statement around a node: the line that comments stand above."""
         while not isinstance(node, self.cst.SimpleStatementLine | self.cst.BaseCompoundStatement):
             node = self.parents[node]
         return node
 
-    def above(self, node: Any, *lines: str) -> None:
+    def above(self, node: Node, *lines: str) -> None:
         """Put comments above the statement around a node."""
         listed = self.comments.setdefault(self.places[self.statement(node)].start.line, [])
         listed.extend(line for line in lines if line not in listed)
 
-    def replace(self, node: Any, new: str) -> None:
+    def replace(self, node: Node, new: str) -> None:
         self.edits.append((*self._span(node), new))
 
-    def indent(self, node: Any) -> str:
+    def indent(self, node: Node) -> str:
         line = self.text[self.starts[self.places[self.statement(node)].start.line - 1] :]
         return line[: len(line) - len(line.lstrip(" \t"))]
 
-    def target(self, call: Any) -> str:
+    def target(self, call: Node) -> str:
         """What the value of a call is assigned to; empty: nothing."""
         parent = self.parents[call]
         if isinstance(parent, self.cst.Assign) and len(parent.targets) == 1:
             return self.code(parent.targets[0].target)
         return self.code(parent.target) if isinstance(parent, self.cst.AnnAssign) else ""
 
-    def arguments(self, call: Any, *positions: str) -> tuple[dict[str, Any], list[str]]:
+    def arguments(self, call: Node, *positions: str) -> tuple[dict[str, Node], list[str]]:
         """The arguments of a call by name, and the code of those that are unpacked."""
         found, stars = {}, []
         for number, argument in enumerate(call.args):
@@ -115,7 +122,7 @@ class ScriptTree:
                 found[positions[number]] = argument.value
         return found, stars
 
-    def assigned(self, node: Any) -> Any:
+    def assigned(self, node: Node) -> Node:
         """The expression that a name was last given above it; the node itself where it is no such name."""
         if not isinstance(node, self.cst.Name):
             return node
@@ -128,13 +135,13 @@ class ScriptTree:
 
     # --- configurations ---------------------------------------------------------------------------------------------
 
-    def as_mapping(self, call: Any, made: Configuration) -> None:
+    def as_mapping(self, call: Node, made: Configuration) -> None:
         self.above(call, *made.renamed.comments)
         for star in made.stars:
             self.above(call, f"{star}: its options need operant's names too")
         self.replace(call, mapping(made.renamed.values, [s for s in made.stars if s[:2] == "**"], self.indent(call)))
 
-    def configured(self, known: Mapping[str, list[Configuration]], text: str, node: Any) -> Configuration | None:
+    def configured(self, known: Mapping[str, list[Configuration]], text: str, node: Node) -> Configuration | None:
         """The last configuration of this name before the end of a node."""
         end = self._span(node)[1]
         return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
@@ -173,13 +180,16 @@ def _once(text: str) -> str:
 
 def mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
     """Code of a mapping, on one line if it is short."""
-    parts = [*stars, *(f'"{name}": {code}' for name, code in values.items())]
+    parts = [
+        *(f'"{name}": {code}' for name, code in values.items()),
+        *stars,
+    ]  # defaults first: they give way
     one = "{" + ", ".join(parts) + "}"
     if len(one) <= 60 and "\n" not in one:
         return one
     return "{\n" + "".join(f"{indent}    {part},\n" for part in parts) + indent + "}"
 
 
-def call_of(function: str, arguments: list[str], indent: str) -> str:
-    """Code of a call, one argument a line."""
-    return f"{function}(\n" + "".join(f"{indent}    {argument},\n" for argument in arguments) + f"{indent})"
+def call_of(arguments: list[str], indent: str) -> str:
+    """Code of a call of `operant.train`, one argument a line."""
+    return "operant.train(\n" + "".join(f"{indent}    {argument},\n" for argument in arguments) + f"{indent})"

@@ -1,11 +1,10 @@
 """Moves what a script calls of trlX: `trlx.train` and its configurations."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from operant.options import ours
 from operant.tools.migrate.renaming import literal, renamed
-from operant.tools.migrate.source import Configuration, ScriptTree, call_of
+from operant.tools.migrate.source import Configuration, Node, ScriptTree, call_of, mapping
 
 TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "default_sft_config"}
 
@@ -13,20 +12,40 @@ TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "defau
 class TrlxCalls(ScriptTree):
     """The calls of trlX in a script."""
 
-    def trlx_configuration(self, call: Any, known: dict[str, list[Configuration]]) -> None:
+    def trlx_configuration(self, call: Node, known: dict[str, list[Configuration]]) -> None:
         """trlX's configuration becomes a mapping, where the script has its values."""
         given: dict[str, str] = {}
         if self.code(call.func).endswith("TRLConfig"):
             self._flat(call, given)
+        elif call.args and (base := self.code(call.args[0].value)).endswith(
+            ".to_dict()"
+        ):  # TRLConfig.update(base, more)
+            more = [self.code(argument.value) for argument in call.args[1:]]
+            self.above(call, f"{', '.join(more)}: left out; its options need operant's names")
+            made = Configuration(renamed({}, "ppo", "trlx"), self.target(call), [base], start=self._span(call)[0])
+            known.setdefault(made.target, []).append(made)
+            self.replace(call, base.removesuffix(".to_dict()"))
+            return
         else:
             self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/other-names.md)")
         made = Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
-        known.setdefault(made.target, []).append(made)
+        if made.target:
+            known.setdefault(made.target, []).append(made)
         self.as_mapping(call, made)
 
-    def _flat(self, node: Any, given: dict[str, str]) -> None:
+    def evolved(self, call: Node, base: str, known: dict[str, list[Configuration]]) -> None:
+        """`config.evolve(train=dict(...))` becomes the mapping with other values."""
+        given: dict[str, str] = {}
+        self._flat(call, given)
+        found = renamed(given, "ppo", "trlx")
+        self.above(call, *found.comments)
+        made = Configuration(found, self.target(call), [], given, self._span(call)[0])
+        known.setdefault(made.target, []).append(made)
+        self.replace(call, f"{base} | {mapping(found.values, [], self.indent(call))}")
+
+    def _flat(self, node: Node, given: dict[str, str]) -> None:
         """The options of nested configurations and mappings, by their last names."""
-        inner: Iterator[tuple[str, Any]]
+        inner: Iterator[tuple[str, Node]]
         if isinstance(node, self.cst.Dict):
             elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
             inner = ((str(literal(self.code(e.key))), e.value) for e in elements)
@@ -40,7 +59,7 @@ class TrlxCalls(ScriptTree):
             else:
                 given.setdefault(name, self.code(value))
 
-    def trlx(self, call: Any, known: dict[str, list[Configuration]]) -> str:
+    def trlx(self, call: Node, known: dict[str, list[Configuration]]) -> str:
         """`trlx.train` becomes `operant.train`."""
         order = ("model_path", "reward_fn", "dataset", "samples", "rewards", "prompts", "eval_prompts", "metric_fn")
         arguments, _ = self.arguments(call, *order, "config", "stop_sequences")
@@ -48,7 +67,7 @@ class TrlxCalls(ScriptTree):
         text = code.pop("config", "")
         found = self.configured(known, text, call)
         policy = code.pop("model_path", "")
-        if not policy and found is not None and "policy" in found.renamed.values:
+        if not policy and found is not None and ("policy" in found.renamed.values or found.stars):
             policy = ""
         elif not policy:
             policy = "MODEL"
@@ -83,10 +102,10 @@ class TrlxCalls(ScriptTree):
             self.above(
                 call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
             )
-        self.replace(call, call_of("operant.train", written, self.indent(call)))
+        self.replace(call, call_of(written, self.indent(call)))
         return self.target(call)
 
-    def _reward_of_samples(self, given: Any) -> str:
+    def _reward_of_samples(self, given: Node) -> str:
         """A function of rollouts that calls trlX's reward function with the arguments that it takes."""
         made = self.assigned(given)
         if isinstance(made, self.cst.Name):

@@ -177,7 +177,7 @@ def _reward(name: str, groups: Sequence[Group], members: Sequence[int]) -> dict[
     }
 
 
-def _plane(of: str, groups: Sequence[Group], members: Sequence[int], held_out: bool) -> dict[str, Any]:
+def _plane(of: str, groups: Sequence[Group], members: Sequence[int], held_out: bool) -> dict[str, object]:
     """Collect the points of reward against `kl` or `perplexity`, which is less where texts are more natural.
 
     perplexity is the metric of that name of `evaluation.metrics`. start: where the runs began, [x, reward], or None.
@@ -292,12 +292,12 @@ def _replies(runs: Sequence[RunRecord]) -> dict[str, object]:
     }
 
 
-def _evaluated(run: RunRecord, when: str) -> dict[str, Any]:
+def _evaluated(run: RunRecord, when: str) -> dict[str, object]:
     replies = (run.history.evaluation.get(when) or {}).get("replies", [])
     return {reply["task"]: reply | {"reward": reply["score"]} for reply in replies}
 
 
-def _rows(path: Path) -> dict[str, Any]:
+def _rows(path: Path) -> dict[str, object]:
     """Return by task the first row of a file; none where the file is damaged or has been removed."""
     rows: dict[str, Any] = {}
     with suppress(OperantError, FileNotFoundError):

@@ -1,6 +1,7 @@
 """What a run shows while it is in progress and at its end: lines in a terminal, a live chart in a notebook."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
@@ -40,6 +41,9 @@ class ConsoleDisplay(Console):
         before, after = run.before, run.after
         if before is not None and after is not None and after.rollouts:
             pairs = list(zip(before.rollouts, before.scores, after.rollouts, after.scores, strict=True))
+            seen = Counter[str]()  # one reply of each task comes before the second of any
+            turns = [(seen.update([pair[0].task.id]), seen[pair[0].task.id])[1] for pair in pairs]
+            pairs = [pair for _, pair in sorted(zip(turns, pairs), key=lambda ranked: ranked[0])]
             lines = [(*shown_as(b), x or 0.0, shown_as(a)[1], y or 0.0) for b, x, a, y in pairs[:8]]
             before_after(lines)
         elif run.parts.demonstrations is not None:
@@ -133,7 +137,11 @@ def held_out(run: Run) -> list[str]:
             rates = [percent(chosen.pop("game/won")) for chosen in (first, last)]
             lines += [f"success rate on {counted(count, 'held-out game')}: {' -> '.join(rates)}"]
         if not math.isnan(after.mean):
-            lines += [f"mean reward on {counted(count, 'held-out task')}: {before.mean:.3f} -> {after.mean:.3f}{kl}"]
+            tasks = len({rollout.task.id for rollout in after.rollouts})
+            each = f" ({counted(count, 'reply')})" if count > tasks else ""
+            lines += [
+                f"mean reward on {counted(tasks, 'held-out task')}{each}: {before.mean:.3f} -> {after.mean:.3f}{kl}"
+            ]
     else:  # labelled replies
         count, replies = len(run.parts.held_out), "task"
     lines += [

@@ -35,6 +35,7 @@ _TURN = (
     "value",
     "options",
     "chosen",
+    "parent",
 )
 HELD_OUT = {"before": "held-out tasks before training", "after": "held-out tasks after training"}
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from operant.tools.report import parquet
 from operant.tools.report.html import fitting, size, spread
 from operant.tools.report.parquet import plain
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -230,8 +230,7 @@ class Index:
         steps; `outcomes`: the outcome classes of the run; `rows`: one mapping per reply, from `offset`; `notes`: files
         that could not be read.
         """
-        if sort not in SORTS:
-            raise OperantError(f"sort={sort!r}: it must be one of {', '.join(SORTS)}")
+        require(sort in SORTS, f"sort={sort!r}: it must be one of {', '.join(SORTS)}")
         if offset < 0 or not 1 <= limit <= MOST_FOUND:
             raise OperantError(f"offset={offset}, limit={limit}: offset must be at least 0, limit 1 to {MOST_FOUND}")
         with self._lock:

@@ -18,7 +18,7 @@ from operant.storage import atomic_io
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.diagnosis.history import RECENT, capitalised, counted
 from operant.tools.diagnosis.progress import progress
-from operant.tools.report import games, html, prompt_page
+from operant.tools.report import games, html, prompts
 from operant.tools.report.cycle import cycle
 from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, short, steps_per_interval
 from operant.tools.report.parquet import reading_run
@@ -95,7 +95,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
         "scaled": bool(history.option("score.normalise") or history.option("score.scale")),
         "labels": history.evaluation.get("labels"),
         "given": history.supervised,
-        "prompts": prompt_page.embedded(folder),
+        "prompts": prompts.embedded(folder),
         "steps_per_interval": steps_per_interval(len(metrics)),
         "histograms": {
             name: found

@@ -17,7 +17,7 @@ from operant.metrics import collect
 from operant.options import read_mapping
 from operant.storage import old_names
 from operant.tools.diagnosis import Finding, History, diagnose, read_history
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 FILE = "sweep.yaml"
 """The file that marks a folder of runs as a sweep."""
@@ -156,8 +156,7 @@ def read_sweep(folder: Path) -> dict[str, Any]:
     schema = record.get("schema", 1)
     for part in ("axes", "fixed"):
         options = record.get(part) or {}
-        if not isinstance(options, Mapping):
-            raise OperantError(f"{path} has {part}={options!r}: it must be a mapping of names to values")
+        require(isinstance(options, Mapping), f"{path} has {part}={options!r}: it must be a mapping of names to values")
         record[part] = old_names.current({"schema": schema, **options}, path)
     return record
 

@@ -17,12 +17,12 @@ import socketserver
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from operant.bounds import bounded, check_bounds
-from operant.net.listening import is_known_host, is_local, listening_error, url_of
+from operant.net.listening import Responder, is_known_host, is_local, listening_error, url_of
 from operant.storage import atomic_io
 from operant.tools.report import games, parquet, replies, run_report
 from operant.tools.report.html import as_json
@@ -36,7 +36,6 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
 
 _NOT_SHOWN = ("report.html", "log.txt")
 """Files of a run that the page does not depend on."""
@@ -204,13 +203,12 @@ class Server(ThreadingHTTPServer):
         return url_of(self.host, self.server_address[1])
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Responder):
     """Answers one request with the page, a JSON object, or a JSON object with an `error`."""
 
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "operant", ""
-    timeout = 60
 
     def do_GET(self) -> None:
         status = 200
@@ -223,29 +221,16 @@ class _Handler(BaseHTTPRequestHandler):
             status, answer = error.args[0], {"error": error.args[1]}
         except OperantError as error:
             status, answer = 500, {"error": str(error)}
-        if isinstance(answer, str):
-            self._send(status, answer, "text/html")
-        else:
-            self._send(status, as_json(answer), "application/json")
+        text, kind = (answer, "text/html") if isinstance(answer, str) else (as_json(answer), "application/json")
+        self.respond(status, text, f"{kind}; charset=utf-8", **_HEADERS)
 
     def do_POST(self) -> None:
         """Refuse any method but GET."""
         self.close_connection = True  # the body is not read
-        self._send(405, as_json({"error": f"{self.command} is not supported; use GET"}), "application/json")
+        body = as_json({"error": f"{self.command} is not supported; use GET"})
+        self.respond(405, body, "application/json; charset=utf-8", **_HEADERS, Allow="GET")
 
     do_HEAD = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
-
-    def _send(self, status: int, body: str, kind: str) -> None:
-        data = body.encode("utf-8", errors="replace")
-        self.send_response(status)
-        for name, value in (_HEADERS | {"Content-Type": f"{kind}; charset=utf-8"}).items():
-            self.send_header(name, value)
-        if status == 405:
-            self.send_header("Allow", "GET")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
 
     def handle(self) -> None:
         """Handle the requests of one connection; a browser that closes it early is not an error."""
@@ -253,6 +238,3 @@ class _Handler(BaseHTTPRequestHandler):
             super().handle()
         except ConnectionError:
             self.close_connection = True
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Print nothing about single requests."""

@@ -252,10 +252,15 @@ def table(data: Mapping[str, Any]) -> str:
     return "\n".join([text, *lines, *data["notes"]])
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of equally many cells as lines, with each column as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def aligned(rows: Sequence[Sequence[str]] | Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows of equally many cells as lines, with each column as wide as its longest cell.
+
+    Cells by the name of their column have these names above them.
+    """
+    cells = [[*row] for row in rows[:1] if isinstance(row, Mapping)]
+    cells += [[*row.values()] if isinstance(row, Mapping) else [*row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def brief(folder: str | Path) -> str:

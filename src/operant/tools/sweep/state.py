@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 import yaml
 
-from operant.options import read
+from operant.options import flat, read
 from operant.runs import lock
 from operant.runs.config import as_mapping, configure
 from operant.runs.folder import is_export, read_config
 from operant.storage import atomic_io, old_names
-from operant.tools.diagnosis.history import flat
 from operant.tools.report.runs import FILE, read_sweep
 from operant.tools.sweep.grid import Axis, Point, divide, draw, grid
-from operant.types import OperantError
+from operant.types import OperantError, said_of
 
 _LEFT_BY_A_START = {"lock", "probe"}
 """Files in the folder of a run that was killed before it wrote its configuration."""
@@ -49,10 +48,8 @@ def make_plan(options: Mapping[str, object], recipe: str | None, random: int = 0
     configs = []
     for point in points:
         given = {name: read(text) for name, text in {**fixed, **point.values}.items()}
-        try:
+        with said_of(point.name):
             configs.append(flat(as_mapping(configure(given, recipe))))
-        except OperantError as error:
-            raise OperantError(f"{point.name}: {error}") from error
     swept = {axis.name for axis in axes}
     common = {k: v for k, v in configs[0].items() if k not in swept and all(k in c and c[k] == v for c in configs)}
     drawn = {"random": random, "sweep_seed": seed} if random else {}

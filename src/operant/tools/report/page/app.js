@@ -13,15 +13,7 @@
   const figureOf = new Map(); // metric -> id of the figure that shows it
 
   const number = Charts.number;
-  function make(tag, attributes = {}, ...children) {
-    const { class: name, ...rest } = attributes;
-    const made = document.createElement(tag);
-    if (name) made.className = name;
-    for (const [key, value] of Object.entries(rest))
-      key.startsWith("on") ? (made[key] = value) : made.setAttribute(key, value);
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined));
-    return made;
-  }
+  const { make } = Charts.parts;
 
   // --- drawing ------------------------------------------------------------------------------------------------------
 
@@ -379,7 +371,7 @@
     if (!data.prompts) return;
     const known = host.querySelector(".prompts") ?? make("div", { class: "prompts" });
     if (!known.isConnected) host.querySelector("summary").after(known);
-    Prompts.show(known, data.prompts, make);
+    Prompts.show(known, data.prompts);
   }
 
   async function poll() {

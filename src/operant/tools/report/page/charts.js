@@ -42,6 +42,21 @@ const Charts = (() => {
     return made;
   };
 
+  /** Texts are set as text. An attribute that is null or false is left out, one that is true has no value; "on..." is a
+      listener, "--..." a style. Children may be nested in lists, and null among them is left out. */
+  function fill(made, attributes, children) {
+    for (const [key, value] of Object.entries(attributes)) {
+      if (value === undefined || value === null || value === false) continue;
+      if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+      else if (key.startsWith("--")) made.style.setProperty(key, value);
+      else made.setAttribute(key, value === true ? "" : value);
+    }
+    made.append(...children.flat(Infinity).filter((child) => child !== undefined && child !== null));
+    return made;
+  }
+  const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+  const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+
   function number(value) {
     if (value === null || value === undefined || !Number.isFinite(value)) return "–";
     const size = Math.abs(value);
@@ -463,6 +478,6 @@ const Charts = (() => {
     u.ctx.restore();
   }
 
-  api.parts = { chart, element, css, axis, bottom, put, number, percent, round, header };
+  api.parts = { chart, element, make, draw, css, axis, bottom, put, number, percent, round, header };
   return api;
 })();

@@ -9,18 +9,7 @@
   const seeded = groups.some((group) => group.n > 1); // else every group is one run
   const narrow = matchMedia("(max-width: 40rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 
-  function fill(made, attributes, children) {
-    for (const [key, value] of Object.entries(attributes)) {
-      if (value === null || value === undefined) continue;
-      if (key.startsWith("on")) made[key] = value;
-      else if (key.startsWith("--")) made.style.setProperty(key, value);
-      else made.setAttribute(key, value);
-    }
-    made.append(...children.flat().filter((child) => child !== null && child !== undefined));
-    return made;
-  }
-  const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-  const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+  const { make, draw } = Charts.parts;
   const share = (value) => (value === null || value === undefined ? "–" : `${number(100 * value)} %`);
   /** A text that may break after its signs: a path, or the name of a run. */
   const breakable = (text) => text.split(/(?<=[/:_=,-]|\.(?!\d))(?=.{3})/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));

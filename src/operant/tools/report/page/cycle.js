@@ -1,18 +1,11 @@
 // Draws the training cycle of a run from the data of cycle.py: Cycle.draw(figure, cycle). The only global is `Cycle`.
 const Cycle = (() => {
-  const { element, css, number } = Charts.parts;
+  const { element, draw, css, number } = Charts.parts;
   const COLOURS = { generate: "--blue", reward: "--green", observe: "--orange", advantage: "--pink", update: "--blue" };
   const GAP = 22, PAD = 12, LINE = 17, TITLE = 30, LOOP = 26;
   const FONT = "13px system-ui, sans-serif";
   const AGAIN = "the next step begins with the new weights";
   const measure = document.createElement("canvas").getContext("2d");
-
-  function draw(tag, attributes, ...children) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  }
 
   function wrapped(text, width) {
     measure.font = FONT;

@@ -11,15 +11,7 @@ const Games = (() => {
   const WAYS = ["open", "closed", "locked"];
   let panes = 0; // for unique names
 
-  function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (value === undefined || value === null || value === false) continue;
-      key.startsWith("on") ? made.addEventListener(key.slice(2), value) : made.setAttribute(key, value === true ? "" : value);
-    }
-    made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== ""));
-    return made;
-  }
+  const { make } = Charts.parts;
 
   const known = (value) => value !== null && value !== undefined;
   const number = (value) => String(Number(value.toPrecision(3))).replace("-", "−");
@@ -51,7 +43,24 @@ const Games = (() => {
 
   /** Rooms visited up to the `at`-th command; what the player stands in behind the last one is known from some worlds. */
   const placesUntil = (game, at) => [...game.turns.slice(0, at + 1).map((turn) => turn.place), at >= game.turns.length ? game.final?.place : null].filter(known);
-  const answerTo = (game, at) => (at < game.turns.length ? game.turns[at].state : game.final?.state);
+  /** The place of the turn that one goes on from; of an episode with branches each turn has it. */
+  const before = (game, i) => game.turns[i].parent ?? i - 1;
+  /** What was read behind the `at`-th reply: branches have read the same. */
+  const answerTo = (game, at) => (game.turns.find((turn, i) => before(game, i) === at - 1) ?? (at === game.turns.length ? game.final : null))?.state;
+
+  /** The turns of an episode in the order of their tree, by their places: how deep each stands, and which branch it is. */
+  function tree(game) {
+    const after = new Map();
+    game.turns.forEach((turn, i) => after.set(before(game, i), [...(after.get(before(game, i)) ?? []), i]));
+    const found = new Map();
+    const visit = (parent, depth) => (after.get(parent) ?? []).forEach((i, k, all) => {
+      const deeper = depth + (all.length > 1);
+      found.set(i, { depth: deeper, which: all.length > 1 ? `branch ${k + 1} of ${all.length}` : null });
+      visit(i, deeper);
+    });
+    visit(-1, 0);
+    return found;
+  }
 
   function facts(turn) {
     return [
@@ -92,7 +101,7 @@ const Games = (() => {
 
   /** One game that can be stepped through; `show(game)` replaces it. */
   function player(label) {
-    let game = null, at = 0, items = [];
+    let game = null, at = 0, items = [], branches = new Map();
     const stage = make("div", { class: "stage", tabindex: 0, role: "group", "aria-label": `${label} game: the arrow keys step through its turns` });
     const head = make("div", { class: "head" }), map = make("div", { class: "map" }), now = make("div", { class: "now", "aria-live": "polite" });
     const range = make("input", { type: "range", min: 0, step: 1, "aria-label": "Turn", oninput: () => go(Number(range.value)) });
@@ -127,7 +136,7 @@ const Games = (() => {
       range.setAttribute("aria-valuetext", place.textContent);
       buttons[0].disabled = buttons[1].disabled = at === 0;
       buttons[2].disabled = buttons[3].disabled = end;
-      now.replaceChildren(...[make("p", { class: "soft" }, turn ? `Turn ${at}` : "Start", placesUntil(game, at).slice(-1).map((name) => ` · ${name}`)),
+      now.replaceChildren(...[make("p", { class: "soft" }, [turn ? `Turn ${at}` : "Start", branches.get(at - 1)?.which].filter(known).join(" · "), placesUntil(game, at).slice(-1).map((name) => ` · ${name}`)),
         ...(turn ? command(turn) : []), answer ? make("p", { class: "text answer" }, answer) : null,
         end && !game.further ? make("p", { class: `result ${game.good ? "fine" : "problem"}` }, result(game)) : null].filter(Boolean));
       drawMap();
@@ -142,13 +151,14 @@ const Games = (() => {
       head.replaceChildren(make("p", { class: "result" }, make("b", { class: game.good ? "fine" : "problem" }, result(game)),
           make("span", { class: "soft" }, [known(optimum) ? ` · shortest ${optimum}` : "", known(score) ? ` · score ${number(score)}${known(most) ? ` of ${number(most)}` : ""}` : "", name ? ` · ${name}` : ""].join(""))),
         ...(objective ? [make("p", { class: "objective text" }, objective)] : []));
+      branches = tree(game);
       items = [null, ...game.turns].map((turn, i) => {
-        const answer = answerTo(game, i);
-        return make("li", { onclick: (event) => event.target.closest("summary") || !getSelection().isCollapsed || go(i, true) },
+        const answer = answerTo(game, i), { depth, which } = branches.get(i - 1) ?? {};
+        return make("li", { style: depth ? `margin-left: ${Math.min(depth, 8)}rem` : null, onclick: (event) => event.target.closest("summary") || !getSelection().isCollapsed || go(i, true) },
           make("span", { class: "count" }, turn ? String(i) : ""),
-          make("div", {}, turn ? [command(turn), options(turn)] : null, answer ? make("p", { class: "text answer" }, answer) : null));
+          make("div", {}, turn ? [which ? make("p", { class: "soft which" }, which) : null, command(turn), options(turn)] : null, answer ? make("p", { class: "text answer" }, answer) : null));
       });
-      log.replaceChildren(...items, ...(further ? [make("li", {}, make("span"), make("p", { class: "soft" }, `${further} further turns are not shown`))] : []));
+      log.replaceChildren(items[0], ...[...branches.keys()].map((i) => items[i + 1]), ...(further ? [make("li", {}, make("span"), make("p", { class: "soft" }, `${further} further turns are not shown`))] : []));
       stage.classList.toggle("without-map", !game.map);
       map.hidden = !game.map;
       range.max = game.turns.length;

@@ -1,12 +1,7 @@
 // Shows how a reward model judges held-out labels: by confidence, by labeller, and where it errs most.
 // The only global is `Labels`. Texts from a run are set as text, never as HTML.
 const Labels = (() => {
-  function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children.flat().filter((child) => child !== null));
-    return made;
-  }
+  const { make } = Charts.parts;
 
   const percent = (share) => `${(100 * share).toFixed(0)} %`;
   const signed = (score) => String(Number(score.toPrecision(2))).replace("-", "−");

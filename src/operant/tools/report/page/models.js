@@ -5,15 +5,7 @@
   const { models, rewards, tasks } = data;
   const SHOWN = 5; // tasks on the page at a time
 
-  function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (key.startsWith("on")) made[key] = value;
-      else made.setAttribute(key, value);
-    }
-    made.append(...children.flat().filter((child) => child !== null));
-    return made;
-  }
+  const { make } = Charts.parts;
 
   /** One row for each reward, or number such as pass@8, and model; each is named once. */
   function table() {

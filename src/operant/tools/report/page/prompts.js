@@ -1,13 +1,12 @@
 // Shows the prompts of a run: those found with their baselines, what the task model answers, and their tokens.
 // The only global is `Prompts`. Texts from a run are set as text, never as HTML.
 //
-//   Prompts.show(host, data, make)    data: from prompt_page.py; make: as in app.js
+//   Prompts.show(host, data)          data: from prompts.py
 //   Prompts.visible(text)             nodes in which spaces and control characters can be seen, for `replaceChildren`
 const Prompts = (() => {
-  const { element, number } = Charts.parts;
+  const { element, make, number } = Charts.parts;
   const MARKS = { " ": "·", "\n": "\\n", "\r": "\\r", "\t": "\\t" };
   let chosen = 0; // the row whose answers are shown; stays when new data arrives
-  let make;
 
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
   const count = (n) => n.toLocaleString("en");
@@ -107,8 +106,7 @@ const Prompts = (() => {
   // --- the section --------------------------------------------------------------------------------------------------
 
   /** Fill `host`. */
-  function show(host, { found, tokens: frequent }, maker) {
-    make = maker;
+  function show(host, { found, tokens: frequent }) {
     if (found && !found.rows[chosen]?.confusion) chosen = 0;
     const side = make("div", { class: "beside" });
     const left = () => make("div", {}, answers(found, found.rows[chosen]), found.transfer?.length ? transfer(found) : null);

@@ -10,15 +10,7 @@ const Replies = (() => {
   const COLUMNS = { step: "Step", reward: "Reward", kl: "KL", reply_tokens: "Tokens", end: "End", outcome: "Outcome" };
   const ENDS = { stop: "stopped", length: "length limit", world: "ended by the environment", cut: "cut" };
 
-  function make(tag, attributes = {}, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(attributes)) {
-      if (value === undefined || value === null || value === false) continue;
-      key.startsWith("on") ? made.addEventListener(key.slice(2), value) : made.setAttribute(key, value === true ? "" : value);
-    }
-    made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
-    return made;
-  }
+  const { make } = Charts.parts;
 
   const known = (value) => value !== null && value !== undefined;
   const fixed = (value, digits = 3) => (known(value) ? value.toFixed(Math.abs(value) >= 1000 ? 0 : digits).replace("-", "−") : "–");

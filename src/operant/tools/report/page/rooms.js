@@ -3,15 +3,9 @@
 //
 //   map: {rooms: {name: [x, y]}, ways: [[a, b, "open" | "closed" | "locked"]]}; places: the rooms visited, in order
 const Rooms = (() => {
+  const { draw } = Charts.parts;
   const TALL = 68, BOX = 36, LEAST = 80, MOST = 150, PAD = 10, STEP = 5;
   const measure = document.createElement("canvas").getContext("2d");
-
-  function draw(tag, attributes, ...children) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  }
 
   /** `text` cut to a width in pixels. */
   function cut(text, width, size) {

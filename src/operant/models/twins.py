@@ -1,0 +1,107 @@
+"""Two halves of a batch side by side: one in this thread, one in a second thread with a twin of the model.
+
+    with side_by_side(model, tokens):
+        twin = twin_of(policy)                                          # None where halves would not pay
+        mine, other = both(lambda: run(policy, first), lambda: run(twin, second))
+
+Threads that share a matrix product wait for each other in every product, by spinning: on a busy machine a step takes
+several times as long as with one thread. Halves wait for each other once. A twin shares the memory of the weights, and
+has gradients, hooks and settings of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from copy import deepcopy
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from operant import distributed, machine
+from operant.models.policy import Policy
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+MOST = 1 << 26
+"""Parameters of the largest model that is computed by halves. Both read all weights, and a twin has gradients too."""
+LEAST = 1e8
+"""Multiplications of a matrix product from which on halves pay: with less, threads mostly wait for Python's lock."""
+_twins: ContextVar[dict[int, Policy] | None] = ContextVar("twins", default=None)
+"""The twins of the policies, by their id; None outside `side_by_side`."""
+
+
+def in_halves(model: nn.Module, tokens: int) -> bool:
+    """Whether batches of so many tokens are computed in two halves: by sizes and torch's number of threads alone."""
+    pays = sum(p.numel() for p in model.parameters()) <= MOST and tokens * machine.largest(model) >= LEAST
+    return pays and torch.get_num_threads() > 1 and distributed.world() == 1
+
+
+@contextmanager
+def side_by_side(model: nn.Module, tokens: int) -> Iterator[None]:
+    """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins."""
+    token = _twins.set({} if in_halves(model, tokens) else None)
+    try:
+        with machine.threads(machine.worth(tokens, machine.largest(model))):
+            yield
+    finally:
+        _twins.reset(token)
+
+
+def twin_of(policy: Any) -> Policy | None:
+    """The twin of a policy inside `side_by_side`, without gradients; None outside, and where there can be none.
+
+    A parameter with a hook has none: the hook would see half of its gradient.
+    """
+    twins = _twins.get()
+    if twins is None or not isinstance(policy, Policy) or policy._twice:
+        return None
+    if any(p._backward_hooks for p in policy.parameters()):
+        return None
+    if (twin := twins.get(id(policy))) is None:
+        weights = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in policy.parameters()}
+        shared = {id(thing): thing for thing in (*policy.buffers(), policy.tokenizer)}
+        twin = twins[id(policy)] = deepcopy(policy, {**weights, **shared})
+    twin.modes = policy.modes
+    for mine, other in zip(policy.parameters(), twin.parameters(), strict=True):
+        other.requires_grad, other.grad = mine.requires_grad, None
+    return twin
+
+
+def twins_of(*policies: Any) -> list[Policy | None] | None:
+    """The twins of policies, None for None; None where one of them has no twin, so that nothing is halved."""
+    found = [twin_of(policy) for policy in policies]
+    missing = [policy for policy, twin in zip(policies, found, strict=True) if policy is not None and twin is None]
+    return None if missing else found
+
+
+def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """The results of two calls, of which `second` runs in a thread of its own; each has half of torch's threads.
+
+    Raises what one of them raises, after both have ended.
+    """
+    gradients, inside, count = torch.is_grad_enabled(), copy_context(), max(torch.get_num_threads() // 2, 1)
+
+    def beside() -> Second:
+        with torch.set_grad_enabled(gradients):
+            return inside.run(second)
+
+    with machine.threads(count), ThreadPoolExecutor(1, "twin", torch.set_num_threads, (count,)) as thread:
+        other = thread.submit(beside)
+        return first(), other.result()
+
+
+def dealt(groups: Iterable[list[int]], lengths: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of rows dealt to two halves in the order of their longest rows, so that both have the same work."""
+    ordered = sorted(groups, key=lambda rows: max(lengths[row] for row in rows))
+    return ordered[::2], ordered[1::2]
+
+
+@torch.no_grad()
+def add_gradients(policy: nn.Module, twin: nn.Module) -> None:
+    """Add the gradients of the twin to those of the policy."""
+    for mine, other in zip(policy.parameters(), twin.parameters(), strict=True):
+        if other.grad is not None:
+            mine.grad = other.grad if mine.grad is None else mine.grad.add_(other.grad)
+            other.grad = None

@@ -1,0 +1,17 @@
+"""Tables of what a test is called with."""
+
+import inspect
+
+import pytest
+
+
+def cases(*rows, **more):
+    """Parametrise a test: each row gives its first parameters, in their order; a tuple is a row of several."""
+
+    def parametrised(test):
+        first = rows[0].values if isinstance(rows[0], type(pytest.param())) else rows[0]
+        names = list(inspect.signature(test).parameters)
+        named = names[: len(first)] if isinstance(first, tuple) else names[0]
+        return pytest.mark.parametrize(named, rows, **more)(test)
+
+    return parametrised

@@ -1,0 +1,17 @@
+"""Files of texts: programs, scripts and what is typed."""
+
+import re
+import shlex
+from pathlib import Path
+
+
+def parts(file):
+    """The texts of a file of `tests/` by the headings (`### name`) that they stand under."""
+    texts = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    return {name: text for name, text in re.findall(r"^### (.*)\n((?:(?!### ).*\n)*)", texts, re.M)}
+
+
+def mistyped(section):
+    """What is typed after `operant` or its command, as words, and what is said of it: a part of `mistyped.txt`."""
+    lines = [line.partition(" => ") for line in parts("mistyped.txt")[section].splitlines()]
+    return [(shlex.split(words), said) for words, _, said in lines]
