@@ -56,7 +56,7 @@ def gated(now: float, then: float, gain: float, _: float) -> tuple[float, float]
 def masked(now: float, then: float, gain: float, distance: float, most: float, cap: float) -> tuple[float, float]:
     r = exp(now - then)
     outward = (gain > 0 and r > 1) or (gain < 0 and r < 1)
-    return -gain * min(r, cap), 0.0 if (outward and distance > most) or r > cap else -gain * r
+    return -gain * min(r, cap), 0.0 if outward and distance > most else -gain * min(r, cap)
 
 
 def two_outcomes(now: float, then: float) -> float:

@@ -11,7 +11,8 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from operant.types import OperantError, of_user, require, shown
 
@@ -45,8 +46,12 @@ class Table:
     `group`, such as `operant.envs`, in their `pyproject.toml`.
     """
 
+    made: ClassVar[WeakSet["Table"]] = WeakSet()
+    """Every table of this process, so that a name that belongs to another one can be said."""
+
     def __init__(self, kind: str, group: str, built_in: Mapping[str, Any]):
         self.kind, self.group, self.built_in = kind, group, built_in
+        Table.made.add(self)
 
     def names(self) -> list[str]:
         """The names that are built in, and those that installed packages add."""
@@ -74,9 +79,10 @@ class Table:
                     f"{self.kind} {name!r} of package {_package(entries[0])} ({entries[0].value}) cannot be imported: "
                     f"{why}; mend or remove that package"
                 ) from error
-        if ":" in name:
+        others = sorted(table.kind for table in Table.made if table is not self and name in table)
+        if ":" in name and not others:
             return find(self.kind, *name.rpartition(":")[::2], known=self.names())
-        hint = nearest(name[:100], self.names()) or "."
+        hint = f"; only the {others[0]} has that name." if others else nearest(name[:100], self.names()) or "."
         raise OperantError(
             f"{self.kind} {shown(name)} is unknown{hint} Names: {', '.join(self.names())}, or module:object"
         )

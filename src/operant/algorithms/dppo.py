@@ -7,8 +7,7 @@ and "another", with 0.05) and its advantage would move it farther:
 
 $$\text{loss} = -\frac{1}{\sum_i |y_i|}\sum_{i,t} M_{i,t}\,\min(\rho_{i,t}, 20)\,A_i$$
 
-A ratio above 20 has no gradient here. In verl the cut ratio is a constant weight of $\log \pi$, so that such a token
-keeps a gradient of weight 20; below the cap both are the same.
+As in the authors' code, a token with a ratio above 20 keeps a gradient: that of $\log \pi$, with a weight of 20.
 
 The paper's forms over the k likeliest tokens are left out: they need those tokens of the policy that drew the replies.
 """

@@ -316,11 +316,7 @@ def observed(state: GameState) -> str:
 
 def listing(commands: tuple[str, ...]) -> str:
     """`a, b, or c`."""
-    return (
-        ", ".join(commands[:-1])
-        + (", or " if len(commands) > 2 else " or " if len(commands) == 2 else "")
-        + (commands[-1] if commands else "")
-    )
+    return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
 
 
 def split_reply(reply: str, mark: str = "") -> tuple[str, str]:

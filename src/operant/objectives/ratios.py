@@ -108,6 +108,8 @@ def divergence_mask(
 ) -> dict[str, Tensor]:
     """DPPO [B, T]: -A min(r, ratio_cap), without a gradient where the policy has moved too far (arXiv:2602.04879).
 
+    Elsewhere its gradient is -A min(r, ratio_cap) grad log p: a ratio above the cap keeps the weight of the cap.
+
     A token is masked if its divergence is above `max_distance` and its advantage would move it farther: A > 0 with
     r > 1, or A < 0 with r < 1. The divergence is that of the two outcomes "this token" and "another", with
     probabilities p (now) and q (when it was drawn): tv is |p - q|; kl is KL(q || p), for which the paper takes 0.05.
@@ -125,5 +127,6 @@ def divergence_mask(
         moved = q * (then - now) + others
     outward = batch.advantages * log_ratio.detach() > 0
     masked = outward & (moved > max_distance)
-    loss = -batch.advantages * log_ratio.exp().clamp(max=ratio_cap)
+    weight = log_ratio.detach().exp().clamp(max=ratio_cap)
+    loss = -batch.advantages * (weight * (log_ratio - log_ratio.detach()).exp())
     return _terms(torch.where(masked, loss.detach(), loss), log_ratio, masked, out, entropy_coef)

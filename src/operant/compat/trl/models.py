@@ -10,7 +10,6 @@ An adapter's is one of peft's, with the head in `pytorch_model.bin`.
 import json
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -259,10 +258,6 @@ class PreTrainedModelWrapper(nn.Module):
 
     def enable_input_require_grads(self) -> None:
         self.pretrained_model.enable_input_require_grads()
-
-    def adapter_off(self) -> AbstractContextManager[None]:
-        """Within it the model is the one under its adapter."""
-        return self.pretrained_model.disable_adapter()
 
     @torch.no_grad()
     def compute_reward_score(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor:

@@ -269,7 +269,8 @@ class PPOTrainer:
         return tuple(found) if generate_ref_response else found[0]
 
     def _reference_scope(self) -> AbstractContextManager[None]:
-        return self.accelerator.unwrap_model(self.model).adapter_off() if self.is_peft_model else nullcontext()
+        model = self.accelerator.unwrap_model(self.model)
+        return model.pretrained_model.disable_adapter() if self.is_peft_model else nullcontext()
 
     def _generate_batched(
         self,

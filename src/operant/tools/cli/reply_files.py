@@ -97,8 +97,9 @@ class TaskSet:
             self.tasks = [task for task in self.tasks if task.id in held_out]
         if talks:  # the prompt of a conversation is what comes before the first answer
             self.tasks = [replace(task, replies=()) for task in self.tasks]
-        if chat:
-            self.tasks = [replace(task, prompt=_as_chat(self.text(task))) for task in self.tasks]
+        for i, task in enumerate(self.tasks if chat else ()):
+            if isinstance(text := self.text(task), str):  # a user begins a conversation with it
+                self.tasks[i] = replace(task, prompt=[{"role": "user", "content": text}])
 
     def text(self, task: Task) -> Any:
         """The prompt as text or messages; ids are decoded."""
@@ -116,11 +117,6 @@ class TaskSet:
 def cuts(options: DataOptions) -> bool:
     """Whether prompts are cut by their tokens."""
     return options.query_range() is not None or options.prompt_tokens is not None
-
-
-def _as_chat(prompt: object) -> Any:
-    """A text as a conversation that a user begins; messages stay what they are."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def best_of_bound(n: int) -> float:
