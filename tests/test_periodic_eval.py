@@ -9,12 +9,14 @@ import re
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import cases
 from small_runs import TASKS, count_a, model
 from toys import letters
 
-from operant import Learner, Task, load_policy, steps, train
+from operant import Learner, Policy, Task, load_policy, steps, train
 from operant.metrics.collect import query_share
 from operant.runs.evaluate import EvaluationOptions, Evaluator
+from operant.runs.scored_rollouts import Probes
 from operant.sampling import token_pieces
 from operant.tally import Histogram
 
@@ -163,6 +165,22 @@ def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
     assert metrics[5]["probe/kl_per_reply"] == pytest.approx(sum(kl) / 5)
     assert metrics[5]["probe/reference_reward"] == pytest.approx(sum(r["reward"] for r in theirs) / 5)
     assert "probe/reward" not in metrics[3]
+
+
+@cases(True, False)
+def test_a_reference_that_is_another_model_answers_for_itself(another):
+    """A copy of the policy gives the policy's first answers, at a KL of exactly 0."""
+    other = model()
+    with torch.no_grad():
+        for p in other.parameters() if another else ():
+            p.mul_(2)
+    learner = Learner(model(), tokenizer=letters(), max_tokens=6, reference=Policy(other) if another else "copy")
+    tasks = [Task(str(i), text) for i, text in enumerate(TASKS)]
+    probes, kl = Probes(learner, tasks, count_a), Evaluator(learner, tasks, count_a)().kl
+    mine, theirs = [[row["ids"] for row in rows] for rows, _ in (probes.ask(), probes.ask_reference())]
+    alone = Probes(Learner(other, tokenizer=letters(), max_tokens=6), tasks, count_a)
+    assert theirs == [row["ids"] for row in alone.ask()[0]]
+    assert (theirs != mine) == (abs(kl) > 1e-3) == another and (another or kl == 0)
 
 
 def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):

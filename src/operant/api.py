@@ -48,7 +48,7 @@ def train(
     policy: a name, a transformers model (with `tokenizer=`) or a Policy. reward: any function from rollouts to scores,
     or a list of them, which are added. args: a `GRPOConfig` of TRL 1.16 or its like; the options here overrule it.
     With `resume=True` the run in `out` is resumed; other options then replace its recorded ones. Ctrl-C stops after the
-    current step and saves. observers: called after every step and at the end, after diagnosis and report.
+    current step and saves. observers: called at the start, after every step and at the end, after diagnosis and report.
     Raises: OperantError for an error that the user can correct.
     """
     arguments = _arguments(args, options, policy=policy, tasks=tasks, reward=reward, algorithm=algorithm, out=out)
@@ -92,14 +92,10 @@ def runs(
     """
     if not isinstance(observers, Sequence) or not all(isinstance(observer, Observer) for observer in observers):
         raise OperantError(f"observers={observers!r}: give a list of objects of a subclass of operant.Observer")
-    shown, run, announced = None if quiet else display(), None, False
-    show = [*show] if shown is None else [shown, *show]
-    for run in trainer.runs(
-        out, show=show, observers=(PromptsObserver(), DiagnosisObserver(), ReportObserver(), *observers), **options
-    ):
-        if shown is not None and run.first and not announced:
-            announced = True
-            shown.begin(run)
+    shown, run = None if quiet else display(), None
+    own = () if shown is None else (shown,)
+    usual = (PromptsObserver(), DiagnosisObserver(), ReportObserver(), *own)
+    for run in trainer.runs(out, show=[*own, *show], observers=(*usual, *observers), **options):
         yield run
     if shown is not None and run is not None and run.first:
         shown.end(run)

@@ -32,7 +32,7 @@ class PolicyCopy:
             raise OperantError(f"rule {rule!r} of a policy copy is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
         kept = shared(policy if values else policy.model) if copy else {}
-        self._shared, self._values = set(kept), values
+        self._copied, self._shared, self._values = copy, set(kept), values
         self.shards: Any = None
         """The `training.sharding.Shards` of its own weights, if they are divided over ranks."""
         head, critic = policy.value_head, policy.critic
@@ -70,6 +70,12 @@ class PolicyCopy:
             if self.shards is not None:
                 self.shards.load({own: (p, p) for own, p in self.shards.own.items()})
         self._fingerprint = None
+
+    def is_copy_of(self, policy: Policy) -> bool:
+        """Whether it was copied from the policy, whose weights have not changed since: their replies are the same."""
+        mine, theirs = self.policy.state_dict(keep_vars=True), policy.state_dict(keep_vars=True)
+        whole = self._copied and self.shards is None
+        return whole and all(theirs[name] is x or torch.equal(theirs[name], x) for name, x in mine.items())
 
     @contextmanager
     def present(self) -> Iterator[None]:

@@ -261,11 +261,13 @@ class Evaluator:
 
     def _divergence(self, played: list[Rollout]) -> float | None:
         """KL to the reference. It is a mean over drawn replies, so there is none of those that were searched for."""
-        reference = self.learner.reference
+        reference, policy = self.learner.reference, self.learner.policy
         if reference is None or self.engine is not None:
             return None
+        if reference.is_copy_of(policy):
+            return 0.0 if played else None
         with reference.present():
-            return divergence(played, self.learner.policy, reference.policy, self.sampling) if played else None
+            return divergence(played, policy, reference.policy, self.sampling) if played else None
 
     def judged_labels(self) -> dict[str, Any] | None:
         """How a policy that reads replies judges the held-out labels; None of any other policy."""

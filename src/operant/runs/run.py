@@ -36,6 +36,9 @@ class Observer:
     name = "observer"
     """Its name in the log."""
 
+    def at_start(self, run: "Run") -> None:
+        """Called before the initial policy is measured, and before the first step of a resumed run."""
+
     def after_step(self, run: "Run") -> None:
         """Called after every step, and after its checkpoint if one was due."""
 
@@ -94,6 +97,7 @@ class Run:
         """Evaluate, train the remaining steps, evaluate and save; yields the run before, between and after steps."""
         self.trackers.start(self.folder.config)
         try:
+            self.observe(lambda observer: observer.at_start(self))
             if not self._stop_requested(stop) and not self.evaluation.started:
                 with self._watchdog("the start"):
                     calibrate(self.parts, self.config.data)

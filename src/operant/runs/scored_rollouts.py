@@ -25,7 +25,7 @@ from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.select import unequal
-from operant.types import RewardFn, Rollout, Task, Tokenizer
+from operant.types import EngineParts, RewardFn, Rollout, Task, Tokenizer
 
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
@@ -75,10 +75,12 @@ class Probes:
         self.learner, self.scorer = learner, Scorer("reward", reward, learner.options["score"])
         # Each has an id of its own, so that the same text twice does not count as two samples of one task.
         self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
+        self._answers: list[Row] | None = None
+        """The newest of the policy."""
 
     def ask(self) -> tuple[list[Row], dict[str, float]]:
         """The answers of the current policy, and their metrics."""
-        rows, kl = self._judged(self.learner.play(self.tasks, stream="probe"))
+        self._answers, kl = rows, _ = self._judged(self.learner.play(self.tasks, stream="probe"))
         tally, scores = Tally(), _scores(rows)
         tally.mean("probe/reward", scores)
         tally.add("probe/count", len(scores), 0.0)
@@ -88,11 +90,12 @@ class Probes:
 
     def ask_reference(self) -> tuple[list[Row], dict[str, float]] | None:
         """The same of the reference; None without a reference."""
-        reference = self.learner.reference
-        if reference is None:
+        learner, rows = self.learner, self._answers
+        if (reference := learner.reference) is None:
             return None
-        with self.learner.engine_of(reference.policy) as engine:
-            rows, _ = self._judged(self.learner.play(self.tasks, stream="probe", engine=engine))
+        if rows is None or EngineParts.of(learner.engine).own_weights or not reference.is_copy_of(learner.policy):
+            with learner.engine_of(reference.policy) as engine:
+                rows, _ = self._judged(learner.play(self.tasks, stream="probe", engine=engine))
         tally = Tally()
         tally.mean("probe/reference_reward", _scores(rows))
         return rows, tally.result()

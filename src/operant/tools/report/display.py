@@ -10,7 +10,7 @@ from pathlib import Path
 from operant.metrics.games import game_of
 from operant.runs.config import describe
 from operant.runs.games import playable
-from operant.runs.run import Run
+from operant.runs.run import Observer, Run
 from operant.tools.diagnosis import diagnose, read_history, verdict
 from operant.tools.diagnosis.history import Finding, counted, percent
 from operant.tools.report import parquet, prompts
@@ -27,10 +27,10 @@ def display() -> "ConsoleDisplay | ChartDisplay":
     return ChartDisplay() if in_notebook() else ConsoleDisplay()
 
 
-class ConsoleDisplay(Console):
+class ConsoleDisplay(Console, Observer):
     """Prints what a run does, its steps, and its result."""
 
-    def begin(self, run: Run) -> None:
+    def at_start(self, run: Run) -> None:
         print(f"{run.path}: {summary(run)}", flush=True)
 
     def end(self, run: Run) -> None:
@@ -60,10 +60,10 @@ class ConsoleDisplay(Console):
         print(f"report: {run.folder.report}   {use}")
 
 
-class ChartDisplay(Chart):
+class ChartDisplay(Chart, Observer):
     """Draws what a run does, its steps, and its result in a notebook's cell."""
 
-    def begin(self, run: Run) -> None:
+    def at_start(self, run: Run) -> None:
         self.title = f"{run.path}: {summary(run)}"
         self.draw()
 
