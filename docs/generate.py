@@ -133,6 +133,7 @@ def pages() -> dict[str, str]:
             "pieces": measured.pieces(),
             "limit": measured.limit(),
             "threads": measured.threads(),
+            "start": measured.start(),
             "turns": measured.turns(),
             "contexts": measured.contexts(),
         },

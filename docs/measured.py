@@ -264,6 +264,17 @@ def threads() -> str:
     )
 
 
+def start() -> str:
+    """One row per command: seconds until its end, its first line or its first step."""
+    results: Any = _read("start.json")
+    if not results:
+        return NOTHING
+    table = "| what is waited for | seconds |\n|---|---|\n"
+    for row in results["rows"]:
+        table += f"| {row['wait']} | {row['seconds']:.2f} ({row['of'][0]:.2f}-{row['of'][1]:.2f}) |\n"
+    return f"{table}\nMedian of {results['rounds']} rounds. Made by `{results['command']}` on {results['machine']}.\n"
+
+
 def turns() -> str:
     """One row per model and number of threads: turns per second of our play, and against three other ways."""
     results: Any = _read("turns.json")

@@ -1,0 +1,77 @@
+"""Seconds that a person waits at the start of a command, each in a process of its own: `python -m benchmarks.start`.
+
+- the floor of a run: torch, and GPT-2 from transformers, imported by a bare Python;
+- `import operant`, `operant --help`, and `operant runs` in a folder of 100 finished runs;
+- `operant train sentiment`: until its first line, and until its first step, before which 256 held-out tasks are
+  answered.
+
+Rounds in turn on a machine that does nothing else; medians. Writes `benchmarks/results/start.json`; `make docs` writes
+the table of docs/fast.md.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.report import machine
+
+RESULTS = Path(__file__).parent / "results/start.json"
+OPERANT = [sys.executable, "-u", "-m", "operant"]
+FLOOR = "import torch, transformers.models.gpt2.modeling_gpt2"
+WAITS: dict[str, tuple[list[str], str]] = {
+    "torch and GPT-2 alone": ([sys.executable, "-c", FLOOR], ""),
+    "`import operant`": ([sys.executable, "-c", "import operant"], ""),
+    "`operant --help`": ([*OPERANT, "--help"], ""),
+    "`operant runs`, 100 runs": ([*OPERANT, "runs", "runs"], ""),
+    "`operant train sentiment`, first line": ([*OPERANT, "train", "sentiment"], "ppo trains"),
+    "`operant train sentiment`, first step": ([*OPERANT, "train", "sentiment"], "step 1/"),
+}
+"""By name: a command, and the beginning of the line that is waited for; empty: its end."""
+
+
+def seconds(command: list[str], until: str, place: Path) -> float:
+    """Until a line of the output has the text, or the command has ended."""
+    begin, said = time.perf_counter(), ""
+    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        while (line := process.stdout.readline()) and not (until and until in line):
+            said += line
+        taken = time.perf_counter() - begin
+        if line:
+            process.kill()
+    if not line and (until or process.returncode):
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said}")
+    shutil.rmtree(place / "runs/sentiment", ignore_errors=True)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=100)
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {name: [] for name in WAITS}
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        once = [*OPERANT, "train", "letters", "--steps", "2", "--out", "runs/0"]
+        subprocess.run(once, cwd=place, check=True, capture_output=True)
+        for i in range(1, given.runs):
+            shutil.copytree(
+                place / "runs/0", place / f"runs/{i}", ignore=shutil.ignore_patterns("checkpoints", "export")
+            )
+        for _ in range(given.rounds):
+            for name, (command, until) in WAITS.items():
+                found[name].append(seconds(command, until, place))
+                print(f"{found[name][-1]:6.2f} s  {name}", flush=True)
+    rows = [{"wait": name, "seconds": statistics.median(x), "of": [min(x), max(x)]} for name, x in found.items()]
+    results = {"command": "python -m benchmarks.start", "machine": machine(), "rounds": given.rounds, "rows": rows}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
