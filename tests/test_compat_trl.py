@@ -270,12 +270,9 @@ def test_a_text_environment_calls_tools_and_masks_answers(folder, monkeypatch):
     for query, response, mask, history in zip(queries, responses, masks, histories):
         assert made.decode(torch.cat([query, response])) == history.text
         own = made.decode(response[mask.bool()])
-        assert own == "".join(t for s, t in zip(history.system_spans, _texts(history)) if not s)
+        texts = [history.text[start:end] for start, end in history.text_spans]
+        assert own == "".join(t for s, t in zip(history.system_spans, texts) if not s)
     assert env.parse_tool_call("<request>|x|y<call>") == (None, None)
-
-
-def _texts(history: TextHistory) -> list[str]:
-    return [history.text[start:end] for start, end in history.text_spans]
 
 
 def test_a_text_environment_ends_a_segment_at_its_call(folder):

@@ -146,10 +146,8 @@ def test_the_best_model_is_kept_by_any_metric(tmp_path, best, choose):
 def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
     made = run(tmp_path / "r", probe_every=2, steps=5)
     folder = made.path / "probes"
-    assert sorted(p.name for p in folder.iterdir()) == [
-        "reference.parquet",
-        *(f"step-{n:05d}.parquet" for n in (0, 2, 4, 5)),
-    ]
+    written = [f"step-{n:05d}.parquet" for n in (0, 2, 4, 5)]
+    assert sorted(p.name for p in folder.iterdir()) == ["reference.parquet", *written]
     first, theirs = (pq.read_table(folder / n).to_pylist() for n in ("step-00000.parquet", "reference.parquet"))
     last = pq.read_table(folder / "step-00005.parquet").to_pylist()
     assert [r["reply"] for r in first] == [r["reply"] for r in theirs]  # a copy, the same random numbers
@@ -171,9 +169,8 @@ def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
 def test_a_reference_that_is_another_model_answers_for_itself(another):
     """A copy of the policy gives the policy's first answers, at a KL of exactly 0."""
     other = model()
-    with torch.no_grad():
-        for p in other.parameters() if another else ():
-            p.mul_(2)
+    for p in other.parameters() if another else ():
+        p.data *= 2
     learner = Learner(model(), tokenizer=letters(), max_tokens=6, reference=Policy(other) if another else "copy")
     tasks = [Task(str(i), text) for i, text in enumerate(TASKS)]
     probes, kl = Probes(learner, tasks, count_a), Evaluator(learner, tasks, count_a)().kl

@@ -281,7 +281,7 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
     for name, why in {
         "Broken": "player 'mine.py:Broken' raised IndexError: ",
         "Wordless": "player 'mine.py:Wordless' returned None; a command is a text",
-        "Nothing": "has no method act(state, game, chance)",
+        "Nothing": "has no act(state, game, chance)",
         "None": "'mine.py' has no 'None'",
         "Unready": "cannot be made without arguments: ValueError: no book",
         "standing": "cannot be made without arguments: TypeError: 'Jumping' object is not callable",

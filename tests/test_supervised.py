@@ -239,7 +239,7 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
 
 @cases(
     (["--kl.coef", "0.1"], "algorithm sft has no reference"),
-    (["--samples", "2"], "it trains on demonstrations; use samples=1"),
+    (["--samples", "2"], "it has demonstrations; use 1"),
     (["--score.scale", "true"], "algorithm sft has no reward"),
     (["--query-tokens", "5"], "demonstrations need their whole prompts"),
     (["--reference", "builtin:reviews-lm"], "algorithm sft has no reference model"),

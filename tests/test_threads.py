@@ -227,20 +227,14 @@ def test_a_run_computes_with_the_number_that_was_asked_for(tmp_path):
     assert set(seen) == {1} and torch.get_num_threads() == 2 and run.metrics
 
 
-BUSY = "while True: pass"
-
-
 def test_others_that_compute_are_counted():
-    before = machine.others()
-    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(3)]
+    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        assert any(machine.others() >= 2 for _ in range(20))
-        assert "compute" in (machine.crowded() or "compute")
+        assert any(machine.others() >= 2 for _ in range(100))
     finally:
         for process in running:
             process.kill()
             process.wait()
-    assert before >= 0
 
 
 @pytest.mark.parametrize(("others", "threads", "sentence"), [(0, 2, None), (1, 1, None), (9, 2, "9 other processes")])
@@ -252,10 +246,7 @@ def test_a_busy_machine_is_noticed(others, threads, sentence, monkeypatch):
     assert found is None if sentence is None else sentence in found and "2 cores" in found
 
 
-TOLD = [(0.0, 0, {}, True), (0.0, 1 << 26, {}, False), (1e18, 0, {}, False), (0.0, 0, {"threads": 2}, False)]
-
-
-@cases(*TOLD)
+@cases((0.0, 0, {}, True), (0.0, 1 << 26, {}, False), (1e18, 0, {}, False), (0.0, 0, {"threads": 2}, False))
 def test_a_run_says_so_where_it_would_wait(worth, most, given, tells, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "WORTH", worth)
     monkeypatch.setattr(twins, "MOST", most)

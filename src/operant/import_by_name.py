@@ -47,7 +47,7 @@ class Table:
     """
 
     made: ClassVar[WeakSet["Table"]] = WeakSet()
-    """Every table of this process, so that a name that belongs to another one can be said."""
+    """Every table, to say which kind has a name."""
 
     def __init__(self, kind: str, group: str, built_in: Mapping[str, Any]):
         self.kind, self.group, self.built_in = kind, group, built_in
@@ -71,14 +71,9 @@ class Table:
             found = self.built_in[name]
             return find(self.kind, *found.split(":")) if isinstance(found, str) else found
         if entries:
-            try:
+            what = f"{self.kind} {name!r} of package {_package(entries[0])} ({entries[0].value}) cannot be imported: "
+            with of_user(what, "; mend or remove that package"):
                 return entries[0].load()
-            except Exception as error:
-                why = f"{type(error).__name__}: {error}"
-                raise OperantError(
-                    f"{self.kind} {name!r} of package {_package(entries[0])} ({entries[0].value}) cannot be imported: "
-                    f"{why}; mend or remove that package"
-                ) from error
         others = sorted(table.kind for table in Table.made if table is not self and name in table)
         if ":" in name and not others:
             return find(self.kind, *name.rpartition(":")[::2], known=self.names())
@@ -164,8 +159,7 @@ FROM_FILES: dict[str, Any] = {}
 
 
 def _module(what: str, name: str, known: Sequence[str]) -> Any:
-    if name.endswith(".py") and not os.path.exists(name):
-        raise OperantError(f"{what}: there is no file {name!r}")
+    require(not name.endswith(".py") or os.path.exists(name), f"{what}: there is no file {name!r}")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     with of_user(f"{what}: importing {name!r} raised "):

@@ -158,9 +158,7 @@ class Sampling:
             check_ids(tuple(ids), vocabulary, f"sampling.{name}")
         early = self.stops if self.min_tokens else frozenset()
         if len(early | set(self.banned)) >= vocabulary:
-            raise OperantError(
-                f"sampling.banned={shown(self.banned)} leaves none of {vocabulary} ids to draw; ban fewer"
-            )
+            raise OperantError(f"sampling.banned={shown(self.banned)} leaves none of {vocabulary} ids; ban fewer")
 
     def _truncation_options(self) -> str:
         on = {"top_k": self.top_k > 0, "top_p": self.top_p < 1, "min_p": self.min_p > 0}

@@ -115,9 +115,7 @@ def load_policy(
     elif lora.adapter is not None:
         lora = replace(lora, adapter=find_model(lora.adapter))
     if lora.quantise != "none" and not lora.on:
-        raise OperantError(
-            f"lora.quantise={lora.quantise}: quantised weights cannot be trained themselves; set lora.rank"
-        )
+        raise OperantError(f"lora.quantise={lora.quantise}: quantised weights are not trained; set lora.rank")
     how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
     model = load_model(base, options.dtype, how)
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)

@@ -173,12 +173,7 @@ def _statistics(
 
 
 def _spread(
-    z: Tensor,
-    other: Tensor | None,
-    out: Tensor,
-    weights: Sequence[Tensor | None],
-    masks: bool,
-    compared: Sequence[str],
+    z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], masks: bool, compared: Sequence[str]
 ) -> Tensor:
     """[n, V] the part of the gradient by z that comes from entropy and divergences.
 

@@ -191,9 +191,7 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
 def _read(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
     """peft's config and the tensors of a LoRA adapter."""
     if not (folder / adapters.CONFIG).is_file():
-        raise OperantError(
-            f"lora.adapter={folder}: the folder has no {adapters.CONFIG}, so it holds no adapter of peft's"
-        )
+        raise OperantError(f"lora.adapter={folder}: without {adapters.CONFIG} the folder is no adapter of peft's")
     stored, weights = adapters.read(folder, "adapter")
     if (kind := stored.get("peft_type")) != KIND:
         raise OperantError(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from operant.models.policy import Policy
-from operant.types import Divided, OperantError
+from operant.types import Divided, OperantError, require
 
 
 class PolicyCopy:
@@ -109,11 +109,10 @@ class PolicyCopy:
         """Raises: OperantError if a frozen copy is not the one that the run began with."""
         if weights := state["weights"]:
             own = self.own()
-            if set(weights) != set(own):
-                odd = ", ".join(sorted(set(weights) ^ set(own))[:3])
-                raise OperantError(
-                    f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
-                )
+            odd = ", ".join(sorted(own.keys() ^ weights.keys())[:3])
+            require(
+                not odd, f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
+            )
             load_stored(own, weights, self.shards)
             self._fingerprint = None
         with self.present():

@@ -16,14 +16,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-OWN_PAGE = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-"""Headers by which a browser keeps a page, and what it shows, from every other page."""
-
 
 class Listener:
     """Listens on an address; `run` answers requests until Ctrl-C, `start` in a thread of its own, by `respond`.

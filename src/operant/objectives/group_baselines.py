@@ -89,8 +89,7 @@ def with_success_rate(batch: Batch) -> Batch:
 
 def with_best_of(batch: Batch, *, k: int | None = None) -> Batch:
     """Give every action of an episode what the episode adds to the best of `k`: see `best_of`."""
-    if k is not None and k < 1:
-        raise OperantError(f"advantage.k={k}: it must be at least 1")
+    require(k is None or k >= 1, f"advantage.k={k}: it must be at least 1")
     return of_episodes(batch, lambda returns, groups, _: best_of(returns, groups, k))
 
 

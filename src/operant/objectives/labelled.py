@@ -128,8 +128,7 @@ def reward_model(
     """
     require(kind in KINDS, f"loss.kind={kind!r}: it must be {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     require(ties in ("none", "davidson", "rao-kupper"), f"loss.ties={ties!r}: it must be none, davidson or rao-kupper")
-    if margin < 0 or tie <= 0:
-        raise OperantError(f"loss.margin={margin:g} must be at least 0, and loss.tie={tie:g} above 0")
+    require(margin >= 0 and tie > 0, f"loss.margin={margin:g} must be at least 0, and loss.tie={tie:g} above 0")
     if (margin or ties != "none") and kind != "pairwise":
         raise OperantError(
             f"loss.{'margin' if margin else 'ties'} with loss.kind={kind}: it is for pairwise; leave it out"

@@ -83,9 +83,7 @@ def with_shaped_rewards(
     if standardise not in ("none", "step", "rlprompt", "group"):
         raise OperantError(f"advantage.standardise={standardise!r}: it must be none, step, rlprompt or group")
     if len(shape) != 4 or shape[0] == shape[1]:
-        raise OperantError(
-            f"advantage.shape={shape}: give four numbers, as in 0,1,0,5: the line that maps 0 to 0 and 1 to 5"
-        )
+        raise OperantError(f"advantage.shape={shape}: give four numbers, as in 0,1,0,5: it maps 0 to 0 and 1 to 5")
     index = episode_index(batch)
     totals = gather(batch.rewards, index).sum(1)
     has_actions = (index >= 0).any(1)

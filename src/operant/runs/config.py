@@ -424,9 +424,7 @@ def _check_together(config: Config) -> None:
             f"{changed[0]}: algorithm {train.algorithm} learns from replies that the policy generates; leave it out"
         )
     if algorithm.source == "data" and train.samples > 1:
-        raise OperantError(
-            f"samples={train.samples} with algorithm={train.algorithm}: it trains on demonstrations; use samples=1"
-        )
+        raise OperantError(f"samples={train.samples} with algorithm={train.algorithm}: it has demonstrations; use 1")
     if "reference" not in algorithm.copies and train.reference not in ("copy", None):
         raise OperantError(
             f"reference={shown(train.reference)}: algorithm {train.algorithm} has no reference model; leave it out"
@@ -491,9 +489,7 @@ def _check_best(train: TrainOptions, evaluation: EvaluationOptions) -> None:
         hint = f"choose it: evaluation.metrics={name.removeprefix('evaluate/')}" if name in METRICS else hint
         raise OperantError(f"best={train.best!r} is not a metric of this run; {hint}")
     if name.startswith("evaluate/") and not (train.evaluates and train.evaluate_every):
-        raise OperantError(
-            f"best={train.best!r} is measured by evaluations during training: set evaluate and evaluate_every"
-        )
+        raise OperantError(f"best={train.best!r} is measured by evaluations: set evaluate and evaluate_every")
 
 
 def recipes() -> dict[str, Path]:

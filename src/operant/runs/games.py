@@ -81,9 +81,7 @@ class OwnPlayer:
                 f"player {shown(name)} cannot be made without arguments: {describe_error(error)}"
             ) from error
         if not callable(getattr(self.player, "act", None)):
-            raise OperantError(
-                f"player {shown(name)} has no method act(state, game, chance), which returns the next command"
-            )
+            raise OperantError(f"player {shown(name)} has no act(state, game, chance), which returns the next command")
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
         """Its next command."""

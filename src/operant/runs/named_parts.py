@@ -249,9 +249,7 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
         return own_games(env, "train"), held_out
     text = str(train.evaluate or "")
     if re.fullmatch(r"\d+(\.\d+)?", text) and not Path(text).exists():
-        raise OperantError(
-            f"evaluate={text}: a number holds out nothing; give a share of the tasks such as 10%, or a file"
-        )
+        raise OperantError(f"evaluate={text}: a number holds out nothing; give a share such as 10%, or a file")
     if share(train.evaluate) is not None:
         return (one := source(train.tasks, options)), one
     held_out = source(train.evaluate or None, options if train.evaluate == train.tasks else {})

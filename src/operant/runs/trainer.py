@@ -91,9 +91,7 @@ def runs(
         try:
             yield from run.train(stop)
         except OperantError:
-            if not (
-                resume or run.evaluation.started
-            ):  # refused before the first step, such as by what a reward was answered
+            if not (resume or run.evaluation.started):  # refused before the first step, by a reward perhaps
                 _discard(folder)
             raise
 

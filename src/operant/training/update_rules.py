@@ -117,11 +117,7 @@ class OnePass(GradientUpdate):
 UPDATE_RULES = Table(
     "update rule",
     "operant.update_rules",
-    {
-        "gradient": GradientUpdate,
-        "one-pass": OnePass,
-        "trust-region": "operant.training.trust_region:TrustRegion",
-    },
+    {"gradient": GradientUpdate, "one-pass": OnePass, "trust-region": "operant.training.trust_region:TrustRegion"},
 )
 """The class of each update rule; other packages add theirs as entry points of `operant.update_rules`."""
 

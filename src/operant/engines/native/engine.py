@@ -180,11 +180,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def choose(
-        self,
-        prompts: Sequence[list[int]],
-        options: Sequence[list[list[int]]],
-        sampling: Sampling,
-        keys: Sequence[int],
+        self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
         """Draw one option for each prompt, as `Sampling.choice` defines; returns its index and the completion.
 

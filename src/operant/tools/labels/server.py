@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.bounds import bounded, check_bounds
-from operant.net.listening import OWN_PAGE, Listener, is_known_host, url_of
+from operant.net.listening import Listener, is_known_host, url_of
 from operant.tools.labels.items import IMPORT, KINDS, SCALE, Content, checked_answer, name_of_labeller
 from operant.tools.labels.store import BusyError, Label, Store
 from operant.types import OperantError
@@ -36,11 +36,15 @@ FILES = {
     "/style.css": ("style.css", "text/css"),
     "/sortable.js": ("vendor/Sortable.min.js", "text/javascript"),
 }
-HEADERS = OWN_PAGE | {
+HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
 LARGEST_BODY = 100_000
 """Bytes of the largest request: an answer with a long comment."""

@@ -22,15 +22,19 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from operant.bounds import bounded, check_bounds
-from operant.net.listening import OWN_PAGE, Responder, is_known_host, is_local, listening_error, url_of
+from operant.net.listening import Responder, is_known_host, is_local, listening_error, url_of
 from operant.storage import atomic_io
 from operant.tools.report import games, parquet, replies, run_report
 from operant.tools.report.html import as_json
 from operant.types import OperantError
 
-_HEADERS = OWN_PAGE | {
+_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
 }
 
 _NOT_SHOWN = ("report.html", "log.txt")
