@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import yaml
+from benchmarks.methods import METHODS as RUN_WITH
 
 from operant import algorithms
 from operant.algorithms import ALGORITHMS, METHODS
@@ -112,23 +113,24 @@ def _measured(name: str) -> str:
 
 
 def on_sums(name: str) -> str:
-    """Two sentences: how many sums are right at the end of the method's runs, beside GRPO and the control."""
+    """How many sums are right when the method's runs end, beside GRPO's and the control's."""
     found = _result("methods")
     rows = [row for row in found["rows"] if row["task"] == "arithmetic"]
 
-    def end(method: str) -> tuple[float, float, int]:
-        own = [row["curve"] for row in rows if row["method"] == method]
-        return median(c[-1][3] for c in own), median(c[-1][1] for c in own), len(own)
+    def end(method: str) -> str:
+        own = [row["curve"][-1] for row in rows if row["method"] == method]
+        return f"{median(last[3] for last in own):.2f} after {median(last[1] for last in own):,.0f} replies"
 
-    if name not in {row["method"] for row in rows}:
+    seeds = [row["seed"] for row in rows if row["method"] == name]
+    if not seeds:
         return ""
-    share, replies, seeds = end(name)
-    text = (
-        f"Of held-out sums {end('start')[0]:.2f} are right at the start, and {share:.2f} after {replies:,.0f} replies"
-    )
-    text += " (one seed). " if seeds == 1 else f" (medians of {seeds} seeds). "
-    text += f"`grpo` ends at {end('grpo')[0]:.2f}. " if name != "grpo" else ""
-    text += f"The control, `grpo` with shuffled verdicts, ends at {end('grpo, shuffled')[0]:.2f}."
+    changed = {option: x for option, x in RUN_WITH[name].items() if name != "sft" and option != "algorithm"}
+    asked = "".join(f", with `{option}={as_typed(value)}`" for option, value in changed.items())
+    step, most = ("one update", "75 s") if name == "sft" else ("eight updates", "60 steps")
+    text = f"Of held-out sums {end('start').partition(' ')[0]} are right at the start. In steps of {step}{asked}, "
+    text += f"runs end at {end(name)} (medians of {len(seeds)} seeds; a run ends at 0.60, or after {most})"
+    text += f", those of `grpo` at {end('grpo')}" if name != "grpo" else ""
+    text += f". The control, `grpo` with shuffled verdicts, ends at {end('grpo, shuffled').partition(' ')[0]}."
     return f"{text}\nMade by `{found['command']}`; [protocol and all methods](../{SUMS}).\n"
 
 
@@ -184,7 +186,8 @@ def _options(name: str) -> str:
     groups = (*GROUPS, "update") if name == "trpo" else GROUPS
     for group in (group for group in groups if group in known):
         meanings = sentences(known[group])
-        for option, value in defaults(known[group]).items():
+        for option, usual in defaults(known[group]).items():
+            value = ALGORITHMS[name].defaults.get(f"{group}.{option}", usual)
             typed, meaning = str(as_typed(value)).replace("\n", r"\n"), meanings[option].replace("|", r"\|")
             table += f"| `{group}.{option}` | {typed} | {meaning} |\n"
     return f"| option | default | meaning |\n|---|---|---|\n{table}" if table else ""

@@ -171,11 +171,10 @@ def test_the_commands_and_the_snippet_of_the_page_run(as_user, monkeypatch, caps
     lines = [shlex.split(line, comments=True) for kind, text in blocks if not kind for line in text.splitlines()]
     assert lines.pop(0) == ["pip", "install", f"./{EXAMPLE.relative_to(ROOT)}"]
     for _, *words in lines:
-        assert main(words) == 0, (words, capsys.readouterr())
+        assert main(words) == 0, f"{words}: {capsys.readouterr().out[-3000:]}"
     assert re.search(r"--env.letters VALUE +\[ae\]", capsys.readouterr().out)
-    (snippet,) = [
-        text for text in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL) if "operant.train(" in text
-    ]
+    snippets = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (snippet,) = [text for text in snippets if "operant.train(" in text]
     made: dict = {}
     exec(snippet, made)
     assert made["run"].metrics[0]["reward/brevity/mean"] <= 1

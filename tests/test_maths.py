@@ -61,6 +61,8 @@ def test_a_plain_number(text, value):
     ("\\boxed{2^{5}}", "5", {}, False),
     ("2,600", "2600", {}, True),
     ("so 16-3", "3", {}, True),
+    ("it is 2 1/2.", "5/2", {}, True),
+    *((f"it is {part}", "3", {}, None) for part in ("10^3", "10^{3}", "2e3", "4/5/3", "12:3", "1.5.3")),
     ("it is \\frac{1}{2}.", "0.5", {}, True),
     ("no idea", "26", {}, None),
     ("it is 26", "26", {"only_marked": True}, None),
@@ -329,9 +331,11 @@ def test_a_verifier_that_raises_on_every_reply_is_named():
     tasks, reward = tasks_of("prime_factorization", size=2), Maths()
     rewards.prepare(reward, tasks)
     assert "raises on some replies (ValueError" in reward.notes[0]
-    judged = judge(reward, [Rollout(task, 0, [Turn([1], [2])], ["banana"]) for task in tasks])
-    assert judged.scores == [0, 0] and [remark.classes for remark in judged.remarks] == [("crash",)] * 2
-    assert "failed on each of 2 replies: it raised ValueError" in judged.notes[0]
+    failed = [Rollout(task, 0, [Turn([1], [2])], ["banana"]) for task in tasks]
+    for more, named in (([], True), (["no idea"], True), (["26"], False)):
+        judged = judge(reward, [*failed, *(attempt(text, {"answer": "26"}) for text in more)])
+        assert [remark.classes for remark in judged.remarks[:2]] == [("crash",)] * 2
+        assert ["failed on each of 2 replies: it raised ValueError" in note for note in judged.notes] == [True] * named
     reward.close()
 
 

@@ -18,6 +18,8 @@ LONGEST = 100
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(rf"([-+]?)({_DIGITS})(?:/({_DIGITS}))?")
 _FRACTION = re.compile(r"(?<![\d.,])(\d+\s*)?\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
+_INSIDE = re.compile(r"(?:\d[eE:/.]?|\^\s*\{?)$")
+"""What stands before a part of a larger number or expression, such as 10^3, 12:30 or 3/4/5."""
 _AMOUNT = set(
     "hundred thousand million billion trillion dozen k m bn e i pi x half halve third quarter tenth hundredth "
     "thousandth and or not plus minus times squared cubed factorial".split()
@@ -73,7 +75,7 @@ def number(text: str) -> Fraction | None:
 
 
 def _slashed(text: str) -> str:
-    """A text whose LaTeX fractions are written as 1/2, and mixed numbers such as 1\\frac{1}{2} as 3/2."""
+    """A text whose LaTeX fractions are written as 1/2, and mixed numbers such as 1\\frac{1}{2} and 1 1/2 as 3/2."""
 
     def slashed(found: re.Match[str]) -> str:
         above, below = found[2].strip("{ }"), found[3].strip("{ }")
@@ -82,15 +84,17 @@ def _slashed(text: str) -> str:
         mixed = above.isdecimal() and below.isdecimal()
         return f"{int(found[1]) * int(below) + int(above)}/{below}" if mixed else found[0]
 
-    return _FRACTION.sub(slashed, text)
+    mixed = re.sub(r"(?<![\d.,/])(\d+) (\d+)/(\d+)(?![\d/.]\d)", r"\1\\frac{\2}{\3}", text)
+    return _FRACTION.sub(slashed, mixed)
 
 
 def last_number(text: str) -> Fraction | None:
-    """The exact value of the last number in a text; None if there is none."""
+    """The exact value of the last number in a text; None if there is none, or it is a part of a larger one."""
     text = _slashed(text.replace("\u2212", "-").replace("$", "").replace("{,}", ","))
     found = list(_NUMBER.finditer(text))
+    before = text[: found[-1].start()] if found else ""
     # In "16-3" or "a-3" the sign is an operation.
-    return _value(found[-1], text[: found[-1].start()][-1:]) if found else None
+    return _value(found[-1], before[-1:]) if found and (found[-1][1] or not _INSIDE.search(before)) else None
 
 
 def _value(found: re.Match[str] | None, before: str = "") -> Fraction | None:

@@ -37,7 +37,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
         }
     require(ask in ASKS, f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
     asked = {"before": prefix, "cue": ASKS[ask] + cue}
-    if "nums" in row or "numbers" in row:
+    if "nums" in row or {"numbers", "target"} <= row.keys():
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
         if not isinstance(numbers, (list, tuple)) or not numbers or None in (target, *map(whole, numbers)):
             raise OperantError(

@@ -72,12 +72,13 @@ class Maths(RewardBase):
         return [next(verified) if asks else self.exactly(*pair) for pair, asks in zip(pairs, asked, strict=True)]
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
-        """The checked answers, with a sentence if the verifier failed on every reply."""
+        """The checked answers, with a sentence if the verifier failed on every reply that has an answer."""
         judged = judge(self.__call__, rollouts, self.__name__)
         failed = [remark for remark in judged.remarks if {"hang", "crash"} & set(remark.classes)]
-        if len(failed) < len(rollouts) or not rollouts:
+        silent = sum("no answer" in remark.classes for remark in judged.remarks)
+        if not failed or len(failed) + silent < len(rollouts):
             return judged
-        why = f"the verifier of reward 'maths' failed on each of {len(rollouts)} replies: {failed[0].message}"
+        why = f"the verifier of reward 'maths' failed on each of {len(failed)} replies: {failed[0].message}"
         return replace(judged, notes=[f"{why}; each scored 0, so nothing can be learned from them"])
 
     def exactly(self, reply: str, target: Mapping[str, Any]) -> Judgement:
@@ -191,13 +192,8 @@ def target_of(task: Task) -> dict[str, Any]:
     Raises: OperantError for a task without it.
     """
     target = task.target if isinstance(task.target, Mapping) else {"answer": task.target}
-    needed = (
-        ("set", "index", "options")
-        if "set" in target
-        else ("numbers", "target")
-        if "numbers" in target
-        else ("answer",)
-    )
+    kinds = (("set", "index", "options"), ("numbers", "target"), ("answer",))
+    needed = next((names for names in kinds if names[0] in target), kinds[-1])
     if any(target.get(name) in (None, "") for name in needed):
         raise OperantError(
             f"reward 'maths': task {task.id!r} has no {needed[0]} in its target {shown(task.target)}: read published "
