@@ -62,7 +62,7 @@ def test_a_plain_number(text, value):
     ("2,600", "2600", {}, True),
     ("so 16-3", "3", {}, True),
     ("it is 2 1/2.", "5/2", {}, True),
-    *((f"it is {part}", "3", {}, None) for part in ("10^3", "10^{3}", "2e3", "4/5/3", "12:3", "1.5.3")),
+    *((f"it is {part}", "3", {}, None) for part in ("10^3", "10^{3}", "2e3", "2e-3", "4/5/3", "12:3", "1.5.3")),
     ("it is \\frac{1}{2}.", "0.5", {}, True),
     ("no idea", "26", {}, None),
     ("it is 26", "26", {"only_marked": True}, None),

@@ -18,8 +18,7 @@ LONGEST = 100
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(rf"([-+]?)({_DIGITS})(?:/({_DIGITS}))?")
 _FRACTION = re.compile(r"(?<![\d.,])(\d+\s*)?\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
-_INSIDE = re.compile(r"(?:\d[eE:/.]?|\^\s*\{?)$")
-"""What stands before a part of a larger number or expression, such as 10^3, 12:30 or 3/4/5."""
+_INSIDE = re.compile(r"(?:\d[eE:/.]|\^\s*\{?)$")  # before a part of a larger number, as in 10^3, 12:30 or 3/4/5
 _AMOUNT = set(
     "hundred thousand million billion trillion dozen k m bn e i pi x half halve third quarter tenth hundredth "
     "thousandth and or not plus minus times squared cubed factorial".split()
@@ -93,8 +92,9 @@ def last_number(text: str) -> Fraction | None:
     text = _slashed(text.replace("\u2212", "-").replace("$", "").replace("{,}", ","))
     found = list(_NUMBER.finditer(text))
     before = text[: found[-1].start()] if found else ""
+    inside = _INSIDE.search(before) or (before[-1:].isdigit() and not found[-1][1])
     # In "16-3" or "a-3" the sign is an operation.
-    return _value(found[-1], before[-1:]) if found and (found[-1][1] or not _INSIDE.search(before)) else None
+    return None if inside or not found else _value(found[-1], before[-1:])
 
 
 def _value(found: re.Match[str] | None, before: str = "") -> Fraction | None:
