@@ -123,7 +123,7 @@ def test_the_metrics_of_a_recipe_wait_for_held_out_tasks():
 
 def test_an_installed_package_adds_a_form(monkeypatch):
     class Entry:
-        name, value = "news", "my_forms:headline"
+        name, value, module, dist = "news", "my_forms:headline", "my_forms", None
 
         @staticmethod
         def load():
