@@ -138,6 +138,9 @@ class Watching(Observer):
         if self.broken:
             raise ValueError(f"no {what}")
 
+    def at_start(self, run):
+        self.called("late start" if run.evaluation.started else "start")
+
     def after_step(self, run):
         self.called(f"step {run.metrics[-1]['step']:.0f}")
 
@@ -149,15 +152,12 @@ class Watching(Observer):
 @pytest.mark.parametrize("way", [train, lambda *given, **more: list(steps(*given, **more))])
 def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsys):
     watching = [Watching("broken one", broken=True), Watching("sound one")]
-    options = {"tokenizer": letters(), **SMALL, "steps": 2}
-    way(model(), TASKS, count_a, out=tmp_path / "run", observers=watching, **options)
-    assert [watcher.calls for watcher in watching] == [["step 1", "step 2", "end"]] * 2
+    way(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), observers=watching, **SMALL | {"steps": 2})
+    assert [watcher.calls for watcher in watching] == [["start", "step 1", "step 2", "end"]] * 2
     log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
-    for call in watching[0].calls:
-        assert f"the broken one failed: ValueError: no {call}" in log
-    assert "sound one" not in log
+    assert all(f"broken one failed: ValueError: no {x}" in log for x in watching[0].calls) and "sound one" not in log
     told_of = [line for line in capsys.readouterr().err.splitlines() if "failed" in line]
-    assert told_of == ["operant: the broken one failed: ValueError: no step 1 (later failures are in log.txt alone)"]
+    assert told_of == ["operant: the broken one failed: ValueError: no start (later failures are in log.txt alone)"]
 
 
 @pytest.mark.parametrize("observers", [Observer(), [Observer], [print], None])
