@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import IO
 
 import pytest
+import torch
 
 from operant.tools.cli import main
 
@@ -77,6 +78,7 @@ def _run(work: Callable[[], int | None], output: str | None) -> int:
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", 1, closefd=False), os.fdopen(2, "w", 1, closefd=False)
+    torch.set_num_threads(torch.get_num_threads())  # makes torch's pool anew; threads that did so at once may find none
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     try:
