@@ -76,7 +76,7 @@ class Probes:
         # Each has an id of its own, so that the same text twice does not count as two samples of one task.
         self.tasks = [replace(task, id=f"probe/{i}/{task.id}") for i, task in enumerate(tasks)]
         self._answers: list[Row] | None = None
-        """The newest of the policy."""
+        """The policy's newest answers."""
 
     def ask(self) -> tuple[list[Row], dict[str, float]]:
         """The answers of the current policy, and their metrics."""
