@@ -149,8 +149,8 @@ def figure(found: dict[str, Any]) -> str:
     runs = {row["method"]: row["curve"] for row in found["rows"] if row["task"] == "arithmetic" and row["seed"] == 1}
     runs = {name: runs[name] for name in found["methods"] if len(runs.get(name, ())) > 1}
     most, bottom = max(curve[-1][1] for curve in runs.values()), 330
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 370" font-family="sans-serif" font-size="12">']
-    parts.append('<rect width="720" height="370" fill="white"/>')
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 370" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="760" height="370" fill="white"/>')
     parts.append('<text x="45" y="18">Right of 1,024 held-out sums, over the replies drawn</text>')
     for tick in range(8):
         y = bottom - 42 * tick
