@@ -58,6 +58,7 @@ USES = {
     "migrate": "migrate old.py",
     "ray": "-c import ray",
     "reasoning": "-c import reasoning_gym",
+    "verifiers": "-c import verifiers.v1",
     "trl": "-c from operant.compat.trl import PPOConfig, PPOTrainer",
     "label": "-c import starlette, uvicorn; from operant.tools.labels.server import LabelServer",
     "tensorboard": f"{STEP} --trackers tensorboard",

@@ -17,7 +17,11 @@ ELSEWHERE = {"design", "extending", "log", "metrics", "mistakes", "options"}
 FILES_OF_PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if path.parent.name != "reference"]
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in FILES_OF_PAGES if p.stem not in ELSEWHERE)]
 PAGES = [page for page in PAGES if commands(page)]
-FILES = {"my_forms.py": ("docs/tasks.md", "def headline"), "ladders.py": ("docs/text-worlds.md", "class Ladders")}
+FILES = {
+    "my_forms.py": ("docs/tasks.md", "def headline"),
+    "ladders.py": ("docs/text-worlds.md", "class Ladders"),
+    "my_sums.py": ("docs/maths.md", "class Sums"),
+}
 """Files that commands name, and the snippets that they hold."""
 UNKNOWN = ("my_worlds.py", "my_hints.py", "my.yaml", "my_rewards", "my_game.py")
 """Files of a reader's own, which the pages do not show."""

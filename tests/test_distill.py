@@ -102,11 +102,21 @@ def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
 
 
 # --- the divergence ---------------------------------------------------------------------------------------------------
-def divergence(student, teacher, prompt, told, action, kind):
-    """[A] by bare forward passes: before each token of the reply, over the whole vocabulary."""
+def pooled(p, q, k):
+    """The log-probs of k + 1 outcomes: the k likeliest of p, and all others together."""
+    if k is None:
+        return p, q
+    top = p.argsort(-1, descending=True)[:, :k]
+    others = torch.ones_like(p, dtype=torch.bool).scatter(-1, top, False)
+    return [torch.cat([x.gather(-1, top), (x.exp() * others).sum(-1, keepdim=True).log()], -1) for x in (p, q)]
+
+
+def divergence(student, teacher, prompt, told, action, kind, k=None):
+    """[A] by bare forward passes: before each token of the reply, over the whole vocabulary or k + 1 outcomes."""
     p = (student(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1)
     with torch.no_grad():
         q = (teacher(torch.tensor([told + action])).logits[0, len(told) - 1 : -1].double() / T).log_softmax(-1)
+    p, q = pooled(p, q, k)
     m = ((p.exp() + q.exp()) / 2).log()
     kl = {name: (a.exp() * (a - b)).sum(-1) for name, a, b in (("pq", p, q), ("qp", q, p), ("pm", p, m), ("qm", q, m))}
     return {"reverse": kl["pq"], "forward": kl["qp"], "jensen_shannon": (kl["pm"] + kl["qm"]) / 2}[kind]
@@ -123,9 +133,9 @@ TOLD = [[12, 13, 3, 4], [14, 8], [15, 16, 17, 3, 4], [15, 16, 17, 3, 4, 5, 6, 11
 
 
 @pytest.mark.parametrize("ways", EXACT)
-@pytest.mark.parametrize("chunk", [48_000_000, 40])
+@pytest.mark.parametrize(("chunk", "top_k"), [(48_000_000, None), (40, None), (40, 3), (48_000_000, 500)])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, ways, monkeypatch):
+def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, top_k, ways, monkeypatch):
     """Rows of other lengths for the teacher, in micro-batches of one row and in chunks of two tokens."""
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     student, teacher = lm(kind).double(), lm(kind, seed=1).double()
@@ -142,14 +152,17 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, ways, monkeypat
             "teacher.hint": lambda r: HINTS[int(r.task.id)],
             "update.micro_tokens": 8 if chunk == 40 else 8192,
             "loss.divergence": ways,
+            "loss.top_k": top_k,
         },
     )
     metrics = learner.learn(rollouts, None)
     mine = [p.grad.clone() for p in student.parameters()]
     twin = lm(kind).double()
     turns = [turn for rollout in rollouts for turn in rollout.turns]
+    k = 3 if top_k == 3 else None  # 500 tokens are the whole vocabulary
     each = [
-        divergence(twin, teacher, turn.prompt, told, turn.action, ways) for turn, told in zip(turns, TOLD, strict=True)
+        divergence(twin, teacher, turn.prompt, told, turn.action, ways, k)
+        for turn, told in zip(turns, TOLD, strict=True)
     ]
     loss = torch.cat(each).mean()
     loss.backward()

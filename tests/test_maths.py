@@ -217,6 +217,7 @@ def test_outcomes_and_scores_of_plain_targets():
     ({"answer": "\\sqrt{2}"}, {}, r"needs a package: pip install 'operant\[maths\]'"),
     ({"answer": "2"}, {"verifier": "math_verify"}, r"pip install 'operant\[maths\]'"),
     ({"set": "ab", "index": 0, "options": "{}"}, {}, r"pip install 'operant\[reasoning\]'"),
+    ({"set": "verifiers:ab", "index": 0, "options": "{}"}, {}, r"pip install 'operant\[verifiers\]'"),
 )
 def test_tasks_that_cannot_be_judged(target, options, why, monkeypatch):
     monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
@@ -362,7 +363,8 @@ def test_a_file_of_problems_trains(tmp_path, capsys):
     assert main(words) == 0, capsys.readouterr()
 
 
-def test_the_reasoning_extra_is_named(monkeypatch, capsys):
+@cases(("reasoning_gym:countdown", "reasoning"), ("verifiers:gsm8k_v1", "verifiers"))
+def test_the_extra_of_a_suite_is_named(tasks, extra, monkeypatch, capsys):
     monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
-    assert main(["train", "maths", "--policy", "builtin:maths-lm", "--tasks", "reasoning_gym:countdown"]) == 2
-    assert "pip install 'operant[reasoning]'" in capsys.readouterr().err
+    assert main(["train", "maths", "--policy", "builtin:maths-lm", "--tasks", tasks]) == 2
+    assert f"pip install 'operant[{extra}]'" in capsys.readouterr().err

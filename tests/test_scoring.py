@@ -184,6 +184,31 @@ def test_half_precision_logits_are_scored_in_float32(temperature):
     assert float((out["entropy"] + (truth.exp() * truth).sum(-1)).abs().max()) < 2e-5
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
+def test_a_bfloat16_model_may_have_an_output_head_in_float32(kind, tmp_path, monkeypatch):
+    """Log-probs in the update and in generation are those of float32 products of bfloat16 states and weights."""
+    lm(kind).save_pretrained(tmp_path)
+    how = {"model.precision": "bfloat16", "max_tokens": 4, "lr": 0.0, "keep_gradients": True}
+    learner, plain = (
+        Learner(lm(kind), reference=str(tmp_path), **how, **{"model.head_precision": head}) for head in ("float32", "same")
+    )
+    drawn_from, logits = list[torch.dtype](), Policy.logits
+    monkeypatch.setattr(Policy, "logits", lambda *given: drawn_from.append((x := logits(*given)).dtype) or x)
+    replies = learner.play([Task(f"t{i}", [5 + i, 6]) for i in range(4)], env=SingleTurn())
+    assert {*drawn_from} == {torch.float32}
+    batch = collate(replies, [0.0] * 4)
+    states = learner.policy.states(batch)
+    head = learner.policy.head
+    assert states.dtype == head.weight.dtype == torch.bfloat16
+    scaled = states.float() @ head.weight.float().T
+    truth = learner.policy.modes.finish(scaled).log_softmax(-1).gather(1, batch.tokens[batch.actions][:, None])[:, 0]
+    torch.testing.assert_close(learner.policy(batch).logprobs[batch.actions], truth, atol=1e-6, rtol=1e-6)
+    assert learner.reference.policy.logits(states).dtype == torch.float32
+    assert plain.policy.logits(states).dtype == torch.bfloat16
+    learner.learn(replies, [1.0, 0.0, 0.0, 0.0])
+    assert head.weight.grad.dtype == torch.bfloat16 and bool(head.weight.grad.any())
+
+
 # --- what cuts the distribution (test 5) ------------------------------------------------------------------------------
 CUTS = {"top_p": {"top_p": 0.8}, "top_k": {"top_k": 5}, "min_p": {"min_p": 0.2}}
 
@@ -285,14 +310,14 @@ def test_the_gap_between_sampler_and_trainer_is_measured():
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.7}, {"banned": (2, 5)}, {"min_tokens": 2, "stop_tokens": (0,)}])
-@pytest.mark.parametrize("beside", [False, True])
-def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
+@pytest.mark.parametrize(("beside", "top_k"), [(False, None), (True, None), (True, 2), (True, 8), (True, 9)])
+def test_the_sweep_has_the_gradient_of_its_numbers(how, beside, top_k):
     """The gradient of every number agrees with finite differences in float64, and every number with its definition."""
     torch.manual_seed(1)
     logits = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
     other = torch.randn(6, 9, dtype=torch.float64) * 2 if beside else None
     ids, places = torch.tensor([1, 3, 4, 6, 7, 8]), torch.arange(6)
-    inputs = SweepInput(ids, places, Sampling(**how), other, EXACT, True)
+    inputs = SweepInput(ids, places, Sampling(**how), other, EXACT, top_k, True)
     assert torch.autograd.gradcheck(lambda x: Sweep.apply(x, inputs), (logits,))
     z = inputs.sampling.adjust(logits.detach(), places)
     p = z.softmax(-1)
@@ -300,6 +325,11 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside):
     right = [logp[range(6), ids], z.logsumexp(-1), -(p * logp).sum(-1)]
     if other is not None:
         q = inputs.sampling.adjust(other, places).softmax(-1)
+        if top_k is not None:  # k + 1 outcomes: the likeliest tokens one by one, and all others together
+            order = p.argsort(-1, descending=True)
+            top, rest = order[:, :top_k], order[:, top_k:]
+            p, q = (torch.cat([x.gather(1, top), x.gather(1, rest).sum(-1, keepdim=True)], -1) for x in (p, q))
+            logp = p.clamp(min=1e-300).log()
         logq = q.clamp(min=1e-300).log()
         logm = ((p + q) / 2).clamp(min=1e-300).log()
         right += [(p * (logp - logq)).sum(-1), (q * (logq - logp)).sum(-1)]
@@ -318,12 +348,13 @@ def test_an_all_but_impossible_token_has_a_finite_gradient():
 
 
 @pytest.mark.slow
-def test_what_a_gpu_runs_compiled_compiles_and_says_the_same():
+@pytest.mark.parametrize("top_k", [None, 4])
+def test_what_a_gpu_runs_compiled_compiles_and_says_the_same(top_k):
     """The two functions agree with themselves compiled, here for a CPU."""
     torch.manual_seed(1)
     z, other, ids = torch.randn(5, 40), torch.randn(5, 40), torch.tensor([1, 3, 4, 6, 7])
-    plain = _statistics(z, other, ids, True, EXACT)
-    torch.testing.assert_close(compiled(_statistics)(z, other, ids, True, EXACT), plain)
+    how = (True, EXACT, top_k)
+    plain = _statistics(z, other, ids, how)
+    torch.testing.assert_close(compiled(_statistics)(z, other, ids, how), plain)
     given = torch.stack(plain[2:-1])[..., None], [torch.randn(5, 1) for _ in range(1 + len(EXACT))]
-    how = (z, other, *given, True, EXACT)
-    torch.testing.assert_close(compiled(_spread)(*how), _spread(*how))
+    torch.testing.assert_close(compiled(_spread)(z, other, *given, how), _spread(z, other, *given, how))

@@ -17,10 +17,11 @@ papers' equations have it over the tokens of each group first (`update.per=group
 (`advantage.deviation=batch`: the deviation of scores less the mean of their group, where TRL's `scale_rewards="batch"`
 takes that of the scores themselves), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of
 ten replies right drawn no more (`retire=0.9`, for rewards of 0 and 1; the paper's are -1 and 1, with the same
-advantages), from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Only the rate, 5e-7, has
+advantages), from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Where the model is in
+bfloat16 (`model.precision`), its output head computes in float32 (`model.head_precision`), for generation and training
+alike. Only the rate, 5e-7, has
 not been confirmed. Not in it: replies that are generated up to 8 updates ahead (PipelineRL-8; `rollouts_ahead` cannot
-know which prompts retire), interruption of long thoughts, and an output head in float32 where the model is in bfloat16:
-log-probs here are made in float32 of the head's bfloat16 logits.
+know which prompts retire), and interruption of long thoughts.
 """
 
 from operant.algorithms.base import Comparison
@@ -36,6 +37,7 @@ PRESETS: dict[str, dict[str, object]] = {
         "retire": 0.9,
         "optimizer.lr": 5e-7,
         "update.per": "group",
+        "model.head_precision": "float32",
         "loss.high": 5.0,
         "loss.bound": "weight",
         "advantage.deviation": "batch",

@@ -38,6 +38,7 @@ SOURCES = Table(
         "programs/held-out": "operant.apps.code.generated:held_out",
         "outcomes": "operant.apps.code.forms:outcomes",
         "reasoning_gym:": "operant.apps.maths.reasoning_gym:named",
+        "verifiers:": "operant.apps.maths.verifiers:named",
     },
 )
 """Functions that return rows; their arguments are the options `tasks.*`."""

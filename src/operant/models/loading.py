@@ -180,7 +180,8 @@ def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] =
         return name
     if isinstance(name, str) and name == "copy":
         return PolicyCopy(policy, rule)
-    reference = load_policy(name, options=ModelOptions(precision=policy.options.precision)).to(policy.device)
+    alike = ModelOptions(precision=policy.options.precision, head_precision=policy.options.head_precision)
+    reference = load_policy(name, options=alike).to(policy.device)
     if reference.vocabulary != policy.vocabulary:
         raise OperantError(
             f"the reference has a vocabulary of {reference.vocabulary}, the policy one of {policy.vocabulary}: "

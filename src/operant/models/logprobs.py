@@ -46,6 +46,8 @@ class SweepInput:
     """[N, V] logits of another model, for the exact divergences."""
     divergences: tuple[str, ...] = DIVERGENCES
     """Which of them to compute."""
+    top_k: int | None = None
+    """Compare the k likeliest tokens and all others as one outcome; None: the whole vocabulary."""
     entropy_gradient: bool = False
     """Whether the entropy is part of the loss."""
     double_backward: bool = False
@@ -56,12 +58,20 @@ class SweepInput:
         return () if self.other is None else self.divergences
 
     @property
+    def how(self) -> "How":
+        return self.masks, self.compared, self.top_k
+
+    @property
     def spreads(self) -> bool:
         return self.entropy_gradient or self.other is not None
 
     @property
     def masks(self) -> bool:
         return bool(self.sampling.banned or (self.sampling.min_tokens and self.sampling.stops))
+
+
+How = tuple[bool, Sequence[str], int | None]
+"""Whether tokens are masked, which divergences are computed, and of how many likeliest tokens."""
 
 
 class Sweep(torch.autograd.Function):
@@ -82,7 +92,7 @@ class Sweep(torch.autograd.Function):
         probs = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         for part in _blocks(logits):
             z, other = _adjusted(logits, inputs, part)
-            *numbers, p = _fused(_statistics, z, other, inputs.ids[part], inputs.masks, inputs.compared)
+            *numbers, p = _fused(_statistics, z, other, inputs.ids[part], inputs.how)
             for row, x in zip(out, numbers, strict=True):
                 row[part] = x
             if probs is not None:
@@ -108,9 +118,7 @@ class Sweep(torch.autograd.Function):
             for part in _blocks(logits):
                 z, other = _adjusted(logits, inputs, part)
                 some = [None if w is None else w[part] for w in weights[2:]]
-                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.masks, inputs.compared).to(
-                    grad.dtype
-                )
+                grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.how).to(grad.dtype)
         if chosen is not None:
             grad.scatter_add_(-1, inputs.ids[:, None], chosen.to(grad.dtype))
         return (grad if inputs.sampling.temperature == 1 else grad.div_(inputs.sampling.temperature)), None
@@ -157,10 +165,9 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True)
 
 
-def _statistics(
-    z: Tensor, other: Tensor | None, ids: Tensor, masks: bool, compared: Sequence[str]
-) -> tuple[Tensor, ...]:
+def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, how: How) -> tuple[Tensor, ...]:
     """The numbers of `NAMES` and the divergences, each [n], and the probabilities [n, V]. A masked token counts 0."""
+    masks, compared, top_k = how
     mine = z.log_softmax(-1)
     chosen = mine.gather(-1, ids[:, None])
     normaliser = (z.gather(-1, ids[:, None]) - chosen).squeeze(-1)
@@ -168,25 +175,25 @@ def _statistics(
         normaliser = torch.where(normaliser.isfinite(), normaliser, z.logsumexp(-1))
     p = mine.exp()
     spread = -torch.linalg.vecdot(p, _finite(mine, masks))
-    theirs = mine if other is None else other.log_softmax(-1)
+    theirs = mine if other is None else _pooled(mine, other.log_softmax(-1), top_k)
     return chosen.squeeze(-1), normaliser, spread, *(divergence(mine, theirs, kind) for kind in compared), p
 
 
 def _spread(
-    z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], masks: bool, compared: Sequence[str]
+    z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], how: How
 ) -> Tensor:
     """[n, V] the part of the gradient by z that comes from entropy and divergences.
 
     `out`: their values. `weights` [n, 1]: the gradients of the loss by them.
     """
-    spread, *of_divergences = weights
+    (masks, compared, top_k), (spread, *of_divergences) = how, weights
     mine = z.log_softmax(-1)
     p, known = mine.exp(), _finite(mine, masks)
     grad = torch.zeros_like(p)
     if spread is not None:
         grad = grad - p * spread * (known + out[0])
     if other is not None:
-        theirs = other.log_softmax(-1)
+        theirs = _pooled(mine, other.log_softmax(-1), top_k)
         for kind, weight, value in zip(compared, of_divergences, out[1:], strict=True):
             if weight is None:
                 continue
@@ -198,6 +205,20 @@ def _spread(
                 gap = torch.where(p == 0, 0.0, mine - _between(mine, theirs))
                 grad = grad + p * weight * (gap - torch.linalg.vecdot(p, gap)[:, None]) / 2
     return grad
+
+
+def _pooled(mine: Tensor, theirs: Tensor, top_k: int | None) -> Tensor:
+    """`theirs` [n, V], where the sum of all tokens but the k likeliest of `mine` is shared out as it is in `mine`.
+
+    With it, a divergence and its gradient are those of k + 1 outcomes: each of the k tokens, and all others together.
+    """
+    if top_k is None:
+        return theirs
+    top = mine.topk(min(top_k, mine.shape[-1])).indices
+    mine_rest, their_rest = (x.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True) for x in (mine, theirs))
+    return torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine).scatter(
+        -1, top, theirs.gather(-1, top)
+    )
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:
@@ -216,6 +237,7 @@ def score(
     allowed: tuple[Tensor, Tensor] | None = None,
     against: tuple[Head, Tensor] | None = None,
     divergences: tuple[str, ...] = DIVERGENCES,
+    top_k: int | None = None,
     entropy_gradient: bool = False,
     double_backward: bool = False,
     budget: int = BUDGET,
@@ -223,7 +245,8 @@ def score(
     """Score the chosen tokens `ids` [N] in the hidden states before them, `states` [N, D].
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
-    that could be drawn. `against`: the head and states of another model, for the exact `divergences`.
+    that could be drawn. `against`: the head and states of another model, for the exact `divergences`,
+    of the `top_k` likeliest tokens and all others as one outcome, or (None) of the whole vocabulary.
     `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
     Returns the tensors of `NAMES`, `raw_logprobs` and those of `divergences`, each [N], in float32 or wider.
     """
@@ -232,7 +255,8 @@ def score(
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
-        inputs = SweepInput(ids[part], places[part], sampling, other, divergences, entropy_gradient, double_backward)
+        how = entropy_gradient, double_backward
+        inputs = SweepInput(ids[part], places[part], sampling, other, divergences, top_k, *how)
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
         else:
@@ -247,7 +271,7 @@ def _score(head: Head, states: Tensor, inputs: SweepInput, allowed: tuple[Tensor
     logits = head(states)
     if inputs.double_backward:  # the same numbers, with gradients by autograd
         z, other = _adjusted(logits, inputs, slice(None))
-        numbers = _statistics(z, other, inputs.ids, inputs.masks, inputs.compared)[:-1]
+        numbers = _statistics(z, other, inputs.ids, inputs.how)[:-1]
     else:
         numbers = Sweep.apply(logits, inputs)
     out: dict[str, Tensor] = dict(zip((*NAMES, *inputs.compared), numbers, strict=True))

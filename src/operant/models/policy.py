@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from operant.models import layout
@@ -130,12 +131,14 @@ class Policy(HiddenStates):
         *,
         against: "Policy | None" = None,
         divergences: tuple[str, ...] = DIVERGENCES,
+        top_k: int | None = None,
         entropy_gradient: bool = False,
     ) -> Outputs:
         """Compute log-probs, entropy, logsumexp and values at every action of the batch: each [B, T], 0 off actions.
 
         `against`: another policy, to which the exact `divergences` are computed; it reads the prompts of
-        `batch.hinted`, if there are some. `entropy_gradient`: whether the entropy has a gradient.
+        `batch.hinted`, if there are some. `top_k`: they compare that many likeliest tokens and all others as one
+        outcome, but all options of a choice. `entropy_gradient`: whether the entropy has a gradient.
         """
         batch = batch.to(self.device)
         options = branches(batch, sampling.terminator) if batch.choices is not None else []
@@ -161,6 +164,7 @@ class Policy(HiddenStates):
             allowed=allowed,
             against=None if theirs is None else (against.logits, theirs[0][generated]),
             divergences=divergences,
+            top_k=top_k,
             entropy_gradient=entropy_gradient,
             double_backward=self._twice,
         )
@@ -254,6 +258,9 @@ class Policy(HiddenStates):
     def logits(self, states: Tensor) -> Tensor:
         """[N, D] -> [N, V]: the output head, and the function that the model applies after it."""
         head: Any = self.head
+        if self.rounds and self.options.head_precision == "float32":
+            wide = {name: x.float() for name, x in head.state_dict(keep_vars=True).items() if x.is_floating_point()}
+            return self.modes.finish(functional_call(head, wide, states.float()))
         few = 8 <= len(states) <= 48 and states.dtype == torch.float32 and states.device.type == "cpu"
         plain = type(head) is nn.Linear and head.bias is None and "forward" not in vars(head)  # as with an `output_mlp`
         if few and plain and not torch.is_grad_enabled():

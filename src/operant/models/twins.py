@@ -40,10 +40,16 @@ def in_halves(model: nn.Module, tokens: int) -> bool:
 
 @contextmanager
 def side_by_side(model: nn.Module, tokens: int) -> Iterator[None]:
-    """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins."""
-    token = _twins.set({} if in_halves(model, tokens) else None)
+    """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins.
+
+    With twins each thread has half of them, also between the halves: an optimizer step on threads that wait for each
+    other takes five times as long beside other processes.
+    """
+    halved = in_halves(model, tokens)
+    token = _twins.set({} if halved else None)
     try:
-        with machine.threads(machine.worth(tokens, machine.largest(model))):
+        worth = machine.worth(tokens, machine.largest(model))
+        with machine.threads(torch.get_num_threads() // 2 if halved else worth):
             yield
     finally:
         _twins.reset(token)
@@ -77,17 +83,17 @@ def twins_of(*policies: Any) -> list[Policy | None] | None:
 
 
 def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
-    """The results of two calls, of which `second` runs in a thread of its own; each has half of torch's threads.
+    """The results of two calls, of which `second` runs in a thread of its own, with as many of torch's threads.
 
     Raises what one of them raises, after both have ended.
     """
-    gradients, inside, count = torch.is_grad_enabled(), copy_context(), max(torch.get_num_threads() // 2, 1)
+    gradients, inside, count = torch.is_grad_enabled(), copy_context(), torch.get_num_threads()
 
     def beside() -> Second:
         with torch.set_grad_enabled(gradients):
             return inside.run(second)
 
-    with machine.threads(count), ThreadPoolExecutor(1, "twin", torch.set_num_threads, (count,)) as thread:
+    with ThreadPoolExecutor(1, "twin", torch.set_num_threads, (count,)) as thread:
         other = thread.submit(beside)
         return first(), other.result()
 

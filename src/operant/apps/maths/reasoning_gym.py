@@ -19,6 +19,8 @@ from operant.import_by_name import nearest
 from operant.options import parse
 from operant.types import OperantError, describe_error, require, shown
 
+PACKAGE, EXTRA, LOADS = "reasoning_gym", "reasoning", "reasoning_gym"
+"""What must be installed, the extra that has it, and what a worker imports before its first reply."""
 NONSENSE = ("banana", "0", "I do not know.")
 """Replies that no set should pay."""
 TESTED = 8
@@ -169,7 +171,8 @@ def tested(name: str, options: str) -> dict[str, Any]:
     `known` has None for a problem without an answer. An exception is its text in place of a number.
     """
     data = data_set(name, options)
-    entries = [data[index] for index in range(min(TESTED, len(data)))]
+    first = range(min(TESTED, len(data)))
+    entries = [data[index] for index in first]
 
     def paid(answer: str, entry: object) -> float | str:
         try:
@@ -179,4 +182,10 @@ def tested(name: str, options: str) -> dict[str, Any]:
 
     known = [paid(e["answer"], e) if isinstance(e["answer"], str) and e["answer"] else None for e in entries]
     nonsense = {text: [paid(text, entry) for entry in entries] for text in NONSENSE}
-    return {"known": known, "nonsense": nonsense, "asked": [[e["question"], e["answer"]] for e in entries]}
+    return {"known": known, "nonsense": nonsense, "asked": [asked(name, options, index) for index in first]}
+
+
+def asked(name: str, options: str, index: int) -> list[Any]:
+    """What tells a problem from others, to compare two processes."""
+    made = problem(name, options, index)
+    return [made["question"], made["answer"]]

@@ -10,7 +10,9 @@ from itertools import compress
 from typing import Any, Literal
 
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
-from operant.apps.maths.reasoning_gym import need, packed, problem
+from operant.apps.maths import reasoning_gym
+from operant.apps.maths.reasoning_gym import need, packed
+from operant.apps.maths.verifier import suite_of
 from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
 from operant.sandbox.pool import Job, Pool, Response
@@ -23,12 +25,13 @@ START = 60.0
 
 class Maths(RewardBase):
     """1 for a reply whose answer is right, else 0, as a `Judgement` with the outcome right, wrong, no answer, hang or
-    crash; sets of reasoning-gym also pay between, the outcome partly.
+    crash; sets of reasoning-gym and verifiers also pay between, the outcome partly.
 
     The answer is the marked one (<answer>, \\boxed{}, ####), or else the last number. Plain numbers are compared
     exactly, and Countdown's expressions calculated, in this process. Where the answer to some task is no plain number,
     math-verify (the extra `maths`) judges every reply that marks no plain number, and looks for the answer itself if
-    none is marked; sets of reasoning-gym are judged by their own function. Both are in `workers` processes.
+    none is marked; sets of reasoning-gym and tasksets of verifiers are judged by their own functions. All of these are
+    in `workers` processes.
     verifier: `auto`, as just said; `exact`: refuse tasks with other answers; `math_verify`: for all numbers too.
     only_marked: an answer that is not marked is none. every: Countdown must use every number.
     seconds, memory_gb: of a reply that is judged in a worker; one that needs more is a hang or a crash, and scores 0.
@@ -98,21 +101,22 @@ class Maths(RewardBase):
         """Raises: OperantError for a task without an answer, or one that needs a package that is missing."""
         target = target_of(task)
         if "set" in target:
-            need("reasoning_gym", "reasoning", f"task {task.id!r} of reasoning-gym")
+            suite, _ = suite_of(target["set"])
+            need(suite.PACKAGE, suite.EXTRA, f"task {task.id!r} of {suite.PACKAGE}")
         elif self.verifier == "math_verify" or not plain(target):
             odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
             require(self.verifier != "exact", f"{odd}, and verifier=exact compares these alone: use verifier=auto")
             need("math_verify", "maths", "verifier=math_verify" if self.verifier == "math_verify" else odd)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
-        """Start the workers if the tasks need them, and test each set of reasoning-gym once.
+        """Start the workers if the tasks need them, and test each set once.
 
         Raises: OperantError for a set that makes other problems in another process.
         """
         targets = [target_of(task) for task in tasks]
         sets = dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target)
         self._symbolic |= any("set" not in target and not plain(target) for target in targets)
-        needed = {package for package, need in (("math_verify", self._symbolic), ("reasoning_gym", sets)) if need}
+        needed = {suite_of(name)[0].LOADS for name, _ in sets} | ({"math_verify"} if self._symbolic else set())
         if needed - self._packages:
             self._packages |= needed
             self._pool.close()
@@ -157,18 +161,19 @@ class Maths(RewardBase):
 
     def _found(self, name: str, options: str) -> str:
         """A sentence on what a set pays. Raises: OperantError for one that makes other problems in another process."""
+        suite, bare = suite_of(name)
+        title = f"{suite.PACKAGE}:{bare}"
         request = {"tested": True, "set": name, "options": options}
         [response] = self._pool.run([request], until=time.monotonic() + START, allowance=lambda: START)
-        require(response.outcome == "ok", f"reasoning_gym:{name} cannot be tested: it {response.reason}")
+        require(response.outcome == "ok", f"{title} cannot be tested: it {response.reason}")
         found = response.content
-        entries = [problem(name, options, index) for index in range(len(found["asked"]))]
-        here = [[entry["question"], entry["answer"]] for entry in entries]
+        here = [suite.asked(bare, options, index) for index in range(len(found["asked"]))]
         if found["asked"] != here:
             raise OperantError(
-                f"reasoning_gym:{name} makes other problems in another process from the same seed, so that a resumed "
+                f"{title} makes other problems in another process from the same seed, so that a resumed "
                 "run would have others; start it with PYTHONHASHSEED=0, and if that does not help, choose another set"
             )
-        return f"reasoning_gym:{name}, {len(here)} problems tested: {'; '.join(findings(found))}"
+        return f"{title}, {len(here)} problems tested: {'; '.join(findings(found))}"
 
 
 def findings(found: Mapping[str, Any]) -> list[str]:
@@ -204,7 +209,9 @@ def target_of(task: Task) -> dict[str, Any]:
 
 def sent(target: dict[str, Any]) -> dict[str, Any]:
     """A target as a worker gets it: one of reasoning-gym with its problem."""
-    return target | {"entry": packed(target["set"], target["options"], target["index"])} if "set" in target else target
+    if "set" not in target or suite_of(target["set"])[0] is not reasoning_gym:
+        return target
+    return target | {"entry": packed(target["set"], target["options"], target["index"])}
 
 
 def plain(target: Mapping[str, Any]) -> bool:

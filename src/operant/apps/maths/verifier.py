@@ -1,5 +1,5 @@
-"""What compares answers in a process of its own, because replies can make it hang or end: math-verify, and the
-`score_answer` of reasoning-gym's sets.
+"""What compares answers in a process of its own, because replies can make it hang or end: math-verify, the
+`score_answer` of reasoning-gym's sets, and the rewards of verifiers' tasksets.
 
 judge = verifier(["math_verify"])        # in a worker of `sandbox.pool`
 judge({"reply": "$\\\\frac{1}{2}$", "answer": "0.5"})          # {"score": 1.0, "outcome": "right"}
@@ -8,10 +8,12 @@ judge({"reply": "94*4-61-6", "set": "countdown", "index": 0, "options": "{}"})
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from operant.apps.maths.answers import after_thought, marked
-from operant.apps.maths.reasoning_gym import data_set, tested, unpacked
+from operant.apps.maths import reasoning_gym, verifiers
+from operant.apps.maths.reasoning_gym import data_set, unpacked
 
 
 def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -21,18 +23,21 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, An
     """
     if "math_verify" in packages:
         equivalent("", "1", "1")
-    if "reasoning_gym" in packages:
-        import_module("reasoning_gym")
+    for package in {"reasoning_gym", "verifiers.v1"} & {*packages}:
+        import_module(package)
 
-    def judge(request: dict[str, object]) -> dict[str, Any]:
+    def judge(request: dict[str, Any]) -> dict[str, Any]:
+        suite, name = suite_of(request.get("set", ""))
         if "tested" in request:
-            return tested(request["set"], request["options"])
+            return suite.tested(name, request["options"])
         reply = request["reply"]
+        if suite is verifiers:
+            return judged(verifiers.paid(name, request["options"], request["index"], reply))
         found = marked(reply)
         if found is None and (request.get("marked") or not (after_thought(reply) or "").strip()):
             return {"score": 0.0, "outcome": "no answer"}
         if "set" in request:
-            data = data_set(request["set"], request["options"])
+            data = data_set(name, request["options"])
             text = (after_thought(reply) or "").strip() if found is None else found
             entry = unpacked(request["entry"]) if request.get("entry") else data[request["index"]]
             score = float(data.score_answer(text, entry))
@@ -41,9 +46,19 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, An
             if same is None:
                 return {"score": 0.0, "outcome": "no answer"}
             score = float(same)
-        return {"score": score, "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
+        return judged(score)
 
     return judge
+
+
+def judged(score: float) -> dict[str, Any]:
+    return {"score": score, "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
+
+
+def suite_of(name: str) -> tuple[ModuleType, str]:
+    """The module of a set in a task's target, and what the set is called there."""
+    prefix = "verifiers:"
+    return (verifiers if name.startswith(prefix) else reasoning_gym), name.removeprefix(prefix)
 
 
 def equivalent(text: str, found: str | None, answer: str) -> bool | None:

@@ -1,0 +1,150 @@
+"""Tasksets of verifiers as tasks: `--tasks verifiers:gsm8k_v1 --tasks.split train`, the extra `verifiers`.
+
+A task holds the taskset, its options and its index; the taskset's own rewards judge the reply.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from inspect import Parameter, Signature, signature
+from itertools import islice
+from typing import Any
+
+from operant.apps.maths.reasoning_gym import NONSENSE, TESTED, need
+from operant.options import parse
+from operant.types import OperantError, describe_error, of_user, require
+
+PACKAGE, EXTRA, LOADS = "verifiers", "verifiers", "verifiers.v1"
+
+
+def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
+    """The function that makes the rows of a taskset; its arguments are the fields of the taskset's config, and `size`.
+
+    Raises: OperantError for a taskset that is not installed, or without the package.
+    """
+    what = f"tasks=verifiers:{name}"
+    need("verifiers", "verifiers", what)
+    if os.getcwd() not in sys.path:  # where a taskset of the user's is
+        sys.path.append(os.getcwd())
+    with of_user(f"{what} cannot be loaded: "):
+        config = config_type(name)
+        defaults = {"size": None, **config.model_construct().model_dump(mode="json")}
+    own = {key: field.annotation for key, field in config.model_fields.items() if key != "id"}
+    kinds = {"size": int | None} | {key: kind if kind in (bool, int, float, str) else Any for key, kind in own.items()}
+
+    def verifiers(*, size: int | None = None, **options: Any) -> Iterator[dict[str, object]]:
+        require(size is None or size >= 1, f"tasks.size={size}: it must be at least 1, or none")
+        for key, value in options.items():
+            options[key] = parse(value, f"tasks.{key}") if kinds[key] is Any and isinstance(value, str) else value
+        made = json.dumps({"size": size} | options, default=str)
+        with of_user(f"{what} cannot be loaded: "):
+            found = tasks(name, made)
+            for task in found:
+                check(task, what)
+        target = {"set": what.removeprefix("tasks="), "options": made}
+        return ({"prompt": prompt(task), "target": target | {"index": i}} for i, task in enumerate(found))
+
+    verifiers.__annotations__ = kinds
+    verifiers.__signature__ = Signature(  # type: ignore[attr-defined]
+        [Parameter(key, Parameter.KEYWORD_ONLY, default=defaults.get(key)) for key in kinds]
+    )
+    return verifiers
+
+
+def config_type(name: str) -> Any:
+    """The class of a taskset's config."""
+    from verifiers.v1 import Taskset, TasksetConfig
+    from verifiers.v1.utils.generic import concrete_type
+    from verifiers.v1.utils.loaders import taskset_class
+
+    return concrete_type(taskset_class(name), TasksetConfig, origin=Taskset) or TasksetConfig
+
+
+@cache
+def tasks(name: str, options: str) -> Sequence[Any]:
+    """The first `size` tasks of a taskset, or all of them. options: its config and `size`, as JSON."""
+    from verifiers.v1.utils.loaders import load_taskset
+
+    given = json.loads(options)
+    size = given.pop("size")
+    taskset = load_taskset(config_type(name).model_validate(given | {"id": name}))
+    what = f"tasks=verifiers:{name}"
+    require(taskset.bounded or size, f"{what} never ends: say how many tasks, as in --tasks.size 1000")
+    require(not type(taskset).toolsets(taskset.config), f"{what} has tools, which are not served here")
+    return list(islice(taskset, size))
+
+
+def check(task: Any, what: str) -> None:
+    """Raises: OperantError for a task that needs more than one answer, or one that has no reward."""
+    from verifiers.v1 import Task
+
+    kind, data = type(task), task.data
+    scored = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
+    runtimes = [signature(function).parameters.get("runtime") for function in scored]
+    parts = [part for message in messages(data) if isinstance(message.content, list) for part in message.content]
+    reasons = {
+        "tools": kind.toolsets(task.config),
+        "a container": kind.NEEDS_CONTAINER or data.image,
+        "a user who begins": data.prompt is None,
+        "an image": any(part.type != "text" for part in parts),
+        "a setup of its own": kind.setup is not Task.setup or kind.finalize is not Task.finalize,
+        "rewards that look into a runtime": any(p is not None and p.default is Parameter.empty for p in runtimes),
+    }
+    if found := [reason for reason, there in reasons.items() if there]:
+        raise OperantError(f"{what}: task {data.idx} has {' and '.join(found)}; only texts with one answer are played")
+    require(scored, f"{what}: task {data.idx} has no reward that could be learned from")
+
+
+def prompt(task: Any) -> str | list[dict[str, str]]:
+    """The prompt of a task: a text, or the messages of a chat with their system prompt."""
+    from verifiers.v1.types import content_text
+
+    if isinstance(task.data.prompt, str) and task.data.system_prompt is None:
+        return task.data.prompt
+    return [{"role": message.role, "content": content_text(message.content)} for message in messages(task.data)]
+
+
+def messages(data: Any) -> list[Any]:
+    """The messages before the reply."""
+    from verifiers.v1 import SystemMessage, UserMessage
+
+    system = [] if data.system_prompt is None else [SystemMessage(content=data.system_prompt)]
+    return system + ([UserMessage(content=data.prompt)] if isinstance(data.prompt, str) else list(data.prompt or ()))
+
+
+def paid(name: str, options: str, index: int, reply: str) -> float:
+    """The sum of the weighted rewards of a reply, as verifiers has it."""
+    from verifiers.v1 import AgentConfig, AssistantMessage, Trace
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.trace import AgentInfo, TraceTask
+
+    task = tasks(name, options)[index]
+    said = [*messages(task.data), AssistantMessage(content=reply)]
+    nodes = [MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
+    nodes[-1].sampled = True
+    of = TraceTask(type=type(task).__name__, data=task.data)
+    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+    asyncio.run(task.score(trace))
+    return float(trace.reward)
+
+
+def tested(name: str, options: str) -> dict[str, Any]:
+    """What the first tasks pay for nonsense, as `reasoning_gym.tested`. A taskset has no answers of its own."""
+
+    def payment(index: int, reply: str) -> float | str:
+        try:
+            return paid(name, options, index, reply)
+        except Exception as error:
+            return describe_error(error)
+
+    first = range(min(TESTED, len(tasks(name, options))))
+    nonsense = {reply: [payment(index, reply) for index in first] for reply in NONSENSE}
+    return {"known": [], "nonsense": nonsense, "asked": [asked(name, options, index) for index in first]}
+
+
+def asked(name: str, options: str, index: int) -> list[str]:
+    """What tells a task from others, to compare two processes."""
+    return [tasks(name, options)[index].key]

@@ -1,0 +1,168 @@
+"""Tasksets of verifiers as tasks: prompts and scores are verifiers' own, and what cannot be played is a sentence."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+from cases import cases
+from page_commands import snippets
+
+from operant import OperantError, Rollout, Task, Turn, rewards
+from operant.apps.maths.forms import maths
+from operant.apps.maths.rewards import Maths
+from operant.data.sources import SOURCES
+from operant.data.tasks import load_tasks
+from operant.rewards import judge
+from operant.tools.cli import main
+
+ODD = """
+import asyncio
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    kind: str = "text"
+
+class Odd(vf.Task[Data]):
+    @vf.reward(weight=2.0)
+    async def long(self, trace) -> float:
+        await asyncio.sleep(0)
+        return len(trace.last_reply) / 10
+
+    @vf.reward
+    async def by_name(self, task, trace) -> dict[str, float]:
+        if trace.last_reply == "raise":
+            raise ValueError("no such reply")
+        if trace.last_reply == "banana":
+            return {"fruit": -1.0, "yellow": 0.25}
+        return {"heard": float(trace.messages[0].role == "system")}
+
+class Pulls(Odd):
+    NEEDS_CONTAINER = True
+
+class Sets(Odd):
+    async def setup(self, trace, runtime):
+        pass
+
+class Looks(Odd):
+    @vf.reward
+    async def inside(self, trace, runtime) -> float:
+        return 1.0
+
+KINDS = {"container": Pulls, "setup": Sets, "runtime": Looks}
+
+class Config(vf.TasksetConfig):
+    kind: str = "text"
+    count: int = 3
+    words: dict[str, str] = {"ask": "Say it"}
+
+class Words(vf.Taskset[Odd, Config]):
+    def load(self):
+        kind, make = self.config.kind, KINDS.get(self.config.kind, Odd)
+        for i in range(self.config.count):
+            prompt = f"{self.config.words['ask']} {i}"
+            if kind == "parts":
+                prompt = [vf.UserMessage(content=[vf.TextContentPart(text=prompt), vf.TextContentPart(text="now")])]
+            if kind == "image":
+                prompt = [vf.UserMessage(content=[vf.ImageUrlContentPart(image_url={"url": "data:,"})])]
+            system = "Be brief." if kind == "chat" else None
+            yield make(Data(prompt=None if kind == "user" else prompt, system_prompt=system), self.config.task)
+
+class Endless(Words):
+    INFINITE = True
+
+__all__ = ["%s"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """A folder with the taskset of the page, and with odd ones, of which Python knows none afterwards."""
+    pytest.importorskip("verifiers")
+    [sums] = [snippet for snippet in snippets("docs/maths.md") if "class Sums" in snippet]
+    for name, text in (("my_sums", sums), ("odd_words", ODD % "Words"), ("endless_words", ODD % "Endless")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def tasks_of(name="odd_words", **options):
+    return load_tasks(lambda: SOURCES.find(f"verifiers:{name}")(**options), form=maths)
+
+
+def said(task: Task, reply: str) -> Rollout:
+    return Rollout(task, 0, [Turn([1], [2])], [reply])
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_scores_are_those_of_verifiers_itself(kind):
+    """Weighted, summed over functions and over the names that a function returns; what raises is a crash."""
+    tasks = tasks_of(kind=kind)
+    assert [task.prompt for task in tasks][1] == (
+        "Say it 1"
+        if kind == "text"
+        else [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it 1"}]
+    )
+    reward = Maths()
+    rewards.prepare(reward, tasks)
+    [note] = reward.notes
+    assert note.startswith("verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do")
+    heard = float(kind == "chat")
+    judged = judge(reward, [said(tasks[i], text) for i, text in ((0, "abcde"), (2, "banana"), (1, "raise"), (1, ""))])
+    assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard])
+    assert [remark.classes[0] for remark in judged.remarks][2] == "crash" and "no such reply" in judged.remarks[2].message
+    reward.close()
+
+
+def test_a_score_is_that_of_a_trace_that_verifiers_makes():
+    """The same task, scored on a trace whose messages verifiers' own graph has committed."""
+    from verifiers.v1 import AgentConfig, AssistantMessage, Trace, UserMessage, graph
+    from verifiers.v1.trace import AgentInfo, TraceTask
+
+    from operant.apps.maths import verifiers
+
+    [first, *_] = tasks_of(count=1)
+    task = verifiers.tasks("odd_words", first.target["options"])[0]
+    nodes = [
+        graph.MessageNode(message=UserMessage(content=task.data.prompt)),
+        graph.MessageNode(parent=0, message=AssistantMessage(content="abc"), sampled=True),
+    ]
+    of = TraceTask(type="Odd", data=task.data)
+    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes)
+    asyncio.run(task.score(trace))
+    assert verifiers.paid("odd_words", first.target["options"], 0, "abc") == pytest.approx(trace.reward)
+    assert trace.reward == pytest.approx(0.6)
+
+
+def test_options_are_the_fields_of_its_config():
+    assert len(tasks_of(count=7)) == 7 and len(tasks_of(count=7, size=2)) == 2
+    assert tasks_of(words="{ask: Cry}")[0].prompt == "Cry 0"
+    assert len(tasks_of("endless_words", size=2)) == 2
+    assert tasks_of(kind="parts")[0].prompt == [{"role": "user", "content": "Say it 0\nnow"}]
+
+
+@cases(
+    ("odd_words", {"kind": "container"}, "task 0 has a container; only texts with one answer are played"),
+    ("odd_words", {"kind": "setup"}, "task 0 has a setup of its own"),
+    ("odd_words", {"kind": "runtime"}, "task 0 has rewards that look into a runtime"),
+    ("odd_words", {"kind": "user"}, "task 0 has a user who begins"),
+    ("odd_words", {"kind": "image"}, "task 0 has an image"),
+    ("odd_words", {"size": 0}, r"tasks\.size=0: it must be at least 1, or none"),
+    ("odd_words", {"count": "many"}, "tasks=verifiers:odd_words cannot be loaded: ValidationError: .*count"),
+    ("endless_words", {}, "never ends: say how many tasks, as in --tasks.size 1000"),
+    ("no_words", {}, "cannot be loaded: ModuleNotFoundError: taskset 'no_words' not found"),
+)
+def test_what_cannot_be_played_is_a_sentence(name, options, why):
+    with pytest.raises(OperantError, match=f"(?s){why}"):
+        tasks_of(name, **options)
+
+
+def test_the_command_of_the_page_trains(tmp_path, capsys):
+    words = "--tasks.largest 30 --evaluate 10% --max-tokens 8 --steps 2 --batch 16 --probes 2 --out run".split()
+    command = ["train", "maths", "--policy", "builtin:maths-lm", "--tasks", "verifiers:my_sums", *words]
+    assert main(command) == 0, capsys.readouterr()
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows[0]["outcome/right"] == rows[0]["reward/mean"] > 0
+    assert main([*command[:5], "verifiers:my_sums", "--tasks.largst", "30"]) == 2
+    assert "did you mean 'tasks.largest'" in capsys.readouterr().err
