@@ -43,7 +43,7 @@ def side_by_side(model: nn.Module, tokens: int) -> Iterator[None]:
     """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins.
 
     With twins each thread has half of them, also between the halves: an optimizer step on threads that wait for each
-    other takes five times as long beside other processes.
+    other takes many times as long beside other processes.
     """
     halved = in_halves(model, tokens)
     token = _twins.set({} if halved else None)
