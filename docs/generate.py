@@ -84,6 +84,7 @@ def pages() -> dict[str, str]:
         "extending.md": examples(),
         "models.md": {"memory": site_pages.memory(), "planned": site_pages.planned(), "tried": measured.tried()},
         "agents.md": {"tools": measured.tool_use()},
+        "worlds.md": {"guessing": measured.guessing()},
         "../benchmarks/README.md": {"experiments": site_pages.experiments()},
         "../README.md": {"demo": seeds(), "first": measured.first_example()},
         "how-to-train.md": {
@@ -136,6 +137,7 @@ def pages() -> dict[str, str]:
             "start": measured.start(),
             "turns": measured.turns(),
             "contexts": measured.contexts(),
+            "growth": measured.growth(),
         },
     }
     return whole | {page: _filled(page, parts) for page, parts in marked.items()}

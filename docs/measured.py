@@ -560,6 +560,34 @@ def tool_use() -> str:
     return f"{table}\nProcessor seconds of training, sandboxes included. Made by `{results['command']}`.\n"
 
 
+def growth() -> str:
+    """Seconds at the smallest and the largest size, and the slope between the last two."""
+    results: Any = _object("growth.json")
+    if not results:
+        return NOTHING
+    table = "| what grows | from | to | seconds | slope at the end |\n|---|---|---|---|---|\n"
+    for row in results["rows"]:
+        first, last = row["points"][0], row["points"][-1]
+        cells = [f"{first['size']:,.0f}", f"{last['size']:,.0f}", f"{first['seconds']:.2g} to {last['seconds']:.3g}"]
+        table += f"| {row['what']} | {' | '.join(cells)} | {row['slope']:.2f} |\n"
+    made = f"Made by `{results['command']}` on {results['machine']}."
+    return f"![seconds over sizes](figures/growth.svg)\n\n{table}\n{made}\n"
+
+
+def guessing() -> str:
+    """What each player of the guessing game wins."""
+    results: Any = _object("guessing.json")
+    if not results:
+        return NOTHING
+    table = "| player | seed | held-out games won, sampled | the likeliest choice |\n|---|---|---|---|\n"
+    said = {"random": "random guesses", "start": "`builtin:rooms`", "grpo": "after GRPO", "coin": "after GRPO, paid by a coin"}
+    for row in results["rows"]:
+        seed = row["seed"] if row["player"] in ("grpo", "coin") else ""
+        greedy = f"{row['won']['greedy']:.2f}" if "greedy" in row["won"] else ""
+        table += f"| {said[row['player']]} | {seed} | {row['won']['sampled']:.2f} | {greedy} |\n"
+    return f"{table}\n64 games, each played 4 times by sampling and once by the likeliest choice. Made by `{results['command']}`.\n"
+
+
 def adaptive_kl() -> str:
     """The demo with a controller, beside its fixed price, and the figure."""
     results: Any = _object("adaptive-kl.json")

@@ -133,9 +133,9 @@ TOLD = [[12, 13, 3, 4], [14, 8], [15, 16, 17, 3, 4], [15, 16, 17, 3, 4, 5, 6, 11
 
 
 @pytest.mark.parametrize("ways", EXACT)
-@pytest.mark.parametrize(("chunk", "top_k"), [(48_000_000, None), (40, None), (40, 3), (48_000_000, 500)])
+@pytest.mark.parametrize(("chunk", "likeliest"), [(48_000_000, None), (40, None), (40, 3), (48_000_000, 500)])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, top_k, ways, monkeypatch):
+def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, likeliest, ways, monkeypatch):
     """Rows of other lengths for the teacher, in micro-batches of one row and in chunks of two tokens."""
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     student, teacher = lm(kind).double(), lm(kind, seed=1).double()
@@ -152,14 +152,14 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, top_k, ways, mo
             "teacher.hint": lambda r: HINTS[int(r.task.id)],
             "update.micro_tokens": 8 if chunk == 40 else 8192,
             "loss.divergence": ways,
-            "loss.top_k": top_k,
+            "loss.likeliest": likeliest,
         },
     )
     metrics = learner.learn(rollouts, None)
     mine = [p.grad.clone() for p in student.parameters()]
     twin = lm(kind).double()
     turns = [turn for rollout in rollouts for turn in rollout.turns]
-    k = 3 if top_k == 3 else None  # 500 tokens are the whole vocabulary
+    k = 3 if likeliest == 3 else None  # 500 tokens are the whole vocabulary
     each = [
         divergence(twin, teacher, turn.prompt, told, turn.action, ways, k)
         for turn, told in zip(turns, TOLD, strict=True)

@@ -2,7 +2,7 @@ r"""Distill: learning from language feedback; a teacher that reads a hint correc
 
 The policy plays. Its teacher reads the same replies behind prompts with a hint, which the policy does not see: the
 right answer, the outcome, the world's next answer. The loss is the divergence of the policy from the teacher before
-each token of the reply $y$, over the whole vocabulary unless `loss.top_k` is set,
+each token of the reply $y$, over the whole vocabulary unless `loss.likeliest` is set,
 
 $$\text{loss} = \frac{1}{|y|}\sum_t
   \mathrm{KL}\big(\pi(\cdot \mid x, y_{<t}) \,\|\, \pi_T(\cdot \mid x, h, y_{<t})\big),$$
@@ -37,7 +37,7 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
   row go on from there. One hint for each turn needs a world with fresh prompts.
 - **The gradient** is that of the divergence in the states that the policy visited. That a reply leads to other states
   is no part of it. `loss.divergence=forward` is KL(teacher || policy), and `jensen_shannon` lies between the two.
-- **The likeliest tokens alone**: with `loss.top_k`, the `k` tokens that the policy finds likeliest are compared one by
+- **The likeliest tokens alone**: with `loss.likeliest`, the `k` tokens that the policy finds likeliest are compared one by
   one and all others together as one more outcome. A divergence of such sums is never larger than that over the whole
   vocabulary. A teacher in the same process costs no transfer, so it saves nothing here: it is for the numbers of
   SDPO, whose authors' code compares so.
@@ -54,15 +54,15 @@ from operant.types import Batch, OperantError, Outputs, require
 
 
 def distillation(
-    out: Outputs, batch: Batch, *, divergence: str = "reverse", top_k: int | None = None
+    out: Outputs, batch: Batch, *, divergence: str = "reverse", likeliest: int | None = None
 ) -> dict[str, Tensor]:
     """The divergence of the policy from its teacher before each action [B, T].
 
     `divergence`: reverse, KL(policy || teacher); forward, KL(teacher || policy); or jensen_shannon, the mean of both
     to the mixture of the two in equal parts (arXiv:2306.13649, equations 1 and 4).
-    `top_k`: of how many likeliest tokens of the policy, with all others as one outcome; None: of the whole vocabulary.
+    `likeliest`: of how many likeliest tokens of the policy, with all others as one outcome; None: of the whole vocabulary.
     """
-    require(top_k is None or top_k >= 1, f"loss.top_k={top_k}: it must be at least 1 token, or none")
+    require(likeliest is None or likeliest >= 1, f"loss.likeliest={likeliest}: it must be at least 1 token, or none")
     require(divergence in EXACT, f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")
     if out.kl is None:
         raise OperantError("the policy computed no divergence: `Outputs.kl` of its `forward` must be that to `against`")
@@ -86,6 +86,6 @@ PRESETS: dict[str, dict[str, object]] = {
         "teacher.template": _SOLVED,
         "teacher.rate": 0.05,
         "loss.divergence": "jensen_shannon",
-        "loss.top_k": 100,
+        "loss.likeliest": 100,
     },
 }

@@ -46,7 +46,7 @@ class SweepInput:
     """[N, V] logits of another model, for the exact divergences."""
     divergences: tuple[str, ...] = DIVERGENCES
     """Which of them to compute."""
-    top_k: int | None = None
+    likeliest: int | None = None
     """Compare the k likeliest tokens and all others as one outcome; None: the whole vocabulary."""
     entropy_gradient: bool = False
     """Whether the entropy is part of the loss."""
@@ -59,7 +59,7 @@ class SweepInput:
 
     @property
     def how(self) -> "How":
-        return self.masks, self.compared, self.top_k
+        return self.masks, self.compared, self.likeliest
 
     @property
     def spreads(self) -> bool:
@@ -167,7 +167,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, how: How) -> tuple[Tensor, ...]:
     """The numbers of `NAMES` and the divergences, each [n], and the probabilities [n, V]. A masked token counts 0."""
-    masks, compared, top_k = how
+    masks, compared, likeliest = how
     mine = z.log_softmax(-1)
     chosen = mine.gather(-1, ids[:, None])
     normaliser = (z.gather(-1, ids[:, None]) - chosen).squeeze(-1)
@@ -175,7 +175,7 @@ def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, how: How) -> tuple
         normaliser = torch.where(normaliser.isfinite(), normaliser, z.logsumexp(-1))
     p = mine.exp()
     spread = -torch.linalg.vecdot(p, _finite(mine, masks))
-    theirs = mine if other is None else _pooled(mine, other.log_softmax(-1), top_k)
+    theirs = mine if other is None else _pooled(mine, other.log_softmax(-1), likeliest)
     return chosen.squeeze(-1), normaliser, spread, *(divergence(mine, theirs, kind) for kind in compared), p
 
 
@@ -186,14 +186,14 @@ def _spread(
 
     `out`: their values. `weights` [n, 1]: the gradients of the loss by them.
     """
-    (masks, compared, top_k), (spread, *of_divergences) = how, weights
+    (masks, compared, likeliest), (spread, *of_divergences) = how, weights
     mine = z.log_softmax(-1)
     p, known = mine.exp(), _finite(mine, masks)
     grad = torch.zeros_like(p)
     if spread is not None:
         grad = grad - p * spread * (known + out[0])
     if other is not None:
-        theirs = _pooled(mine, other.log_softmax(-1), top_k)
+        theirs = _pooled(mine, other.log_softmax(-1), likeliest)
         for kind, weight, value in zip(compared, of_divergences, out[1:], strict=True):
             if weight is None:
                 continue
@@ -207,14 +207,14 @@ def _spread(
     return grad
 
 
-def _pooled(mine: Tensor, theirs: Tensor, top_k: int | None) -> Tensor:
+def _pooled(mine: Tensor, theirs: Tensor, likeliest: int | None) -> Tensor:
     """`theirs` [n, V], where the sum of all tokens but the k likeliest of `mine` is shared out as it is in `mine`.
 
     With it, a divergence and its gradient are those of k + 1 outcomes: each of the k tokens, and all others together.
     """
-    if top_k is None:
+    if likeliest is None:
         return theirs
-    top = mine.topk(min(top_k, mine.shape[-1])).indices
+    top = mine.topk(min(likeliest, mine.shape[-1])).indices
     mine_rest, their_rest = (x.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True) for x in (mine, theirs))
     return torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine).scatter(
         -1, top, theirs.gather(-1, top)
@@ -237,7 +237,7 @@ def score(
     allowed: tuple[Tensor, Tensor] | None = None,
     against: tuple[Head, Tensor] | None = None,
     divergences: tuple[str, ...] = DIVERGENCES,
-    top_k: int | None = None,
+    likeliest: int | None = None,
     entropy_gradient: bool = False,
     double_backward: bool = False,
     budget: int = BUDGET,
@@ -246,7 +246,7 @@ def score(
 
     `places` [N]: index of each token in its reply. `allowed`: ragged ids and offsets [N + 1] of the tokens
     that could be drawn. `against`: the head and states of another model, for the exact `divergences`,
-    of the `top_k` likeliest tokens and all others as one outcome, or (None) of the whole vocabulary.
+    of so many `likeliest` tokens and all others as one outcome, or (None) of the whole vocabulary.
     `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
     Returns the tensors of `NAMES`, `raw_logprobs` and those of `divergences`, each [N], in float32 or wider.
     """
@@ -256,7 +256,7 @@ def score(
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
         how = entropy_gradient, double_backward
-        inputs = SweepInput(ids[part], places[part], sampling, other, divergences, top_k, *how)
+        inputs = SweepInput(ids[part], places[part], sampling, other, divergences, likeliest, *how)
         if len(ids) > size and torch.is_grad_enabled():
             pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
         else:

@@ -131,13 +131,13 @@ class Policy(HiddenStates):
         *,
         against: "Policy | None" = None,
         divergences: tuple[str, ...] = DIVERGENCES,
-        top_k: int | None = None,
+        likeliest: int | None = None,
         entropy_gradient: bool = False,
     ) -> Outputs:
         """Compute log-probs, entropy, logsumexp and values at every action of the batch: each [B, T], 0 off actions.
 
         `against`: another policy, to which the exact `divergences` are computed; it reads the prompts of
-        `batch.hinted`, if there are some. `top_k`: they compare that many likeliest tokens and all others as one
+        `batch.hinted`, if there are some. `likeliest`: they compare that many likeliest tokens and all others as one
         outcome, but all options of a choice. `entropy_gradient`: whether the entropy has a gradient.
         """
         batch = batch.to(self.device)
@@ -164,7 +164,7 @@ class Policy(HiddenStates):
             allowed=allowed,
             against=None if theirs is None else (against.logits, theirs[0][generated]),
             divergences=divergences,
-            top_k=top_k,
+            likeliest=likeliest,
             entropy_gradient=entropy_gradient,
             double_backward=self._twice,
         )

@@ -48,7 +48,7 @@ class Objective:
     entropy_gradient: bool = False
     divergences: tuple[str, ...] = DIVERGENCES
     """The exact divergences from a teacher that the loss reads."""
-    top_k: int | None = None
+    likeliest: int | None = None
     """How many likeliest tokens they compare."""
     whiten: Callable[[Batch, Tensor], Batch] | None = None
     """The function that whitens advantages within a minibatch: (batch, actions) -> batch."""
@@ -69,7 +69,7 @@ def make_objective(
         horizon=sampling.max_tokens,
         entropy_gradient=bool(loss.get("entropy_coef")),
         divergences=(loss["divergence"],) if "divergence" in loss else DIVERGENCES,
-        top_k=loss.get("top_k"),
+        likeliest=loss.get("likeliest"),
         whiten=partial(normalised, unbiased=advantage.get("unbiased", False)) if whitens else None,
         kl=options["kl"] if reference is not None else None,
         reference=reference,
@@ -145,7 +145,7 @@ def forward(
     exact |= {*objective.divergences} if batch.hinted is not None else set()
     exact &= {*EXACT}
     compared = {"against": objective.reference if exact else None, "divergences": tuple(sorted(exact))}
-    compared |= {} if objective.top_k is None else {"top_k": objective.top_k}
+    compared |= {} if objective.likeliest is None else {"likeliest": objective.likeliest}
     out = policy(batch, sampling, **compared, entropy_gradient=objective.entropy_gradient)
     terms = objective.loss(out, batch)
     if in_loss:
