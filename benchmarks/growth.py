@@ -98,12 +98,17 @@ def figure(rows: list[dict[str, Any]]) -> str:
             return f"{left + 165 * (x - low) / (high - low):.1f},{top + 130 - 120 * (y - least) / (most - least):.1f}"  # noqa: B023
 
         end = points[-1][1]
-        line = f'<polyline fill="none" stroke="#aaa" stroke-dasharray="4 3" points="{at(low, end - high + low)} {at(high, end)}"/>'
+        dashed = f'points="{at(low, end - high + low)} {at(high, end)}" stroke-dasharray="4 3"'
+        line = f'<polyline fill="none" stroke="#aaa" {dashed}/>'
         parts += [f'<rect x="{left}" y="{top}" width="165" height="135" fill="none" stroke="#ddd"/>', line]
-        parts.append(f'<polyline fill="none" stroke="#0072b2" stroke-width="2" points="{" ".join(at(*p) for p in points)}"/>')
+        parts.append(
+            f'<polyline fill="none" stroke="#0072b2" stroke-width="2" points="{" ".join(at(*p) for p in points)}"/>'
+        )
         parts.append(f'<text x="{left}" y="{top - 10}">{row["what"]}, slope {row["slope"]:.2f}</text>')
         first, last = row["points"][0], row["points"][-1]
-        parts.append(f'<text x="{left}" y="{top + 152}" fill="#555">{first["size"]:,.0f}: {first["seconds"]:.2g} s</text>')
+        parts.append(
+            f'<text x="{left}" y="{top + 152}" fill="#555">{first["size"]:,.0f}: {first["seconds"]:.2g} s</text>'
+        )
         ends = f"{last['size']:,.0f}: {last['seconds']:.3g} s"
         parts.append(f'<text x="{left + 165}" y="{top + 152}" text-anchor="end" fill="#555">{ends}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -120,12 +125,12 @@ def main() -> None:
         ("rows", (16, 32, 64, 128, 256), lambda n: Step(rows=n)),
         ("tokens", (8, 16, 32, 64, 128, 256), lambda n: Step(tokens=n)),
         ("parameters", (64, 128, 256, 512), lambda n: Step(width=n)),
-        ("turns", (2, 4, 8, 16, 32), turns),
+        ("turns", (3, 6, 12, 24), turns),
     ):
         points = []
         for size in sizes[:cut]:
             work = make(size)
-            points.append((getattr(work, "size") if name == "parameters" else size, seconds(work, rounds, True)))
+            points.append((work.size if name == "parameters" else size, seconds(work, rounds, True)))
         found.append(growth(name, points))
     with tempfile.TemporaryDirectory() as folder:
         place, steps, pages, lines = Path(folder), [], [], []

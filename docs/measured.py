@@ -580,12 +580,18 @@ def guessing() -> str:
     if not results:
         return NOTHING
     table = "| player | seed | held-out games won, sampled | the likeliest choice |\n|---|---|---|---|\n"
-    said = {"random": "random guesses", "start": "`builtin:rooms`", "grpo": "after GRPO", "coin": "after GRPO, paid by a coin"}
+    said = {
+        "random": "random guesses",
+        "start": "`builtin:rooms`",
+        "grpo": "after GRPO",
+        "coin": "after GRPO, paid by a coin",
+    }
     for row in results["rows"]:
         seed = row["seed"] if row["player"] in ("grpo", "coin") else ""
         greedy = f"{row['won']['greedy']:.2f}" if "greedy" in row["won"] else ""
         table += f"| {said[row['player']]} | {seed} | {row['won']['sampled']:.2f} | {greedy} |\n"
-    return f"{table}\n64 games, each played 4 times by sampling and once by the likeliest choice. Made by `{results['command']}`.\n"
+    how = "64 games, each played 4 times by sampling and once by the likeliest choice."
+    return f"{table}\n{how} Made by `{results['command']}`.\n"
 
 
 def adaptive_kl() -> str:

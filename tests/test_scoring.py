@@ -190,7 +190,8 @@ def test_a_bfloat16_model_may_have_an_output_head_in_float32(kind, tmp_path, mon
     lm(kind).save_pretrained(tmp_path)
     how = {"model.precision": "bfloat16", "max_tokens": 4, "lr": 0.0, "keep_gradients": True}
     learner, plain = (
-        Learner(lm(kind), reference=str(tmp_path), **how, **{"model.head_precision": head}) for head in ("float32", "same")
+        Learner(lm(kind), reference=str(tmp_path), **how, **{"model.head_precision": head})
+        for head in ("float32", "same")
     )
     drawn_from, logits = list[torch.dtype](), Policy.logits
     monkeypatch.setattr(Policy, "logits", lambda *given: drawn_from.append((x := logits(*given)).dtype) or x)

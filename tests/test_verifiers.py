@@ -107,11 +107,15 @@ def test_scores_are_those_of_verifiers_itself(kind):
     reward = Maths()
     rewards.prepare(reward, tasks)
     [note] = reward.notes
-    assert note.startswith("verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do")
+    assert note.startswith(
+        "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
+    )
     heard = float(kind == "chat")
     judged = judge(reward, [said(tasks[i], text) for i, text in ((0, "abcde"), (2, "banana"), (1, "raise"), (1, ""))])
     assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard])
-    assert [remark.classes[0] for remark in judged.remarks][2] == "crash" and "no such reply" in judged.remarks[2].message
+    assert [remark.classes[0] for remark in judged.remarks][2] == "crash" and "no such reply" in judged.remarks[
+        2
+    ].message
     reward.close()
 
 

@@ -27,20 +27,21 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
   tells the teacher nothing.
 - **A right reply as the hint**: `sibling` is the best other reply to the same prompt, if it scores at least
   `teacher.right` (1); without one, it is the feedback. With a teacher that follows the policy, this is SDPO
-  ([2026](https://arxiv.org/abs/2601.20802)): `--preset sdpo --reward ...`, with the Jensen-Shannon divergence of the 100
-  likeliest tokens and the rest, as the authors' code has in most experiments (reverse and 20 in others). The world's feedback and the right reply
-  are alternatives here; there the teacher may read both. TRL's `SDPOTrainer` has the same teacher, and by default its
-  log-prob of the drawn token alone (`distillation_mode="full_logits"` is the divergence here), weights of at most 2 for
-  replies of earlier weights, and no loss for a reply without a hint.
+  ([2026](https://arxiv.org/abs/2601.20802)): `--preset sdpo --reward ...`, with the Jensen-Shannon divergence of the
+  100 likeliest tokens and the rest, as the authors' code has it in most experiments (reverse and 20 in others). The
+  world's feedback and the right reply are alternatives here; there the teacher may read both. TRL's `SDPOTrainer` has
+  the same teacher, and by default its log-prob of the drawn token alone (`distillation_mode="full_logits"` is the
+  divergence here, `"topk_logits"` that of the likeliest tokens), weights of at most 2 for replies of earlier weights,
+  and no loss for a reply without a hint.
 - **Where the hint stands** is `teacher.template`, `{hint}\n{prompt}` by default. The prompt keeps its token ids. In a
   chat, the template is applied to the last message. It stands in the prompt that opens a row; later turns of the same
   row go on from there. One hint for each turn needs a world with fresh prompts.
 - **The gradient** is that of the divergence in the states that the policy visited. That a reply leads to other states
   is no part of it. `loss.divergence=forward` is KL(teacher || policy), and `jensen_shannon` lies between the two.
-- **The likeliest tokens alone**: with `loss.likeliest`, the `k` tokens that the policy finds likeliest are compared one by
-  one and all others together as one more outcome. A divergence of such sums is never larger than that over the whole
-  vocabulary. A teacher in the same process costs no transfer, so it saves nothing here: it is for the numbers of
-  SDPO, whose authors' code compares so.
+- **The likeliest tokens alone**: with `loss.likeliest`, so many tokens that the policy finds likeliest are compared one
+  by one, and all others together as one more outcome. That divergence is never larger than the one over the whole
+  vocabulary. A teacher in the same process costs no transfer, so it saves nothing here: it is for the numbers of SDPO,
+  whose authors' code compares so. Of choices all options are compared.
 - A hint helps only a teacher that can use it. If the teacher ignores its hint, the divergence is about 0 from the
   beginning (`distill/divergence`), and nothing is learnt. With `--reward`, the replies are scored as well, and the
   scores are shown and not trained on. `kl/per_reply` is measured to the teacher without the hint.
@@ -60,7 +61,7 @@ def distillation(
 
     `divergence`: reverse, KL(policy || teacher); forward, KL(teacher || policy); or jensen_shannon, the mean of both
     to the mixture of the two in equal parts (arXiv:2306.13649, equations 1 and 4).
-    `likeliest`: of how many likeliest tokens of the policy, with all others as one outcome; None: of the whole vocabulary.
+    `likeliest`: of so many likeliest tokens of the policy, and all others as one outcome; None: the whole vocabulary.
     """
     require(likeliest is None or likeliest >= 1, f"loss.likeliest={likeliest}: it must be at least 1 token, or none")
     require(divergence in EXACT, f"loss.divergence={divergence!r}: it must be {', '.join(EXACT[:-1])} or {EXACT[-1]}")

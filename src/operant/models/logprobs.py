@@ -179,9 +179,7 @@ def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, how: How) -> tuple
     return chosen.squeeze(-1), normaliser, spread, *(divergence(mine, theirs, kind) for kind in compared), p
 
 
-def _spread(
-    z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], how: How
-) -> Tensor:
+def _spread(z: Tensor, other: Tensor | None, out: Tensor, weights: Sequence[Tensor | None], how: How) -> Tensor:
     """[n, V] the part of the gradient by z that comes from entropy and divergences.
 
     `out`: their values. `weights` [n, 1]: the gradients of the loss by them.

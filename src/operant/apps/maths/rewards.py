@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import compress
 from typing import Any, Literal
 
-from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
 from operant.apps.maths import reasoning_gym
+from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
 from operant.apps.maths.reasoning_gym import need, packed
 from operant.apps.maths.verifier import suite_of
 from operant.rewards import RewardBase

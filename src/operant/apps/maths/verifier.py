@@ -11,8 +11,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from operant.apps.maths.answers import after_thought, marked
 from operant.apps.maths import reasoning_gym, verifiers
+from operant.apps.maths.answers import after_thought, marked
 from operant.apps.maths.reasoning_gym import data_set, unpacked
 
 
