@@ -166,7 +166,7 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
 
     changes = {"per_device_train_batch_size": 4, "generation_batch_size": 4, "num_generations": 2, "bf16": False}
     changes |= {"max_completion_length": 4, "max_steps": 2, "reward_weights": [1.0, 0.5], "vllm_mode": "server"}
-    changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False}
+    changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, "cast_lm_head_to_fp32": True}
     with pytest.warns(UserWarning, match=r"GRPOConfig: these options do nothing here: vllm_mode='server'"):
         run = operant.train(
             *(str(MODEL), ROWS, [accuracy, Brief()]),
@@ -175,7 +175,7 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
             kl={"loss_coef": 0.5},
             quiet=True,
         )
-    assert run.config.learner["kl"].loss_coef == 0.5
+    assert run.config.learner["kl"].loss_coef == 0.5 and run.config.learner["model"].head_precision == "float32"
     assert len(run.metrics) == 1 and run.path == tmp_path / "run"  # an option of the call overrules the configuration
     prompts, answer, level = next(call for call in seen if len(call[0]) == 4)  # the others are of the probes
     rows = {(row["prompt"], row["answer"], row["level"]) for row in ROWS}

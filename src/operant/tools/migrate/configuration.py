@@ -27,7 +27,7 @@ NO_EFFECT = re.compile(
     "use_liger|use_transformers|transformers_continuous|accelerator|parallelism|tf32|num_completions|prediction|batch_eval"
     "|bf16_full|fp16_full|activation|gradient_checkpointing|average_tokens|per_device_eval|push_to|project|run_name|report|"
     "disable_tqdm|remove_unused|length_column|use_cache|cache_impl|pad_to_multiple|torch_empty|optimize_cuda|debug|local_rank|"
-    "do_train|do_eval|do_predict|full_determinism|cast_lm_head|enable_jit|load_best|metric_for|greater_is)"
+    "do_train|do_eval|do_predict|full_determinism|enable_jit|load_best|metric_for|greater_is)"
 )
 """Options that say how something is computed, logged or kept, and not what is learned."""
 

@@ -322,6 +322,8 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.say(name, code)
         case "bf16" | "fp16" if value is True:
             found.put("model.precision", '"bfloat16"')
+        case "cast_lm_head_to_fp32" if isinstance(value, bool):
+            found.put("model.head_precision", '"float32"' if value else '"same"')
         case "report_to":
             listed = [value] if isinstance(value, str) else value
             if not isinstance(listed, list | tuple) or not {*listed} <= {"none", "wandb", "tensorboard", "trackio"}:
