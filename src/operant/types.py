@@ -116,6 +116,11 @@ def said_of(what: object) -> Iterator[None]:
         raise OperantError(f"{what}: {error}") from error
 
 
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def brief(self: Any) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
     named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
