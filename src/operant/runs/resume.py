@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.options import flat, is_none, resolve, with_short_names
+from operant.options import flat, is_none, is_object, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
 from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config
@@ -72,13 +72,13 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
     for name in OBJECTS:
-        if _is_object(config.get(name)) and name not in changed:
+        if is_object(config.get(name)) and name not in changed:
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
                 f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
             )
     for name in [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]:
-        if _is_object(config[name]) and name not in changed:
+        if is_object(config[name]) and name not in changed:
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with that option"
             )
@@ -114,10 +114,6 @@ def elsewhere(out: Path) -> Iterator[None]:
         raise OperantError(f"{error}; {out} was started in {began}, so resume it there: {command}") from error
 
 
-def _is_object(value: object) -> bool:
-    return str(value).startswith("<")
-
-
 def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list[Change]:
     """The options of `config` that differ from the run in `out`. Raises: OperantError for one that cannot change."""
     old, new = by_name(read_config(out)), by_name(as_mapping(config))
@@ -131,7 +127,7 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
         if change.name.startswith("sampling.") and config.train.partial_rollout_tokens:
             raise _refused(change, "replies that have begun were drawn with it (partial_rollout_tokens)")
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
-        if named in fixed and not (_is_object(change.old) and change.name in OBJECTS):
+        if named in fixed and not (is_object(change.old) and change.name in OBJECTS):
             raise _refused(change, fixed[named])
     return found
 
