@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.sampling import encode_prompt, render
-from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn
+from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn, require
 
 MOST_REPLIES = 1 << 16
 """Most replies of one task."""
@@ -106,8 +106,7 @@ class Demonstrations:
         return prompt, self._plain(reply) + stop
 
     def _plain(self, text: str) -> list[int]:
-        if self.tokenizer is None:
-            raise OperantError("the policy has no tokenizer: give replies as token ids")
+        require(self.tokenizer is not None, "the policy has no tokenizer: give replies as token ids")
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _answers(self, task: Task, reply: list[dict[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -163,8 +162,7 @@ class WholeTexts(Demonstrations):
         ids = self.tokenizer(
             whole_text(self.tokenizer, task, reply), truncation=True, max_length=self.longest
         ).input_ids
-        if len(ids) < 2:
-            raise OperantError(f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
+        require(len(ids) >= 2, f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 
 
