@@ -88,7 +88,7 @@ def as_written(kind: Any) -> Any:
     return kind
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> object:
     """The value of an option as JSON has it."""
     if isinstance(value, Enum):
         return value.value
@@ -155,7 +155,7 @@ def paid(name: str, options: str, index: int, answer: str, entry: str | None = N
     return float(data_set(name, options).score_answer(answer, made))
 
 
-def first(name: str, options: str) -> list[list[Any]]:
+def first(name: str, options: str) -> list[list[object]]:
     """Of the first problems of a set, by which it is tested: what tells each from others, and its answer."""
     made = [problem(name, options, index) for index in range(min(TESTED, len(data_set(name, options))))]
     return [[each["question"], each["answer"]] for each in made]

@@ -135,13 +135,13 @@ class Maths(RewardBase):
         job = Job("operant.apps.maths.verifier:verifier", sorted(self._packages))
         return Pool(job, self._limits, self._workers)
 
-    def _asks(self, reply: str, target: Mapping[str, Any]) -> bool:
+    def _asks(self, reply: str, target: Mapping[str, object]) -> bool:
         """Whether a worker judges this reply."""
         if not plain(target) or "numbers" in target or target.get("order") == "units":
             return not plain(target)
         return self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
 
-    def _verified(self, requests: list[dict[str, Any]]) -> list[Judgement]:
+    def _verified(self, requests: list[dict[str, object]]) -> list[Judgement]:
         """The verdicts of the workers; equal requests are sent once."""
         different = {repr(request): request for request in requests}
         until = time.monotonic() + START + self.seconds * len(different)
@@ -211,7 +211,7 @@ def sent(target: dict[str, Any]) -> dict[str, Any]:
     return target | {"entry": packed(target["set"], target["options"], target["index"])}
 
 
-def plain(target: Mapping[str, Any]) -> bool:
+def plain(target: Mapping[str, object]) -> bool:
     """Whether this process judges the right reply to a target: a plain number, or numbers for an expression."""
     return "numbers" in target or ("answer" in target and number(str(target["answer"])) is not None)
 

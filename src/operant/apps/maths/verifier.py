@@ -20,7 +20,7 @@ NONSENSE = ("banana", "0", "I do not know.")
 """Replies that no set should pay."""
 
 
-def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, object]]:
     """The function that answers the requests of a worker. What a verifier raises, it raises.
 
     packages: are loaded now, so that the time limit of the first reply is not spent on them.
@@ -30,7 +30,7 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, An
     for package in {"reasoning_gym", "verifiers.v1"} & {*packages}:
         import_module(package)
 
-    def judge(request: dict[str, Any]) -> dict[str, Any]:
+    def judge(request: dict[str, Any]) -> dict[str, object]:
         suite, name = suite_of(request.get("set", ""))
         if "tested" in request:
             return tested(suite, name, request["options"])
@@ -55,7 +55,7 @@ def judged(score: float | None) -> dict[str, Any]:
     return {"score": float(score), "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
 
 
-def tested(suite: ModuleType, name: str, options: str) -> dict[str, Any]:
+def tested(suite: ModuleType, name: str, options: str) -> dict[str, object]:
     """What the first problems of a set pay: `known`, those of their own answers, `nonsense` by reply, and `asked`.
 
     `known` has None for a problem without an answer. An exception is its text in place of a number.

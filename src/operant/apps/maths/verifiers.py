@@ -131,6 +131,6 @@ def paid(name: str, options: str, index: int, reply: str) -> float:
     return float(trace.reward)
 
 
-def first(name: str, options: str) -> list[list[Any]]:
+def first(name: str, options: str) -> list[list[object]]:
     """Of the first tasks, as `reasoning_gym.first`. A taskset has no answers of its own."""
     return [[task.key, None] for task in tasks(name, options)[:TESTED]]
