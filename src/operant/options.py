@@ -315,11 +315,6 @@ def is_none(value: object) -> bool:
     return value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
 
 
-def is_object(value: object) -> bool:
-    """Whether a value that a file has stands for an object of a Python program: `<function f>` (`describe`)."""
-    return str(value).startswith("<")
-
-
 def _to_tuple(value: Any, kinds: tuple[Any, ...], name: str) -> tuple:
     if isinstance(value, str):
         value = value.split(",") if value else []

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from operant.options import flat, is_none, is_object, resolve, with_short_names
+from operant.options import flat, is_none, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
 from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config
@@ -22,6 +22,7 @@ from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
 from operant.training.optimizer import without_unused
+from operant.training.saved_learner import is_object
 from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "replies", "reward", "env", "engine", "reference", "evaluate")

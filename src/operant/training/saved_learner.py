@@ -22,7 +22,7 @@ from operant import distributed
 from operant.algorithms import find
 from operant.models.loading import MODELS, copies, copy_models
 from operant.models.policy import Policy
-from operant.options import is_object, resolve
+from operant.options import resolve
 from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import Retention, newest_whole
@@ -154,6 +154,11 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(name): _plain(x) for name, x in value.items()}
     return value if isinstance(value, (bool, int, float)) else name_of_model(value)
+
+
+def is_object(value: object) -> bool:
+    """Whether a recorded option stands for an object of a Python program, such as `<function f>`."""
+    return str(value).startswith("<")
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:
