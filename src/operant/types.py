@@ -814,8 +814,7 @@ class Batch:
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor) and f.name != "bootstrap":
-                value = value[index]
-                picked[f.name] = value[:, :width] if value.ndim > 1 else value
+                picked[f.name] = value[index][:, :width] if value.ndim > 1 else value[index]
         picked["extra"] = {name: x[index][:, :width] if x.ndim > 1 else x[index] for name, x in self.extra.items()}
         picked["hinted"] = None if self.hinted is None else self.hinted.rows(index)
         if self.allowed is not None:
