@@ -106,7 +106,8 @@ class Demonstrations:
         return prompt, self._plain(reply) + stop
 
     def _plain(self, text: str) -> list[int]:
-        require(self.tokenizer is not None, "the policy has no tokenizer: give replies as token ids")
+        if self.tokenizer is None:
+            raise OperantError("the policy has no tokenizer: give replies as token ids")
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _answers(self, task: Task, reply: list[dict[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -159,9 +160,8 @@ class WholeTexts(Demonstrations):
         return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
-        ids = self.tokenizer(
-            whole_text(self.tokenizer, task, reply), truncation=True, max_length=self.longest
-        ).input_ids
+        text = whole_text(self.tokenizer, task, reply)
+        ids = self.tokenizer(text, truncation=True, max_length=self.longest).input_ids
         require(len(ids) >= 2, f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 

@@ -23,7 +23,7 @@ from operant.models.adapters import LoraOptions, SoftPromptOptions
 from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
-from operant.types import OperantError, Tokenizer, require
+from operant.types import OperantError, Tokenizer
 
 TENSOR = "prompt_embeddings"
 """peft's name of the vectors in its file."""
@@ -54,6 +54,10 @@ def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> 
         options.check_frozen(SoftPrompt.alone)
 
 
+def find(model: LanguageModel) -> SoftPrompt | None:
+    return adapters.find(model, SoftPrompt)
+
+
 @torch.no_grad()
 def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Tokenizer | None, seed: int) -> Tensor:
     """[n, D] the vectors that a new soft prompt begins with."""
@@ -62,7 +66,8 @@ def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: T
         words = embedding(torch.arange(embedding.num_embeddings, device=embedding.weight.device))
         drawn = torch.randn(count, words.shape[1], generator=torch.Generator().manual_seed(seed))
         return drawn * float(words.std())
-    require(tokenizer is not None, "soft_prompt.text: the policy has no tokenizer; use soft_prompt.init=random")
+    if tokenizer is None:
+        raise OperantError("soft_prompt.text: the policy has no tokenizer; use soft_prompt.init=random")
     ids = tokenizer(options.text, add_special_tokens=False).input_ids
     if not 0 < len(ids) <= count:
         raise OperantError(
@@ -129,7 +134,7 @@ def _embedding(model: LanguageModel) -> Any:
 
 def save(model: LanguageModel, folder: Path) -> Path:
     """Write the soft prompt. A model that is built in, or on the Hub, is only named."""
-    soft = adapters.find(model, SoftPrompt)
+    soft = find(model)
     assert soft is not None  # the caller has checked
     config = soft.belongs_to() | {
         "peft_type": soft.kind,
