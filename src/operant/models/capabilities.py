@@ -93,9 +93,8 @@ def branches_exactly(policy: HiddenStates) -> bool:
     if window is not None and max(map(len, rows)) > window:
         return False
     try:
-        return close(
-            states_with_options(policy, batch, grown, branched=True)[1], policy.states(separate_rows(batch, grown))
-        )
+        _, branched = states_with_options(policy, batch, grown, branched=True)
+        return close(branched, policy.states(separate_rows(batch, grown)))
     except FAILS:
         return False
 
@@ -189,9 +188,8 @@ def looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
 def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
     """Find the function that the model applies to the output of its head to get its logits."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
-    cap, divide, times = (
-        getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    )
+    names = "final_logit_softcapping", "logits_scaling", "logit_scale"
+    cap, divide, times = (getattr(config, name, None) for name in names)
     candidates: list[Callable[[Tensor], Tensor]] = [Modes().finish]
     if isinstance(cap, (int, float)) and cap:
         candidates.append(lambda logits: torch.tanh(logits / cap) * cap)

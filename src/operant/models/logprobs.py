@@ -201,9 +201,8 @@ def _pooled(mine: Tensor, theirs: Tensor, top_k: int | None) -> Tensor:
         return theirs
     top = mine.topk(min(top_k, mine.shape[-1])).indices
     mine_rest, their_rest = (x.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True) for x in (mine, theirs))
-    return torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine).scatter(
-        -1, top, theirs.gather(-1, top)
-    )
+    shared = torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine)
+    return shared.scatter(-1, top, theirs.gather(-1, top))
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:

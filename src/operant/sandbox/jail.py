@@ -290,11 +290,9 @@ class Prisoner:
         self.end()
         ready, _, written = self.text.partition(b"\n")
         if ready != b"ready" and not self.killed:
-            why = (
-                (errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300])
-                if errors
-                else "no reason is given"
-            )
+            why = "no reason is given"
+            if errors:
+                why = errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300]
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
         wanted = max(1, len(self.tests))
         found = _results(written, self.nonce, wanted)
