@@ -164,14 +164,13 @@ class Maths(RewardBase):
         request = {"tested": True, "set": name, "options": options}
         [response] = self._pool.run([request], until=time.monotonic() + START, allowance=lambda: START)
         require(response.outcome == "ok", f"{title} cannot be tested: it {response.reason}")
-        found = response.content
         here = suite.first(bare, options)
-        if found["asked"] != here:
+        if response.content["asked"] != here:
             raise OperantError(
                 f"{title} makes other problems in another process from the same seed, so that a resumed "
                 "run would have others; start it with PYTHONHASHSEED=0, and if that does not help, choose another set"
             )
-        return f"{title}, {len(here)} problems tested: {'; '.join(findings(found))}"
+        return f"{title}, {len(here)} problems tested: {'; '.join(findings(response.content))}"
 
 
 def findings(found: Mapping[str, Any]) -> list[str]:
