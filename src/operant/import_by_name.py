@@ -131,8 +131,7 @@ def find(what: str, place: str, name: str, known: Sequence[str] = ()) -> Any:
 
     `what` names the kind of object in errors, for example "reward"; `known` are names to suggest.
     """
-    module = _module(what, place, known)
-    found = module
+    found = module = _module(what, place, known)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:

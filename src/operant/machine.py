@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import torch
 
+from operant.types import cores
+
 beats = 0
 """How often `beat` was called: what the watchdog looks at."""
 
@@ -134,11 +136,10 @@ def others(samples: int = 8) -> int:
 def crowded() -> str | None:
     """A warning if torch's threads would have to wait for other processes; None if there are enough cores."""
     here, count = torch.get_num_threads(), others()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if here == 1 or here + count <= cores:
+    if here == 1 or here + count <= cores():
         return None
     other = "another process computes" if count == 1 else f"{count} other processes compute"
-    return f"{other} on these {cores} cores, and torch has {here} threads, which then wait for each other"
+    return f"{other} on these {cores()} cores, and torch has {here} threads, which then wait for each other"
 
 
 def keep_memory() -> bool:

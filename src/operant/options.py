@@ -216,8 +216,7 @@ def _written(short: Mapping[str, str], given: Mapping[str, object]) -> dict[str,
     full: dict[str, Any] = {}
     for name, value in given.items():
         plain = str(name).replace("-", "_")
-        alias = name if isinstance(value, Mapping) else ALIASES.get(plain, name)
-        written = short.get(plain, alias)
+        written = short.get(plain, name if isinstance(value, Mapping) else ALIASES.get(plain, name))
         if written in full or (written != name and written in given):
             raise OperantError(f"option {written} is given twice, as {name} too: remove one of the two")
         full[written] = value

@@ -263,9 +263,7 @@ def counter(*parts: int | str) -> int:
 
 def task_key(seed: int, stream: str, step: int, task_id: str, sample: int = 0, turn: int = 0) -> int:
     """The random-number key of one reply. Evaluation and probe replies have the same key at every step."""
-    if stream != "train":
-        step = 0
-    return counter(seed, STREAMS[stream], step, task_id, sample, turn)
+    return counter(seed, STREAMS[stream], step if stream == "train" else 0, task_id, sample, turn)
 
 
 def uniforms(keys: Sequence[int] | np.ndarray, place: int | np.ndarray) -> Tensor:

@@ -175,8 +175,7 @@ class Tally:
     def _spread(self, name: str, new: tuple[float, float, float]) -> None:
         n0, m0, s0 = self.squares.get(name, (0.0, 0.0, 0.0))
         n1, m1, s1 = new
-        n = n0 + n1
-        gap = m1 - m0
+        n, gap = n0 + n1, m1 - m0
         self.squares[name] = (n, m0 + gap * n1 / n, s0 + s1 + gap * gap * n0 * n1 / n)
 
 

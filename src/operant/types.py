@@ -116,6 +116,11 @@ def said_of(what: object) -> Iterator[None]:
         raise OperantError(f"{what}: {error}") from error
 
 
+def cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def brief(self: Any) -> str:
     """The repr of a core type: its fields that are not their defaults, with sizes in place of long contents."""
     named = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]
@@ -809,8 +814,7 @@ class Batch:
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, torch.Tensor) and f.name != "bootstrap":
-                value = value[index]
-                picked[f.name] = value[:, :width] if value.ndim > 1 else value
+                picked[f.name] = value[index][:, :width] if value.ndim > 1 else value[index]
         picked["extra"] = {name: x[index][:, :width] if x.ndim > 1 else x[index] for name, x in self.extra.items()}
         picked["hinted"] = None if self.hinted is None else self.hinted.rows(index)
         if self.allowed is not None:

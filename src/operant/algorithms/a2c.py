@@ -14,15 +14,13 @@ $$\text{loss} = -A_t \log \pi(a_t) + c_v\,\tfrac12 (V_t - R_t)^2 - c_e H_t$$
 - The value error is halved here. `loss.value_coef=1` is the 0.5 of the published code, whose error is not.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Needs, Rewarded
 from operant.objectives import advantages, losses
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     losses.actor_critic,
     advantages.with_gae,
-    copies={"reference": "frozen"},
     needs=Needs(critic=True),
-    kl=("reward", "loss"),
     defaults={
         "update.epochs": 1,
         "optimizer.kind": "rmsprop",

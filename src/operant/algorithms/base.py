@@ -86,6 +86,14 @@ class Algorithm:
         return {"with_replies": given, "labelled": given and self.needs.labels}
 
 
+@dataclass(frozen=True)
+class Rewarded(Algorithm):
+    """A method that follows rewards, and may charge KL to the first policy in them, or in the loss."""
+
+    copies: Mapping[str, str | tuple[str, float]] = field(default_factory=lambda: {"reference": "frozen"})
+    kl: tuple[str, ...] = ("reward", "loss")
+
+
 COMPARED: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
 """The defaults of methods that compare replies: KL is charged in the loss, so that equal scores have advantage 0."""
 

@@ -30,7 +30,7 @@ weight, as there. With `advantage.gamma` 0, the default, $A_t$ is what the rewar
 import torch
 from torch import Tensor
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Needs, Rewarded
 from operant.objectives import advantages, losses
 from operant.types import Batch, Outputs, require
 
@@ -49,13 +49,11 @@ def returns_and_programs(
     return terms | {"loss": loss, "given/loss": -out.logprobs}
 
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     returns_and_programs,
     advantages.with_returns,
     source="both",
     per="source",
-    copies={"reference": "frozen"},
-    kl=("reward", "loss"),
     needs=Needs(token_scores=True),
     defaults={"update.epochs": 1, "advantage.gamma": 0.0, "kl.coef": 0.0},
     title="CodeRL",

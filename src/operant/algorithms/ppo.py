@@ -4,16 +4,10 @@ r"""PPO: a clipped policy gradient with a critic.
 [`recipes/minimal_ppo.py`](../recipes/minimal_ppo.py).
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Needs, Rewarded
 from operant.objectives import advantages, losses
 
-ALGORITHM = Algorithm(
-    losses.ppo,
-    advantages.with_gae,
-    copies={"reference": "frozen"},
-    needs=Needs(critic=True),
-    kl=("reward", "loss"),
-)
+ALGORITHM = Rewarded(losses.ppo, advantages.with_gae, needs=Needs(critic=True))
 
 PRESETS: dict[str, dict[str, object]] = {
     # Ziegler et al. (2019) as released, style tasks: arXiv:1909.08593 and openai/lm-human-preferences.

@@ -15,14 +15,12 @@ $$G_t = \sum_{k \ge t} \gamma^{k - t} r_k, \qquad \text{loss} = -\sum_t G_t \log
   is refused. `update.minibatch` still cuts it into several optimizer steps.
 """
 
-from operant.algorithms.base import Algorithm
+from operant.algorithms.base import Rewarded
 from operant.objectives import advantages, losses
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     losses.score_function,
     advantages.with_returns,
-    copies={"reference": "frozen"},
-    kl=("reward", "loss"),
     defaults={"score.centre": True, "update.epochs": 1},
     update="one-pass",
 )

@@ -5,16 +5,9 @@ KL charges included, less the mean and divided by the deviation of all tokens of
 enough, as nothing is compared within groups; `reinforce++-baseline` compares.
 """
 
-from operant.algorithms.base import Algorithm
+from operant.algorithms.base import Rewarded
 from operant.objectives import advantages, losses
 
 DEFAULTS: dict[str, object] = {"update.epochs": 1, "advantage.whiten_scope": "rollout"}
 
-ALGORITHM = Algorithm(
-    losses.surrogate,
-    advantages.with_returns,
-    copies={"reference": "frozen"},
-    kl=("reward", "loss"),
-    title="REINFORCE++",
-    defaults=DEFAULTS,
-)
+ALGORITHM = Rewarded(losses.surrogate, advantages.with_returns, title="REINFORCE++", defaults=DEFAULTS)

@@ -33,15 +33,13 @@ Log-probs are those of the distribution that was sampled from, temperature inclu
 never trained on. The preset `textworld-rejection` has the values of the rejection sampler in the TextWorld fork of TRL.
 """
 
-from operant.algorithms.base import Algorithm
+from operant.algorithms.base import Rewarded
 from operant.objectives import losses
 from operant.objectives.turn_returns import with_turn_returns
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     losses.imitation,
     with_turn_returns,
-    copies={"reference": "frozen"},
-    kl=("reward", "loss"),
     defaults={
         "learner.select": "top:50%",
         "update.epochs": 1,

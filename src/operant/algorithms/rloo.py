@@ -5,15 +5,13 @@ of the other replies of its group. As published, KL (`k1`) is part of the return
 loss is summed over the tokens of a reply.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Needs, Rewarded
 from operant.objectives import advantages, losses
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     losses.surrogate,
     advantages.with_leave_one_out,
     per="sequence",
-    copies={"reference": "frozen"},
     needs=Needs(samples=2),
-    kl=("reward", "loss"),
     defaults={"samples": 4, "update.epochs": 1},
 )

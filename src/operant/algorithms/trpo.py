@@ -24,15 +24,13 @@ $$\theta' = \theta + \alpha\,\sqrt{\frac{2\delta}{x^\top F x}}\,x, \qquad (F + c
 - `trust/kl`, `trust/improvement`, `trust/predicted` and `trust/backtracks` say what a step did.
 """
 
-from operant.algorithms.base import Algorithm, Needs
+from operant.algorithms.base import Needs, Rewarded
 from operant.objectives import advantages, losses
 
-ALGORITHM = Algorithm(
+ALGORITHM = Rewarded(
     losses.trust_region,
     advantages.with_gae,
-    copies={"reference": "frozen"},
     needs=Needs(critic=True),
-    kl=("reward", "loss"),
     defaults={"optimizer.lr": 1e-3},
     update="trust-region",
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from operant.sampling import encode_prompt, render
-from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn
+from operant.types import End, OperantError, Reply, Rollout, Task, Tokenizer, Turn, require
 
 MOST_REPLIES = 1 << 16
 """Most replies of one task."""
@@ -160,11 +160,9 @@ class WholeTexts(Demonstrations):
         return whole_text(self.tokenizer, task, "" if isinstance(task.prompt, str) else [])
 
     def _turns(self, task: Task, reply: Any) -> tuple[list[Turn], list[str]]:
-        ids = self.tokenizer(
-            whole_text(self.tokenizer, task, reply), truncation=True, max_length=self.longest
-        ).input_ids
-        if len(ids) < 2:
-            raise OperantError(f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
+        text = whole_text(self.tokenizer, task, reply)
+        ids = self.tokenizer(text, truncation=True, max_length=self.longest).input_ids
+        require(len(ids) >= 2, f"task {task.id!r}: prompt and reply are {len(ids)} of at least 2 tokens together")
         return [Turn(ids[:1], ids[1:])], [reply if isinstance(reply, str) else self._decoded(ids[1:])]
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from operant.import_by_name import Table, nearest
-from operant.types import OperantError, Task, name_of, shown
+from operant.types import OperantError, Task, name_of, require, shown
 
 ROW_FORMS = Table(
     "row form",
@@ -337,8 +337,7 @@ def dialog(
     utterances = found_in(row, ("dialog", "turns", "dialogue", "utterances"))
     if not isinstance(utterances, (list, tuple)) or not all(isinstance(one, str) for one in utterances):
         raise OperantError(f"the dialogue is {shown(utterances)}; it must be a list of utterances")
-    if not 1 <= least <= turns:
-        raise OperantError(f"form.least={least}, form.turns={turns}: least lies between 1 and turns")
+    require(1 <= least <= turns, f"form.least={least}, form.turns={turns}: least lies between 1 and turns")
     named = next((name for name in ("act", "topic") if name in row), "topic") if target is None else target
     known = row.get(named) if target is None else found_in(row, (target,), "; name yours with --form.target FIELD")
     each = known if isinstance(known, (list, tuple)) else [known] * len(utterances)

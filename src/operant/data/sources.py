@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from operant.import_by_name import Table, nearest
 from operant.sampling import counter
 from operant.storage.hub import BUILTIN, CONNECT_SECONDS, found, reach
-from operant.types import OperantError, Task, name_of, of_user, shown
+from operant.types import OperantError, Task, name_of, of_user, require, shown
 
 HELD_OUT = 256
 """Number of lines at the end of built-in tasks that are reserved for evaluation."""
@@ -247,8 +247,7 @@ def _csv(path: Path) -> Rows:
                 )
             read = reader.line_num
             yield number, dict(zip(header, row, strict=True))
-        if header and number < 0:
-            raise OperantError(f"tasks: {path} has a header ({shown(header)}), and has no rows below it")
+        require(not header or number >= 0, f"tasks: {path} has a header ({shown(header)}), and has no rows below it")
     except csv.Error as error:
         end = "the end of the file" if "end of data" in str(error) else f"line {reader.line_num} ({error})"
         raise OperantError(

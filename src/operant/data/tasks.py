@@ -19,7 +19,7 @@ from operant.data.order import permutation
 from operant.data.replies import labelled_task, task_with_reply
 from operant.data.sources import read
 from operant.sampling import check_ids, counter, encode_more, encode_prompt, template_of
-from operant.types import OperantError, Task, Tokenizer, name_of, shown
+from operant.types import OperantError, Task, Tokenizer, name_of, require, shown
 
 CHUNK = 512
 """Number of texts that are encoded together."""
@@ -212,8 +212,7 @@ def _filtered(
         if labelled and not task.replies and not was_task:  # none of them has a label
             passed["no label"] += 1
             continue
-        if with_replies and not task.replies:
-            raise OperantError(f"{where}: the task {task.id!r} has no replies to learn from")
+        require(task.replies or not with_replies, f"{where}: the task {task.id!r} has no replies to learn from")
         if labelled and len(task.scores) != len(task.replies):
             raise OperantError(
                 f"{where}: the task {task.id!r} has {len(task.replies)} replies, {len(task.scores)} labels"

@@ -46,10 +46,8 @@ class OverlapPlayer:
         wanted = _words(state.objective)
 
         def rank(command: str) -> tuple[float, float]:
-            share, given = (
-                len(wanted & _words(command)) / len(_words(command)),
-                self._given.get((state.key, command), 0),
-            )
+            share = len(wanted & _words(command)) / len(_words(command))
+            given = self._given.get((state.key, command), 0)
             return (share, -given) if self.repeat else (-given, share)
 
         able = [c for c in state.commands if not c.startswith(("examine", "look", "inventory"))] or ["look"]

@@ -8,7 +8,7 @@ not used. A model whose logits are not a known function of the states that enter
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -93,9 +93,8 @@ def branches_exactly(policy: HiddenStates) -> bool:
     if window is not None and max(map(len, rows)) > window:
         return False
     try:
-        return close(
-            states_with_options(policy, batch, grown, branched=True)[1], policy.states(separate_rows(batch, grown))
-        )
+        _, branched = states_with_options(policy, batch, grown, branched=True)
+        return close(branched, policy.states(separate_rows(batch, grown)))
     except FAILS:
         return False
 
@@ -108,15 +107,10 @@ def check_trunk(policy: HiddenStates) -> None:
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)
     kwargs = policy.model_input(batch.rows(slice(0, 1))).kwargs
-    with torch.enable_grad():
-        trunk.freeze(
-            policy.model,
-            policy.head,
-            lambda: policy.call(**kwargs, use_cache=False),
-            train_head=policy.options.train_head,
-        )
+    run = partial(policy.call, **kwargs, use_cache=False)
+    trunk.freeze(policy.model, policy.head, run, train_head=policy.options.train_head)
     with torch.no_grad():
-        trunk.learn_to_skip(lambda: policy.call(**kwargs, use_cache=False))
+        trunk.learn_to_skip(run)
         whole = policy.states(batch)
         try:
             states = policy.trunk_states(batch)
@@ -183,10 +177,8 @@ def looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
     name = "decoder_input_ids" if policy.encoder_decoder else "input_ids"
     states = []
     for last in (row[-1], (row[-1] + 1) % policy.vocabulary):
-        kwargs[name] = torch.tensor(
-            [[policy.start_token, *row[:2], last] if policy.encoder_decoder else [*row[:-1], last]]
-        )
-        kwargs[name] = kwargs[name].to(policy.device)
+        ids = [policy.start_token, *row[:2], last] if policy.encoder_decoder else [*row[:-1], last]
+        kwargs[name] = torch.tensor([ids], device=policy.device)
         with policy.catching(lambda hidden: hidden[:, -2]) as caught:
             policy.call(**kwargs, use_cache=False)
         states.append(caught["states"])
@@ -196,9 +188,8 @@ def looks_ahead(policy: HiddenStates, row: list[int]) -> bool:
 def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tensor], Tensor]:
     """Find the function that the model applies to the output of its head to get its logits."""
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
-    cap, divide, times = (
-        getattr(config, n, None) for n in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    )
+    names = "final_logit_softcapping", "logits_scaling", "logit_scale"
+    cap, divide, times = (getattr(config, name, None) for name in names)
     candidates: list[Callable[[Tensor], Tensor]] = [Modes().finish]
     if isinstance(cap, (int, float)) and cap:
         candidates.append(lambda logits: torch.tanh(logits / cap) * cap)

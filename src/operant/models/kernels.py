@@ -11,7 +11,7 @@ one after the other, which is quick on a CPU. An architecture whose attention is
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -178,17 +178,13 @@ def fuse_activations(model: nn.Module) -> None:
                 setattr(module, name, nn.GELU(approximate="tanh"))
 
 
-@contextmanager
-def plain_attention(states: torch.dtype, device: torch.device, width: int) -> Iterator[None]:
-    """Inside this context, attention over short bfloat16 rows on a CPU uses torch's unfused implementation.
+def plain_attention(states: torch.dtype, device: torch.device, width: int) -> AbstractContextManager[object]:
+    """A context in which attention over short bfloat16 rows on a CPU uses torch's unfused implementation.
 
     There, the backward pass of the fused kernel takes twice as long for up to a few hundred tokens.
     """
-    if states != torch.bfloat16 or device.type != "cpu" or width > SHORT:
-        yield
-        return
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
+    short = states == torch.bfloat16 and device.type == "cpu" and width <= SHORT
+    return sdpa_kernel(SDPBackend.MATH) if short else nullcontext()
 
 
 # --- an embedding whose backward pass only touches the rows that were looked up ---------------------------------------

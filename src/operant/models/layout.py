@@ -61,9 +61,8 @@ def end_to_end(batch: Batch) -> ModelInput:
     if not any(lengths):  # without any action, one token is read: a model cannot be called with none
         read[0, 0], lengths = True, [1]
         counts = read.sum(1)
-    place = torch.arange(sum(lengths), device=counts.device) - (counts.cumsum(0) - counts).repeat_interleave(
-        counts, output_size=sum(lengths)
-    )
+    begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=sum(lengths))
+    place = torch.arange(sum(lengths), device=counts.device) - begins
     before_action = batch.actions.roll(-1, 1)[read]
     kwargs = {"input_ids": batch.tokens[read][None], "position_ids": place[None]}
     return ModelInput(kwargs, lambda hidden: hidden[0, before_action], PackedRows(read, [n for n in lengths if n]))

@@ -20,7 +20,7 @@ from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOpt
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.options import ModelOptions
 from operant.models.policy import Policy
-from operant.models.reference import PolicyCopy, shared
+from operant.models.reference import PolicyCopy, shared, trained_weights
 from operant.models.safe_loading import (
     LanguageModel,
     check_finite,
@@ -251,7 +251,7 @@ def export(
         _save_plain(policy.model, folder, untied=served)
     else:
         atomic_io.mkdir(folder)
-        _write_tensors(folder / WEIGHTS, _own_weights(policy.model))
+        _write_tensors(folder / WEIGHTS, trained_weights(policy.model))
         atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
     if isinstance(policy, PolicyBase):
         policy.export(folder)
@@ -287,10 +287,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_file({name: x.detach().contiguous() for name, x in tensors.items()}, path)
 
 
-def _own_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
 def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | None, options: ModelOptions) -> Any:
     """The policy of an export that is no transformers model, made again by what made it.
 
@@ -320,7 +316,7 @@ def load_own_weights(policy: Policy, folder: str | Path) -> None:
     """Load the trained weights of an export of the same policy, in place."""
     path = Path(folder) / WEIGHTS
     require(path.is_file(), f"{path} is missing: {folder} is no export of a policy that is not transformers' own")
-    weights, own = load_tensors(path), _own_weights(policy.model)
+    weights, own = load_tensors(path), trained_weights(policy.model)
     if odd := ", ".join(unlike(weights, own)[:3]):
         raise OperantError(f"{path} has other weights than this policy ({odd}): make it with the same options")
     for name, weight in own.items():

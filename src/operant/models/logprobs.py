@@ -59,15 +59,8 @@ class SweepInput:
 
     @property
     def how(self) -> "How":
-        return self.masks, self.compared, self.likeliest
-
-    @property
-    def spreads(self) -> bool:
-        return self.entropy_gradient or self.other is not None
-
-    @property
-    def masks(self) -> bool:
-        return bool(self.sampling.banned or (self.sampling.min_tokens and self.sampling.stops))
+        masks = bool(self.sampling.banned or (self.sampling.min_tokens and self.sampling.stops))
+        return masks, self.compared, self.likeliest
 
 
 How = tuple[bool, Sequence[str], int | None]
@@ -100,7 +93,8 @@ class Sweep(torch.autograd.Function):
         ctx.inputs = inputs
         ctx.set_materialize_grads(False)
         # The backward pass needs the logits only for the gradient of the entropy or of a divergence.
-        ctx.save_for_backward(probs, logits if inputs.spreads else None, out)
+        spreads = inputs.entropy_gradient or inputs.other is not None
+        ctx.save_for_backward(probs, logits if spreads else None, out)
         return out.unbind(0)
 
     @staticmethod
@@ -112,23 +106,16 @@ class Sweep(torch.autograd.Function):
             )
         (probs, logits, out), inputs = ctx.saved_tensors, ctx.inputs
         weights = [None if w is None else w[:, None] for w in slopes]
-        chosen, factor = weights[0], _sum(weights[1], weights[0], -1)
-        grad = probs * factor.to(probs.dtype)
+        chosen, normaliser = (torch.zeros(()) if w is None else w for w in weights[:2])
+        grad = probs * (normaliser - chosen).to(probs.dtype)
         if logits is not None and any(w is not None for w in weights[2:]):
             for part in _blocks(logits):
                 z, other = _adjusted(logits, inputs, part)
                 some = [None if w is None else w[part] for w in weights[2:]]
                 grad[part] += _fused(_spread, z, other, out[2:, part, None], some, inputs.how).to(grad.dtype)
-        if chosen is not None:
+        if weights[0] is not None:
             grad.scatter_add_(-1, inputs.ids[:, None], chosen.to(grad.dtype))
         return (grad if inputs.sampling.temperature == 1 else grad.div_(inputs.sampling.temperature)), None
-
-
-def _sum(x: Tensor | None, y: Tensor | None, times: int) -> Tensor:
-    """x + times * y, where None counts as 0."""
-    if y is None:
-        return torch.zeros(()) if x is None else x
-    return times * y if x is None else x + times * y
 
 
 def _blocks(logits: Tensor) -> list[slice]:
@@ -214,9 +201,8 @@ def _pooled(mine: Tensor, theirs: Tensor, likeliest: int | None) -> Tensor:
         return theirs
     top = mine.topk(min(likeliest, mine.shape[-1])).indices
     mine_rest, their_rest = (x.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True) for x in (mine, theirs))
-    return torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine).scatter(
-        -1, top, theirs.gather(-1, top)
-    )
+    shared = torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine)
+    return shared.scatter(-1, top, theirs.gather(-1, top))
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:

@@ -47,12 +47,10 @@ def check(options: LoraOptions, device: torch.device) -> None:
 
 
 def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that quantise the weights. `kind`: none, 8bit or 4bit.
+    """Arguments of `from_pretrained` that quantise the weights. `kind`: 8bit or 4bit.
 
     `dtype`: the type that the model computes in, and that weights which are not quantised have.
     """
-    if kind == "none":
-        return {}
     from transformers import BitsAndBytesConfig
 
     if kind == "8bit":
@@ -234,8 +232,7 @@ def _inject(config: Any, model: LanguageModel) -> None:
 
 def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: object) -> None:
     wanted = {name.removeprefix(PREFIX) for name in tensors(model)}
-    odd = wanted ^ {name.removeprefix(PREFIX) for name in weights}
-    if odd:
+    if odd := wanted ^ {name.removeprefix(PREFIX) for name in weights}:
         raise OperantError(
             f"{what} does not fit this {type(model).__name__} ({', '.join(sorted(odd)[:3])}): is it of "
             "another model, or damaged?"

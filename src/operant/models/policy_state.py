@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from operant.models.policy import Policy
-from operant.models.reference import digest, load_stored, stored
+from operant.models.reference import digest, load_stored, stored, trained_weights
 from operant.types import OperantError, require
 
 
@@ -30,7 +28,7 @@ class PolicyState:
                 "frozen weights have changed since the run began: something writes into the base model (a reward or "
                 "callback that merges an adapter, say); nothing was saved, resume from an older checkpoint"
             )
-        return {"trained": stored(self._trained(), self.shards), "frozen": self.frozen}
+        return {"trained": stored(trained_weights(self.policy), self.shards), "frozen": self.frozen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if the checkpoint has other frozen weights, or other trained ones."""
@@ -45,7 +43,7 @@ class PolicyState:
             require(not differences, f"this is another policy than the run began with ({'; '.join(differences)})")
             load_stored(weights, state, self.shards)
             return
-        weights, then = self._trained(), state.get("trained", state)
+        weights, then = trained_weights(self.policy), state.get("trained", state)
         if odd := sorted(weights.keys() ^ then.keys()):
             raise OperantError(
                 f"the checkpoint trains other weights than this run ({', '.join(odd[:3])} ...): resume with its options"
@@ -56,9 +54,6 @@ class PolicyState:
                 "resume with the model that it began from, in the same precision"
             )
         load_stored(weights, then, self.shards)
-
-    def _trained(self) -> dict[str, torch.Tensor]:
-        return {name: p for name, p in self.policy.named_parameters() if p.requires_grad}
 
     def _frozen(self) -> str | None:
         frozen = {name: p for name, p in self.policy.named_parameters() if not p.requires_grad}

@@ -124,6 +124,11 @@ class PolicyCopy:
             )
 
 
+def trained_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights that training changes, by name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
 def stored(weights: Mapping[str, torch.Tensor], shards: Any) -> dict[str, torch.Tensor | Divided]:
     """Weights for a checkpoint. shards: they are divided over ranks, and this rank's rows are stored."""
     return {name: x.detach() for name, x in weights.items()} if shards is None else shards.divided(weights)

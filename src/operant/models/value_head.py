@@ -1,6 +1,7 @@
 """Heads on a language model's last hidden state: the value of a state, and of each token in it (Q)."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -74,19 +75,13 @@ class ActionValueHead(ValueHead):
         self.vocabulary = vocabulary
         self.one, self.two = self._net(width, vocabulary, options), self._net(width, vocabulary, options)
 
-    def q_one(self, states: Tensor) -> Tensor:
-        return self._of(self.one, states)
-
-    def q_two(self, states: Tensor) -> Tensor:
-        return self._of(self.two, states)
-
     def least(self, states: Tensor) -> Tensor:
-        return torch.minimum(self.q_one(states), self.q_two(states))
+        return torch.minimum(self._of(self.one, states), self._of(self.two, states))
 
     def scored(self, states: Tensor, ids: Tensor, places: Tensor) -> dict[str, Tensor]:
         """`Outputs.q` of tokens [N] at `places` in their replies, in the states before them [N, D]; in chunks."""
         found: dict[str, Tensor] = {}
-        for name, head in (("one", self.q_one), ("two", self.q_two)):
-            numbers = score(head, states, ids, places, Sampling(), vocabulary=self.vocabulary)
+        for name, net in (("one", self.one), ("two", self.two)):
+            numbers = score(partial(self._of, net), states, ids, places, Sampling(), vocabulary=self.vocabulary)
             found |= {name: numbers["logprobs"] + numbers["logsumexp"], f"{name}_nll": -numbers["logprobs"]}
         return found

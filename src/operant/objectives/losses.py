@@ -7,7 +7,7 @@ The other tensors are metrics, which are averaged over actions. None of the func
 import torch
 from torch import Tensor
 
-from operant.types import Batch, OperantError, Outputs
+from operant.types import Batch, Outputs, require
 
 
 def total(x: Tensor, batch: Batch) -> Tensor:
@@ -20,8 +20,12 @@ def total(x: Tensor, batch: Batch) -> Tensor:
 def check_above(least: float, **options: float | None) -> None:
     """Raises: OperantError for an option that is not above `least`; infinity is."""
     for name, value in options.items():
-        if value is not None and not value > least:
-            raise OperantError(f"loss.{name}={value}: it must be above {least:g}")
+        require(value is None or value > least, f"loss.{name}={value}: it must be above {least:g}")
+
+
+def less_entropy(loss: Tensor, out: Outputs, coef: float) -> Tensor:
+    """The loss [B, T] less `coef` times the entropy, which is there only for a `coef` that is not 0."""
+    return loss - coef * out.entropy if coef else loss
 
 
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
@@ -31,8 +35,7 @@ def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
 
 def imitation(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> dict[str, Tensor]:
     """The cross-entropy of the policy's own actions [B, T], less `entropy_coef` times the entropy."""
-    loss = -out.logprobs - entropy_coef * out.entropy if entropy_coef else -out.logprobs
-    return {"loss": loss, "policy/loss": -out.logprobs.detach()}
+    return {"loss": less_entropy(-out.logprobs, out, entropy_coef), "policy/loss": -out.logprobs.detach()}
 
 
 def clipped(
@@ -75,9 +78,7 @@ def surrogate(
     Raises: OperantError for a bound that is not above 0.
     """
     terms = clipped(out, batch, low=clip, high=clip if clip_high is None else clip_high)
-    if entropy_coef:
-        terms["loss"] = terms["loss"] - entropy_coef * out.entropy
-    return terms
+    return terms | {"loss": less_entropy(terms["loss"], out, entropy_coef)}
 
 
 def value_error(out: Outputs, batch: Batch, *, value_clip: float | None = 0.2) -> dict[str, Tensor]:
@@ -121,19 +122,14 @@ def ppo(
     policy = clipped(out, batch, low=clip, high=clip, dual_clip=dual_clip)
     value = value_error(out, batch, value_clip=value_clip)
     loss = policy.pop("loss") + value_coef * value.pop("loss")
-    if entropy_coef:
-        loss = loss - entropy_coef * out.entropy
-    return {"loss": loss, **policy, **value}
+    return {"loss": less_entropy(loss, out, entropy_coef), **policy, **value}
 
 
 def score_function(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> dict[str, Tensor]:
     """REINFORCE [B, T]: minus advantage times log-prob (Williams, 1992). Its gradient is the policy gradient of the
     policy that drew the replies, so each reply is used once."""
     loss = -batch.advantages * out.logprobs
-    terms = {"loss": loss, "policy/loss": loss.detach()}
-    if entropy_coef:
-        terms["loss"] = loss - entropy_coef * out.entropy
-    return terms
+    return {"loss": less_entropy(loss, out, entropy_coef), "policy/loss": loss.detach()}
 
 
 def actor_critic(
@@ -150,7 +146,5 @@ def trust_region(out: Outputs, batch: Batch, *, entropy_coef: float = 0.0) -> di
     step and trains the critic, so neither a clip nor a value stands here."""
     log_ratio = out.logprobs - batch.logprobs
     loss = -batch.advantages * torch.exp(log_ratio)
-    terms = {"loss": loss, "policy/loss": loss.detach(), "policy/approx_kl": 0.5 * log_ratio.detach() ** 2}
-    if entropy_coef:
-        terms["loss"] = loss - entropy_coef * out.entropy
-    return terms
+    total_loss = less_entropy(loss, out, entropy_coef)
+    return {"loss": total_loss, "policy/loss": loss.detach(), "policy/approx_kl": 0.5 * log_ratio.detach() ** 2}

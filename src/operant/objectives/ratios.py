@@ -6,7 +6,7 @@ Each is (Outputs, Batch) -> named [B, T] tensors, as in `losses`. Their rows in 
 import torch
 from torch import Tensor
 
-from operant.objectives.losses import check_above
+from operant.objectives.losses import check_above, less_entropy
 from operant.types import Batch, OperantError, Outputs, require
 
 
@@ -14,7 +14,7 @@ def _terms(loss: Tensor, log_ratio: Tensor, limited: Tensor, out: Outputs, entro
     """The loss and the metrics that all have. `limited` [B, T] bool: a bound took effect at the token."""
     log_ratio = log_ratio.detach()
     return {
-        "loss": loss - entropy_coef * out.entropy if entropy_coef else loss,
+        "loss": less_entropy(loss, out, entropy_coef),
         "policy/loss": loss.detach(),
         "policy/clip_fraction": limited.float(),
         "policy/approx_kl": 0.5 * log_ratio**2,

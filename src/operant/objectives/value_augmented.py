@@ -75,6 +75,4 @@ def ppo_and_right_replies(
     loss = policy.pop("loss") + value_coef * value.pop("loss")
     if right_coef:
         loss = loss - right_coef * batch.extra["right"] * out.logprobs
-    if entropy_coef:
-        loss = loss - entropy_coef * out.entropy
-    return {"loss": loss, **policy, **value}
+    return {"loss": losses.less_entropy(loss, out, entropy_coef), **policy, **value}

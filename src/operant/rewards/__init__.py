@@ -200,8 +200,7 @@ def resolve(
         options[first], argument = argument, ""
     given = arguments(made, options, f"reward {spec if isinstance(spec, str) else ''}")
     if row is not None:
-        if row.needs and not argument:
-            raise OperantError(f"reward {name!r} needs {row.needs}")
+        require(argument or not row.needs, f"reward {name!r} needs {row.needs}")
         if row.of_another:
             return row.make(resolve(argument, given))
         if argument and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(row.make).parameters.values()):

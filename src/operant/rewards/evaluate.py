@@ -183,10 +183,8 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         judged = judge(reward, rollouts, name) if reward is not None else Judged([0.0] * len(rollouts))
         if WORLD in judged.parts:
             raise OperantError(f"a part of the reward is named {WORLD!r}, the name of the environment's pay: rename it")
-        judged, said = (
-            replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]}),
-            _said_by_world(rollouts),
-        )
+        judged = replace(judged, parts=judged.parts | {WORLD: [r.paid for r in rollouts]})
+        said = _said_by_world(rollouts)
         if said is None:
             return judged
         parts = {f"{WORLD}/{part}": values for part, values in said.parts.items() if part != WORLD}

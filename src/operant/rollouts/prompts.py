@@ -23,12 +23,8 @@ def add(tokenizer: Tokenizer | None, task: Task, prompt: list[int], before: Adde
     A beginning-of-text token stays in front.
     """
     messages = [message for message in task.prompt if isinstance(message, dict)]
-    if (
-        messages
-        and isinstance(before, str)
-        and isinstance(behind, str)
-        and prompt == encode_prompt(tokenizer, messages)
-    ):
+    of_text = isinstance(before, str) and isinstance(behind, str)
+    if messages and of_text and prompt == encode_prompt(tokenizer, messages):
         *others, last = messages
         return encode_prompt(tokenizer, [*others, {**last, "content": before + last["content"] + behind}])
     begins = int(tokenizer is not None and prompt[:1] == [tokenizer.bos_token_id])

@@ -154,9 +154,8 @@ def _check_first_rows(
     (source, evaluated), (reward, env, judges) = sources, judged_by
     part = share(config.train.evaluate)
     for rows, measured in ((source, []), (evaluated, metrics)):
-        if isinstance(rows, (str, Path)) or (
-            (measured or reward or config.train.form) and isinstance(rows, (list, tuple))
-        ):
+        kinds = (str, Path, list, tuple) if measured or reward or config.train.form else (str, Path)
+        if isinstance(rows, kinds):
             with option_of_error("evaluate") if rows is evaluated and rows is not source else nullcontext():
                 prepared(measured, first := load_tasks(rows, None, _rows(config), **forms), alone=True)
             for judge in judges:

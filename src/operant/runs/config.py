@@ -367,13 +367,9 @@ def _check_together(config: Config) -> None:
             "leave it out"
         )
     if train.tasks is None and train.replies is None and not named_parts.has_games(train.env):
+        more = ", or give the world games(split), a list of its own for the split (docs/worlds.md)" if train.env else ""
         raise OperantError(
-            "tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train"
-            + (
-                ", or give the world games(split), a list of its own for the split (docs/worlds.md)"
-                if train.env
-                else ""
-            )
+            f"tasks is missing: pass --tasks, as in --tasks prompts.txt or --tasks builtin:openings/train{more}"
         )
     if train.form is not None and (train.tasks is None or algorithm.rows["labelled"]):
         why = "the environment has tasks of its own" if train.tasks is None else "its rows are labelled replies"
@@ -436,25 +432,20 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     algorithm, stale = find(train.algorithm), own.max_staleness
     apart = named_parts.has_own_weights(train.engine)
     switches = algorithm.update == "trust-region" and not apart
-    method = f"algorithm={train.algorithm}"
+    method, asks = f"algorithm={train.algorithm}", "condition" in algorithm.options
     either = [
         (algorithm.source == "data", f"{method}: it plays no rollouts; leave it out"),
-        (
-            "condition" in algorithm.options,
-            f"{method}: what its prompts ask for depends on the step before; leave it out",
-        ),
+        (asks, f"{method}: what its prompts ask for depends on the step before; leave it out"),
         ("mask" in algorithm.options, f"{method}: its mask follows the policy; leave it out"),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: rewards judge whole steps; leave it out"),
         (train.redraw > 0, f"redraw={train.redraw}: rewards decide what a step draws again; use redraw=0"),
         (train.retire is not None, f"retire={train.retire}: rewards decide what is drawn next; leave it out"),
     ]
+    too_old = stale is not None and stale < train.rollouts_ahead
     ahead = [
         (switches, f"{method}: its update switches the kernels of attention; use engine=ray, which has its own"),
         (own.parallel == "fsdp" and not apart, "parallel=fsdp: its update frees weights in use; use engine=ray"),
-        (
-            stale is not None and stale < train.rollouts_ahead,
-            f"learner.max_staleness={stale}: rollouts would be too old",
-        ),
+        (too_old, f"learner.max_staleness={stale}: rollouts would be too old"),
     ]
     age = train.rollouts_ahead + (-(-tokens // train.partial_rollout_tokens) - 1 if train.partial_rollout_tokens else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"

@@ -27,12 +27,7 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("learner", "select_unit", lambda own: own.select is not None, "learner.select"),
     ("score", "overlong_penalty", lambda score: score.overlong_tokens > 0, "score.overlong_tokens"),
     ("score", "missing_stop_mode", lambda score: score.missing_stop is not None, "score.missing_stop"),
-    (
-        "score",
-        "truncate_after truncate_penalty",
-        lambda score: score.truncate_token is not None,
-        "score.truncate_token",
-    ),
+    ("score", "truncate_after truncate_penalty", lambda own: own.truncate_token is not None, "score.truncate_token"),
     ("lora", "alpha targets rslora", lambda lora: lora.on, "lora.rank or lora.adapter"),
     ("output_mlp", "gain bias", lambda mlp: mlp.on, "output_mlp.width"),
     ("replay", "capacity", lambda replay: replay.share > 0, "replay.share above 0"),

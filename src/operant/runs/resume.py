@@ -22,6 +22,7 @@ from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
 from operant.training.learner import Learner
 from operant.training.optimizer import without_unused
+from operant.training.saved_learner import is_object
 from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "replies", "reward", "env", "engine", "reference", "evaluate")
@@ -72,13 +73,13 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
     for name in OBJECTS:
-        if _is_object(config.get(name)) and name not in changed:
+        if is_object(config.get(name)) and name not in changed:
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
                 f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
             )
     for name in [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]:
-        if _is_object(config[name]) and name not in changed:
+        if is_object(config[name]) and name not in changed:
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with that option"
             )
@@ -114,10 +115,6 @@ def elsewhere(out: Path) -> Iterator[None]:
         raise OperantError(f"{error}; {out} was started in {began}, so resume it there: {command}") from error
 
 
-def _is_object(value: object) -> bool:
-    return str(value).startswith("<")
-
-
 def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list[Change]:
     """The options of `config` that differ from the run in `out`. Raises: OperantError for one that cannot change."""
     old, new = by_name(read_config(out)), by_name(as_mapping(config))
@@ -131,7 +128,7 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
         if change.name.startswith("sampling.") and config.train.partial_rollout_tokens:
             raise _refused(change, "replies that have begun were drawn with it (partial_rollout_tokens)")
         named = change.name if change.name in fixed else change.name.partition(".")[0] + "."
-        if named in fixed and not (_is_object(change.old) and change.name in OBJECTS):
+        if named in fixed and not (is_object(change.old) and change.name in OBJECTS):
             raise _refused(change, fixed[named])
     return found
 

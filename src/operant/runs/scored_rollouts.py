@@ -178,9 +178,8 @@ def score(
     """
     rollouts, greedy = played
     with learner.timing("reward"):
-        return rollouts, judge_beside(
-            reward, learner.as_seen(rollouts), greedy, pays=learner.pays if pays is None else pays
-        )
+        pays = learner.pays if pays is None else pays
+        return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=pays)
 
 
 def greedy_replies(

@@ -211,11 +211,10 @@ class Peer:
             parts = MADE_OF[kind.__name__](value) if kind.__name__ in MADE_OF else value.__reduce__()[1]
             return ["standard", kind.__module__, kind.__name__, *map(self.pack, parts)]
         if isinstance(value, BaseException):
-            about = (
-                [["type", kind.__name__], -1]
-                if TYPES.get(kind.__name__) is kind
-                else [self.described(kind), self.keep(value)]
-            )
+            if TYPES.get(kind.__name__) is kind:
+                about = [["type", kind.__name__], -1]
+            else:
+                about = [self.described(kind), self.keep(value)]
             return ["error", *about, str(value)[:1000], *map(self.pack, value.args)]
         for tag, base in SHARED.items():
             if isinstance(value, base) and (tag != "C" or is_counter(kind)):
@@ -1507,9 +1506,8 @@ def parts(code):
 
 def alike(printed: str, expected: str) -> bool:
     """Whether the texts are equal but for white space at the ends of lines and of the text."""
-    return [line.rstrip() for line in printed.rstrip().split("\n")] == [
-        line.rstrip() for line in expected.rstrip().split("\n")
-    ]
+    found, wanted = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (printed, expected))
+    return found == wanted
 
 
 def like_apps(printed: str, expected: str) -> bool:

@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 from operant.sandbox import levels, linux
 from operant.sandbox.levels import JailOptions
-from operant.types import OUTCOMES, OperantError
+from operant.types import OUTCOMES, OperantError, cores
 
 __all__ = ["Code", "Jail", "JailOptions", "Program", "Stdin", "Verdict"]
 
@@ -154,11 +154,6 @@ class Jail:
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program, whatever it does. Interrupted, it leaves no process behind."""
         return _run(replace(self.options, level=self.level), self.at_once, programs)
-
-
-def cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
@@ -295,11 +290,9 @@ class Prisoner:
         self.end()
         ready, _, written = self.text.partition(b"\n")
         if ready != b"ready" and not self.killed:
-            why = (
-                (errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300])
-                if errors
-                else "no reason is given"
-            )
+            why = "no reason is given"
+            if errors:
+                why = errors[-1] if errors[0].startswith("Traceback") else " ".join(errors)[:300]
             raise OperantError(f"it does not start (exit status {self.process.returncode}): {why}")
         wanted = max(1, len(self.tests))
         found = _results(written, self.nonce, wanted)

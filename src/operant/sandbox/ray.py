@@ -26,11 +26,11 @@ from math import inf
 from queue import Queue
 from typing import Any, NamedTuple, TypeVar
 
-from operant.sandbox.jail import Jail, JailOptions, Program, Verdict, cores
+from operant.sandbox.jail import Jail, JailOptions, Program, Verdict
 from operant.sandbox.levels import UNTRUSTED
 from operant.sandbox.pool import LATE, Job, Pool, Response
 from operant.sandbox.process import Limits
-from operant.types import OperantError, require, shown
+from operant.types import OperantError, cores, require, shown
 
 __all__ = ["ENGINE", "PROGRAMS", "WORLDS", "RayActors", "RayJail", "RayPool", "RaySession", "answers", "ask_all"]
 START = 600.0

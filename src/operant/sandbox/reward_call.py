@@ -124,26 +124,18 @@ def keywords(reward: Callable[..., object], rollouts: Sequence[Rollout], log: ob
     parameters = inspect.signature(reward).parameters.values()
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     missing = [name for name in required if name not in known]
-    if (
-        len(missing) == 1
-        and missing[0] not in OF_A_TRAINER
-        and not columns
-        and any(target is not None for target in targets)
-    ):
+    there = any(target is not None for target in targets)
+    if len(missing) == 1 and missing[0] not in OF_A_TRAINER and not columns and there:
         known[missing.pop()] = targets
     if missing:
-        only = (
-            "only TRL's trainer has that: give it a default"
-            if missing[0] in OF_A_TRAINER
-            else (
+        only = "only TRL's trainer has that: give it a default"
+        if missing[0] not in OF_A_TRAINER:
+            only = (
                 f"name the columns that it needs with data.target_field={','.join(missing)}, or from Python give each "
                 "Task a mapping of them as its target"
             )
-        )
-        name, have = (
-            getattr(reward, "__name__", "of this form"),
-            f" (they have {', '.join(columns)})" if columns else "",
-        )
+        name = getattr(reward, "__name__", "of this form")
+        have = f" (they have {', '.join(columns)})" if columns else ""
         raise OperantError(f"reward {name!r} asks for {', '.join(missing)}, which the tasks do not have{have}; {only}")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = {name: value for name, value in known.items() if name in {p.name for p in parameters}}

@@ -23,9 +23,8 @@ def rollout_to_plain(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_from_plain(plain: Mapping[str, Any]) -> Rollout:
-    return Rollout(
-        **{**plain, "task": task_from_plain(plain["task"]), "turns": [Turn(**turn) for turn in plain["turns"]]}
-    )
+    turns = [Turn(**turn) for turn in plain["turns"]]
+    return Rollout(**{**plain, "task": task_from_plain(plain["task"]), "turns": turns})
 
 
 def task_to_plain(task: Task) -> dict[str, Any]:

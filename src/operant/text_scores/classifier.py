@@ -131,8 +131,7 @@ def labelled(
 ) -> Classifier:
     """The classifier of `classifier:NAME#LABEL`. Raises: OperantError for two labels."""
     name, _, after = argument.partition("#")
-    if label and after:
-        raise OperantError(f"reward 'classifier:{argument}' with label={label!r}: give the label once")
+    require(not (label and after), f"reward 'classifier:{argument}' with label={label!r}: give the label once")
     return Classifier(name, label=label or after or "positive", output=output, text=text, batch=batch, device=device)
 
 

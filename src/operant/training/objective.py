@@ -283,8 +283,7 @@ def accumulate(
             if not exhausted or distributed.world() > 1:
                 raise
             failed = error.with_traceback(None)  # the frames of the failed pass would keep its tensors alive
-        for p in policy.module.parameters():
-            p.grad = None
+        policy.module.zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         budget.halve(failed)

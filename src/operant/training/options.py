@@ -24,7 +24,7 @@ from operant.storage import old_names
 from operant.training.optimizer import OWN, RateOptions, without_unused
 from operant.training.select import SELECTED, SELECTIONS, WEIGHTS, parse
 from operant.training.update_rules import find_rule
-from operant.types import OUTCOMES, Batch, OperantError, Outputs, shown
+from operant.types import OUTCOMES, Batch, OperantError, Outputs, require, shown
 
 
 @dataclass(frozen=True)
@@ -360,14 +360,12 @@ def check_length(options: OptionGroups, total_steps: int | None) -> None:
             f"{' and '.join(following)} without total_steps: the value of each step depends on the number of steps; "
             "pass Learner(..., total_steps=...), or leave it constant"
         )
-    if total_steps is not None and total_steps < 1:
-        raise OperantError(f"total_steps={total_steps}: it must be at least 1, or None")
+    require(total_steps is None or total_steps >= 1, f"total_steps={total_steps}: it must be at least 1, or None")
 
 
 def check_reference(options: OptionGroups, name: str, reference: object) -> None:
     """Refuse a KL penalty if algorithm `name` or the caller (`reference` None) has no reference to measure it to, and
     a teacher that is missing, or that cannot follow the policy.
-
     """
     kl, teacher = options["kl"], options.get("teacher")
     if teacher is not None and reference is None:

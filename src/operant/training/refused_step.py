@@ -113,9 +113,8 @@ def first_fault(
 
     Returns None if every number is finite. Afterwards the parameters have no gradients.
     """
-    if fault := find_at_actions(
-        {"advantage": batch.advantages, "return": batch.returns, "weight": batch.weights}, batch
-    ):
+    given = {"advantage": batch.advantages, "return": batch.returns, "weight": batch.weights}
+    if fault := find_at_actions(given, batch):
         return fault
     try:
         for rows in cut(batch, units(batch, objective.unit), tokens):
@@ -125,8 +124,7 @@ def first_fault(
         norm = float(torch.stack(norms).norm()) if norms else 0.0
         return None if norm - norm == 0 else NonFinite("gradient norm", str(norm))
     finally:
-        for p in policy.parameters():
-            p.grad = None
+        policy.zero_grad()
 
 
 def _fault_in_micro_batch(policy: Policy, piece: Batch, objective: Objective, sampling: Sampling) -> NonFinite | None:

@@ -58,7 +58,7 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     options = learner.options
     started = {**learner.named, "lora.adapter": options["lora"].adapter, "value.critic": options["value"].critic}
     by_name = {option: started[option] for option in MODELS if started[option] not in (None, "copy", "none")}
-    models = {option: str(name) for option, name in by_name.items() if not _is_object(name)}
+    models = {option: str(name) for option, name in by_name.items() if not is_object(name)}
     called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
     hashes = {name: getattr(state.parts.get(name), of, None) for name, of in HASHES.items()}
     mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
@@ -97,12 +97,12 @@ def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Ma
     content = read_extra(path)
     made, stored = dict(content["given"]), old_names.current(content["options"], path)
     given = {name: thing for name, thing in objects.items() if thing is not None}
-    if surplus := [name for name in given if not _is_object(made[name])]:
+    if surplus := [name for name in given if not is_object(made[name])]:
         raise OperantError(
             f"{surplus[0]}={shown(given[surplus[0]])}: the learner in {folder} has {surplus[0]}={made[surplus[0]]!r}, "
             "which is loaded with it; leave it out"
         )
-    if needed := [f"{name}={what}" for name, what in made.items() if _is_object(what) and name not in given]:
+    if needed := [f"{name}={what}" for name, what in made.items() if is_object(what) and name not in given]:
         names = ", ".join(f"{name.partition('=')[0]}=..." for name in needed)
         raise OperantError(
             f"{folder} was saved with {', '.join(needed)}, which no file can hold: give the same again, as it was at "
@@ -110,12 +110,12 @@ def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Ma
         )
     algorithm = given.get("algorithm", made["algorithm"])
     again = resolve(schema(find(algorithm)), options)
-    if fixed := [name for name in again if not _is_object(stored.get(name))]:
+    if fixed := [name for name in again if not is_object(stored.get(name))]:
         raise OperantError(
             f"{fixed[0]}={shown(again[fixed[0]])}: a loaded learner goes on with its own options, "
             f"{fixed[0]}={stored.get(fixed[0])!r}; leave it out"
         )
-    if needed := [f"{name}={what}" for name, what in stored.items() if _is_object(what) and name not in again]:
+    if needed := [f"{name}={what}" for name, what in stored.items() if is_object(what) and name not in again]:
         raise OperantError(f"{folder} was saved with {', '.join(needed)}, which no file can hold: give the same again")
     models = copies(mark["models"], folder, warnings.warn)
     started = {**mark["models"], **models}
@@ -156,7 +156,8 @@ def _plain(value: object) -> object:
     return value if isinstance(value, (bool, int, float)) else name_of_model(value)
 
 
-def _is_object(value: object) -> bool:
+def is_object(value: object) -> bool:
+    """Whether a recorded option stands for an object of a Python program, such as `<function f>`."""
     return str(value).startswith("<")
 
 

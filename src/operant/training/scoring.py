@@ -1,6 +1,7 @@
 """Score a batch before its update: add the log-probs, values and reference log-probs that are missing, and KL."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -147,11 +148,7 @@ def forward_batch(
         return full
 
     return Outputs(
-        logprobs=whole(lambda o: o.logprobs),
-        raw_logprobs=whole(lambda o: o.raw_logprobs),
-        entropy=whole(lambda o: o.entropy),
-        logsumexp=whole(lambda o: o.logsumexp),
-        values=whole(lambda o: o.values),
+        **{name: whole(attrgetter(name)) for name in ("logprobs", "raw_logprobs", "entropy", "logsumexp", "values")},
         kl={n: whole(lambda o, n=n: o.kl[n]) for n in pieces[0][1].kl or ()} or None,
         q={n: whole(lambda o, n=n: o.q[n]) for n in pieces[0][1].q or ()} or None,
     )

@@ -242,7 +242,6 @@ def updating(
     """A context for an update, in which each rank has only its parts of a divided policy. Every rank must call.
 
     present: the context in which copies of the policy are whole.
-
     """
     shards = policy.shards
     if distributed.largest(int(batch.choices is not None)):

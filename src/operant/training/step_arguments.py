@@ -50,7 +50,7 @@ def parsed(
         sampling = distributed.together(lambda: drawn_with(grouped, learner.sampling))
         found = ScoredRollouts(grouped, list(second), sampling)
     else:
-        found = _from_triplets(learner, first, second, scores, **named)
+        found = _from_triplets(learner, first, second, scores, named)
     _check_comparable(found.rollouts, algorithm, learner.named["algorithm"], groups_named=named["groups"] is not None)
     if labelled and algorithm.usable is not None:  # of the labels of all ranks
         labels: dict[int, list[float]] = {}
@@ -65,7 +65,7 @@ def _from_demonstrations(
     learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], named: Mapping[str, Any]
 ) -> ScoredRollouts:
     """Demonstrations for a method without rewards; a response that is a text is followed by the stop token."""
-    algorithm, policy, sampling = learner.named["algorithm"], learner.policy, learner.sampling
+    algorithm, sampling = learner.named["algorithm"], learner.sampling
     labels = learner.algorithm.needs.labels
     if labels and named["scores"] is None:
         raise OperantError(f"algorithm {algorithm} learns from labels: use step(queries, responses, scores)")
@@ -80,17 +80,8 @@ def _from_demonstrations(
             f"algorithm {algorithm} learns from demonstrations, and these are the policy's own replies with scores: "
             "use step(queries, responses), or another algorithm"
         )
-    made = distributed.together(
-        lambda: SOMETIMES["external"](
-            queries,
-            responses,
-            ends=True,
-            tokenizer=policy.tokenizer,
-            sampling=sampling,
-            vocabulary=policy.vocabulary,
-            **({"rewards": named["scores"], "groups": named["groups"]} if labels else {}),
-        )
-    )
+    labelled = {"rewards": named["scores"], "groups": named["groups"]} if labels else {}
+    made = _external(learner, queries, responses, sampling, ends=True, **labelled)
     counts = distributed.gathered(len({r.group for r in made}))  # groups in the order of the ranks, as in one process
     before = sum(counts[: distributed.rank()])
     return ScoredRollouts([replace(r, group=before + r.group) for r in made], None, sampling.plain)
@@ -101,39 +92,33 @@ def _from_triplets(
     queries: Sequence[object],
     responses: Sequence[object],
     scores: Sequence[object],
-    *,
-    episodes: Sequence[int] | None,
-    groups: Sequence[int] | None,
-    next_values: Sequence[float] | None,
-    generation: Mapping[str, Any] | None,
+    named: Mapping[str, Any],
 ) -> ScoredRollouts:
     """Queries, responses and scores from elsewhere.
 
     With `episodes`, the scores are stored as rewards of the turns, and every episode gets a score of 0 on top.
     """
+    next_values, generation = named["next_values"], dict(named["generation"] or {})
     ahead = distributed.largest(int(next_values is not None and any(next_values)))
     if ahead and not learner.algorithm.needs.critic:
         name = learner.named["algorithm"]
         raise OperantError(f"next_values: algorithm {name} has no critic to use them; leave them out")
-    sampling, unscored = declared(learner.sampling, generation or {})
+    sampling, unscored = declared(learner.sampling, generation)
     if unscored:
         warn_of_unscored(unscored)
     plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in scores]
-    rollouts = distributed.together(
-        lambda: SOMETIMES["external"](
-            queries,
-            responses,
-            tokenizer=learner.policy.tokenizer,
-            sampling=sampling,
-            episodes=episodes,
-            rewards=None if episodes is None else plain,
-            next_values=next_values,
-            groups=groups,
-            declared=dict(generation or {}),
-            vocabulary=learner.policy.vocabulary,
-        )
-    )
-    return ScoredRollouts(rollouts, plain if episodes is None else [0.0] * len(rollouts), sampling)
+    alone = named["episodes"] is None
+    given = {name: named[name] for name in ("episodes", "groups", "next_values")} | {"declared": generation}
+    rollouts = _external(learner, queries, responses, sampling, rewards=None if alone else plain, **given)
+    return ScoredRollouts(rollouts, plain if alone else [0.0] * len(rollouts), sampling)
+
+
+def _external(
+    learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], sampling: Sampling, **more: object
+) -> list[Rollout]:
+    """The rollouts of queries and responses from elsewhere. Every rank must call."""
+    known = {"tokenizer": learner.policy.tokenizer, "vocabulary": learner.policy.vocabulary, "sampling": sampling}
+    return distributed.together(lambda: SOMETIMES["external"](queries, responses, **known, **more))
 
 
 def judged(scored: ScoredRollouts) -> Judged | None:

@@ -243,8 +243,7 @@ class ModelClient:
         require(is_real(reward), f"client.reward({shown(reward)}): it must be a finite number")
         if self._over:
             raise EpisodeOverError("the episode has ended")
-        if not self._asked or self._pending:
-            raise OperantError("client.reward: there is no reply yet that it could pay")
+        require(self._asked and not self._pending, "client.reward: there is no reply yet that it could pay")
         known = type(choice) is int and 0 <= choice < len(self._choices)
         if not known and (choice is not None or len(self._choices) > 1):
             last = len(self._choices) - 1

@@ -140,9 +140,8 @@ class CriticReward(Wrapper):
     def _baselines(self, rollouts: list[Rollout], judged: Judged) -> list[float | None]:
         """What is subtracted from the score of each reply; None: it is unknown, and the reply is left out."""
         if self.wants_greedy:
-            greedy = dict(
-                zip((one.task.id for one in self.greedy), judge(self.reward, self.greedy).scores, strict=True)
-            )
+            paid = judge(self.reward, self.greedy).scores
+            greedy = dict(zip((one.task.id for one in self.greedy), paid, strict=True))
             for rollout in rollouts:
                 if rollout.task.id not in greedy:
                     raise OperantError(no_greedy(self, rollout))

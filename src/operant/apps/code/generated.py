@@ -141,11 +141,8 @@ def _of_class(chance: random.Random, level: int, part: Part) -> dict[str, object
     steps = [chance.choice([one for one in OPERATIONS if one.of == one.to == "number"]) for _ in range(level - 1)]
     if is_held_out(" | ".join(step.code for step in (update, *steps)), level) != (part == "held-out"):
         return None
-    first, (changed, phrase), drawn = (
-        chance.randint(0, 9),
-        _drawn(chance, update),
-        [_drawn(chance, step) for step in steps],
-    )
+    first, (changed, phrase) = chance.randint(0, 9), _drawn(chance, update)
+    drawn = [_drawn(chance, step) for step in steps]
     inputs = [[chance.randint(-9, 20) for _ in range(chance.randint(1, 3))] for _ in range(EXAMPLES + TESTS)]
 
     def runs(first: int, changed: str, codes: list[str], kinds: list[Operation]) -> Function:

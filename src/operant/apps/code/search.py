@@ -246,9 +246,8 @@ class Search:
             task, writer = tasks[draft.place], self.writers[draft.writer]
             scores = self._scores(task, written[i], writer.tokenizer)
             made = (draft.how, number, draft.sample, scores, draft.parent, len(draft.begun))
-            found[draft.place].append(
-                Candidate(texts[i], written[i], verdict, *made, tuple(draft.prompt), draft.writer)
-            )
+            candidate = Candidate(texts[i], written[i], verdict, *made, tuple(draft.prompt), draft.writer)
+            found[draft.place].append(candidate)
 
 
 def chosen(candidates: Sequence[Candidate], n: int) -> list[Candidate]:

@@ -240,11 +240,8 @@ class RoomsGame:
                 parts.append(f"There is a {name}, {state if self.now.opened[number] else 'closed'}.")
         if on_floor := [fixed.items[i] for i, place in enumerate(self.now.items) if place == here]:
             parts.append(f"On the floor: {_listed(on_floor)}.")
-        parts.append(
-            "Exits: "
-            + ", ".join(self._exit(way, fixed.exits[here][way]) for way in DIRECTIONS if way in fixed.exits[here])
-            + "."
-        )
+        exits = fixed.exits[here]
+        parts.append(f"Exits: {', '.join(self._exit(way, exits[way]) for way in DIRECTIONS if way in exits)}.")
         return " ".join(parts)
 
     def _exit(self, way: str, room: int) -> str:

@@ -129,9 +129,8 @@ class _Story:
         return found
 
     def room(self, facts: Any) -> str:
-        return next(
-            (self.named(f.arguments[1]) for f in facts.facts if f.name == "at" and f.arguments[0].type == "P"), ""
-        )
+        rooms = (f.arguments[1] for f in facts.facts if f.name == "at" and f.arguments[0].type == "P")
+        return next(map(self.named, rooms), "")
 
     def named(self, entity: Any) -> str:
         return str(self.game.infos[entity.name].name or entity.name)
@@ -464,9 +463,8 @@ def maker(argument: None) -> Callable[[dict[str, Any]], None]:
                 os.replace(draft, path)
             else:
                 options.path = str(draft.with_suffix(".z8"))
-                os.replace(
-                    textworld.generator.compile_game(textworld.Game.load(str(path)), options), path.with_suffix(".z8")
-                )
+                made = textworld.generator.compile_game(textworld.Game.load(str(path)), options)
+                os.replace(made, path.with_suffix(".z8"))
 
     return answer
 
@@ -562,13 +560,9 @@ class TextWorld(TextGames):
         if self.level is not None and not (1 <= self.level <= ranges.get(self.game, 0)):
             rule = f"its levels are 1 to {ranges[self.game]}" if self.game in ranges else "it has no levels"
             raise OperantError(f"env.level={self.level} of {self.game}: {rule}")
-        if (
-            self.game == "tw-coin_collector"
-            and ((self.level or 1) - 1) // 100 * ((self.level or 1) % 100 or 100) >= 100
-        ):
-            raise OperantError(
-                f"env.level={self.level}: TextWorld makes no games of more than 100 rooms; take a lower one"
-            )
+        level = self.level or 1
+        large = self.game == "tw-coin_collector" and (level - 1) // 100 * (level % 100 or 100) >= 100
+        require(not large, f"env.level={self.level}: TextWorld makes no games of more than 100 rooms; take a lower one")
         if self.game == "tw-cooking" and self.rooms not in (None, 1, 6, 9, 12):
             raise OperantError(f"env.rooms={self.rooms}: tw-cooking has 1, 6, 9 or 12 rooms")
         if unknown := set(self.skills) - {"open", "cook", "cut", "drop"}:
@@ -614,13 +608,10 @@ class TextWorld(TextGames):
         failed = make_files([{"path": str(path)} for path in missing], f"Compiling {len(missing)} games")
         if failed:
             raise OperantError(f"TextWorld cannot compile {next(iter(failed))}: {next(iter(failed.values()))}")
+        files = [path.with_suffix(".z8") for path in chosen]
         return [
-            Task(
-                f"{self.game}/{split}/{path.stem}",
-                f"{self.game}, game {path.stem}",
-                target={"file": str(path.with_suffix(".z8"))},
-            )
-            for path in chosen
+            Task(f"{self.game}/{split}/{file.stem}", f"{self.game}, game {file.stem}", target={"file": str(file)})
+            for file in files
         ]
 
     def _select(self, test: bool, count: int, known: set[str]) -> dict[Path, str]:
@@ -647,10 +638,8 @@ class TextWorld(TextGames):
                     seen.add(facts)
                     chosen[path] = walkthrough
         if not chosen and count:
-            why = next(
-                iter(reasons.values()),
-                "all repeat the walkthrough of a training game: train on fewer, or raise the level",
-            )
+            repeated = "all repeat the walkthrough of a training game: train on fewer, or raise the level"
+            why = next(iter(reasons.values()), repeated)
             raise OperantError(f"none of {tried} seeds made a game of {shown(kind, 300)}: {why}")
         return chosen
 
@@ -689,11 +678,9 @@ def found(names: Iterable[str], pattern: str = r"\.z8$") -> list[Path]:
     paths: list[Path] = []
     for name in [names] if isinstance(names, str) else names:
         path = Path(name).expanduser()
-        inside = (
-            [path]
-            if not path.is_dir()
-            else [p for p in sorted(path.iterdir()) if re.search(pattern, p.name.removesuffix(".gz"))]
-        )
+        inside = [path]
+        if path.is_dir():
+            inside = [p for p in sorted(path.iterdir()) if re.search(pattern, p.name.removesuffix(".gz"))]
         require(inside, f"folder {path} contains no game: TextWorld's are .z8 files, each with its .json")
         paths += [checked(str(p)) for p in inside]
     paths = [*dict.fromkeys(paths)]

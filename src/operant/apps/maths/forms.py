@@ -48,10 +48,8 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
         prompt = COUNTDOWN.format(target=target, numbers=" ".join(map(str, listed)))
         return asked | {"prompt": prompt, "target": {"numbers": listed, "target": target}}
     if "Body" in row:
-        body = text_of(row["Body"], "Body").strip()
-        question = (
-            f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {text_of(found_in(row, ('Question',)), 'Question')}"
-        )
+        body, asks = text_of(row["Body"], "Body").strip(), text_of(found_in(row, ("Question",)), "Question")
+        question = f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {asks}"
     else:
         question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
     published = found_in(row, ("answer", "Answer", "solution"))

@@ -136,15 +136,10 @@ def composed(chance: random.Random, numbers: list[int]) -> tuple[int, str]:
     while len(left) > 1:
         chance.shuffle(left)
         (a, text_a, last_a), (b, text_b, last_b) = left.pop(), left.pop()
-        steps = {sign: value for sign in OPERATIONS if (value := result(sign, a, b)) is not None}
+        values = {sign: apply(Fraction(a), Fraction(b)) for sign, apply in OPERATIONS.items()}
+        steps = {sign: int(value) for sign, value in values.items() if value.denominator == 1 and value > 0}
         sign = chance.choice([*steps])  # a sum is always one
         text_a = f"({text_a})" if last_a and last_a in "+-" and sign in "*/" else text_a
         text_b = f"({text_b})" if last_b and (sign in "-/" or (last_b in "+-" and sign == "*")) else text_b
         left.append((steps[sign], f"{text_a}{sign}{text_b}", sign))
     return left[0][0], left[0][1]
-
-
-def result(sign: str, a: int, b: int) -> int | None:
-    """The value of a step; None unless it is whole and above 0."""
-    value = OPERATIONS[sign](Fraction(a), Fraction(b))
-    return int(value) if value.denominator == 1 and value > 0 else None

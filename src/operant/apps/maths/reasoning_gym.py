@@ -5,7 +5,7 @@ A task holds the set, its options and its index; reasoning-gym makes the problem
 
 import ast
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from datetime import date, time
 from enum import Enum
@@ -17,12 +17,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from operant.import_by_name import nearest
 from operant.options import parse
-from operant.types import OperantError, describe_error, require, shown
+from operant.types import OperantError, of_user, require, shown
 
 PACKAGE, EXTRA, LOADS = "reasoning_gym", "reasoning", "reasoning_gym"
 """What must be installed, the extra that has it, and what a worker imports before its first reply."""
-NONSENSE = ("banana", "0", "I do not know.")
-"""Replies that no set should pay."""
 TESTED = 8
 """Problems of a set that are tested before a run."""
 
@@ -54,14 +52,14 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
         }
         made = json.dumps({"seed": 0} | read, default=as_plain)
 
-        def at(index: int) -> Any:
-            try:
-                return problem(name, made, index)
-            except Exception as error:  # a set checks its options by assertions, or not at all
-                raise OperantError(f"tasks=reasoning_gym:{name} cannot be made: {describe_error(error)}") from error
+        def at(index: int) -> dict[str, object]:
+            with of_user(f"tasks=reasoning_gym:{name} cannot be made: "):  # its options are checked by assertions
+                entry = problem(name, made, index)
+            answer = entry["answer"] if isinstance(entry["answer"], str) else ""
+            target = {"set": name, "index": index, "options": made}
+            return {"prompt": entry["question"], "completion": answer, "target": target}
 
-        entries = chain([at(0)], map(at, range(1, size)))  # the first one now, for its error
-        return (row(entry, {"set": name, "index": index, "options": made}) for index, entry in enumerate(entries))
+        return chain([at(0)], map(at, range(1, size)))  # the first one now, for its error
 
     usual, kinds = vars(config()) | {"seed": 0}, get_type_hints(config) | {"seed": int}
     written = {f.name: as_written(kinds[f.name]) for f in fields(config) if f.init}
@@ -90,20 +88,11 @@ def as_written(kind: Any) -> Any:
     return kind
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> object:
     """The value of an option as JSON has it."""
     if isinstance(value, Enum):
         return value.value
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
-
-
-def row(entry: Mapping[str, Any], target: dict[str, object]) -> dict[str, object]:
-    """A problem as the form `maths` reads it. An answer that is no text is left out."""
-    return {
-        "prompt": entry["question"],
-        "completion": entry["answer"] if isinstance(entry["answer"], str) else "",
-        "target": target,
-    }
 
 
 @cache
@@ -148,44 +137,25 @@ def problem(name: str, options: str, index: int) -> Any:
 
 @lru_cache(10_000)
 def packed(name: str, options: str, index: int) -> str | None:
-    """A problem for a request, so that the time limit of a reply is not spent on making it again: `unpacked` reads it.
+    """A problem for a request, so that the time limit of a reply is not spent on making it again: `paid` reads it.
 
     None if a problem has more than plain values.
     """
     made = problem(name, options, index)
     text = repr(made)
     try:
-        return text if unpacked(text) == made else None
+        return text if ast.literal_eval(text) == made else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
 
-def unpacked(text: str) -> Any:
-    """The problem of a request."""
-    return ast.literal_eval(text)
+def paid(name: str, options: str, index: int, answer: str, entry: str | None = None) -> float:
+    """What an answer pays. entry: the problem as `packed` has it; None: it is made here."""
+    made = problem(name, options, index) if entry is None else ast.literal_eval(entry)
+    return float(data_set(name, options).score_answer(answer, made))
 
 
-def tested(name: str, options: str) -> dict[str, Any]:
-    """What the first problems of a set pay: `known`, those of their own answers, `nonsense` by reply, and `asked`.
-
-    `known` has None for a problem without an answer. An exception is its text in place of a number.
-    """
-    data = data_set(name, options)
-    first = range(min(TESTED, len(data)))
-    entries = [data[index] for index in first]
-
-    def paid(answer: str, entry: object) -> float | str:
-        try:
-            return float(data.score_answer(answer, entry))
-        except Exception as error:
-            return describe_error(error)
-
-    known = [paid(e["answer"], e) if isinstance(e["answer"], str) and e["answer"] else None for e in entries]
-    nonsense = {text: [paid(text, entry) for entry in entries] for text in NONSENSE}
-    return {"known": known, "nonsense": nonsense, "asked": [asked(name, options, index) for index in first]}
-
-
-def asked(name: str, options: str, index: int) -> list[Any]:
-    """What tells a problem from others, to compare two processes."""
-    made = problem(name, options, index)
-    return [made["question"], made["answer"]]
+def first(name: str, options: str) -> list[list[object]]:
+    """Of the first problems of a set, by which it is tested: what tells each from others, and its answer."""
+    made = [problem(name, options, index) for index in range(min(TESTED, len(data_set(name, options))))]
+    return [[each["question"], each["answer"]] for each in made]

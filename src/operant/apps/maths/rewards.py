@@ -12,7 +12,7 @@ from typing import Any, Literal
 from operant.apps.maths import reasoning_gym
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
 from operant.apps.maths.reasoning_gym import need, packed
-from operant.apps.maths.verifier import suite_of
+from operant.apps.maths.verifier import judged, suite_of
 from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
 from operant.sandbox.pool import Job, Pool, Response
@@ -122,8 +122,7 @@ class Maths(RewardBase):
             self._pool.close()
             self._pool = self._workers_with()
             self._pool.start(START)
-        for name, options in sets:
-            self.notes.append(self._found(name, options))
+        self.notes += [self._found(name, options) for name, options in sets]
 
     def close(self) -> None:
         """End the workers; replies that are judged later start others."""
@@ -136,20 +135,19 @@ class Maths(RewardBase):
         job = Job("operant.apps.maths.verifier:verifier", sorted(self._packages))
         return Pool(job, self._limits, self._workers)
 
-    def _asks(self, reply: str, target: Mapping[str, Any]) -> bool:
+    def _asks(self, reply: str, target: Mapping[str, object]) -> bool:
         """Whether a worker judges this reply."""
         if not plain(target) or "numbers" in target or target.get("order") == "units":
             return not plain(target)
         return self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
 
-    def _verified(self, requests: list[dict[str, Any]]) -> list[Judgement]:
+    def _verified(self, requests: list[dict[str, object]]) -> list[Judgement]:
         """The verdicts of the workers; equal requests are sent once."""
-        first: dict[str, int] = {}
-        places = [first.setdefault(repr(request), len(first)) for request in requests]
-        different = [requests[places.index(place)] for place in range(len(first))]
+        different = {repr(request): request for request in requests}
         until = time.monotonic() + START + self.seconds * len(different)
-        found = self._pool.run(different, until=until, allowance=lambda: self.seconds)
-        return [self._read(found[place]) for place in places]
+        responses = self._pool.run([*different.values()], until=until, allowance=lambda: self.seconds)
+        found = dict(zip(different, map(self._read, responses), strict=True))
+        return [found[repr(request)] for request in requests]
 
     def _read(self, response: Response) -> Judgement:
         content = response.content
@@ -166,14 +164,13 @@ class Maths(RewardBase):
         request = {"tested": True, "set": name, "options": options}
         [response] = self._pool.run([request], until=time.monotonic() + START, allowance=lambda: START)
         require(response.outcome == "ok", f"{title} cannot be tested: it {response.reason}")
-        found = response.content
-        here = [suite.asked(bare, options, index) for index in range(len(found["asked"]))]
-        if found["asked"] != here:
+        here = suite.first(bare, options)
+        if response.content["asked"] != here:
             raise OperantError(
                 f"{title} makes other problems in another process from the same seed, so that a resumed "
                 "run would have others; start it with PYTHONHASHSEED=0, and if that does not help, choose another set"
             )
-        return f"{title}, {len(here)} problems tested: {'; '.join(findings(found))}"
+        return f"{title}, {len(here)} problems tested: {'; '.join(findings(response.content))}"
 
 
 def findings(found: Mapping[str, Any]) -> list[str]:
@@ -182,8 +179,7 @@ def findings(found: Mapping[str, Any]) -> list[str]:
     right = sum(isinstance(paid, (int, float)) and paid >= 1 for paid in known)
     said = [f"its own answer pays 1 for {right} of {len(known)}" if known else "it has no answers of its own"]
     numbers = {text: [p for p in paid if not isinstance(p, str)] for text, paid in found["nonsense"].items()}
-    text = max(numbers, key=lambda text: max(numbers[text], default=0.0))
-    most = max(numbers[text], default=0.0)
+    text, most = max(((text, max(paid, default=0.0)) for text, paid in numbers.items()), key=lambda pair: pair[1])
     said.append(f"nonsense such as {text!r} pays up to {most:g}" if most > 0 else "nonsense pays 0")
     raised = [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]
     if raised:
@@ -214,15 +210,14 @@ def sent(target: dict[str, Any]) -> dict[str, Any]:
     return target | {"entry": packed(target["set"], target["options"], target["index"])}
 
 
-def plain(target: Mapping[str, Any]) -> bool:
+def plain(target: Mapping[str, object]) -> bool:
     """Whether this process judges the right reply to a target: a plain number, or numbers for an expression."""
     return "numbers" in target or ("answer" in target and number(str(target["answer"])) is not None)
 
 
 def verdict(right: bool | None, message: str = "") -> Judgement:
     """The judgement of an answer; None: there is none."""
-    outcome = "no answer" if right is None else "right" if right else "wrong"
-    return Judgement(float(bool(right)), outcome=outcome, message=message)
+    return Judgement(**judged(right), message=message)
 
 
 def think_answer() -> RewardFn:

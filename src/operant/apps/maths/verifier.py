@@ -7,16 +7,20 @@ judge({"reply": "94*4-61-6", "set": "countdown", "index": 0, "options": "{}"})
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from operant.apps.maths import reasoning_gym, verifiers
 from operant.apps.maths.answers import after_thought, marked
-from operant.apps.maths.reasoning_gym import data_set, unpacked
+from operant.types import describe_error
+
+NONSENSE = ("banana", "0", "I do not know.")
+"""Replies that no set should pay."""
 
 
-def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, object]]:
     """The function that answers the requests of a worker. What a verifier raises, it raises.
 
     packages: are loaded now, so that the time limit of the first reply is not spent on them.
@@ -26,33 +30,47 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, An
     for package in {"reasoning_gym", "verifiers.v1"} & {*packages}:
         import_module(package)
 
-    def judge(request: dict[str, Any]) -> dict[str, Any]:
+    def judge(request: dict[str, Any]) -> dict[str, object]:
         suite, name = suite_of(request.get("set", ""))
         if "tested" in request:
-            return suite.tested(name, request["options"])
+            return tested(suite, name, request["options"])
         reply = request["reply"]
         if suite is verifiers:
             return judged(verifiers.paid(name, request["options"], request["index"], reply))
-        found = marked(reply)
-        if found is None and (request.get("marked") or not (after_thought(reply) or "").strip()):
-            return {"score": 0.0, "outcome": "no answer"}
-        if "set" in request:
-            data = data_set(name, request["options"])
-            text = (after_thought(reply) or "").strip() if found is None else found
-            entry = unpacked(request["entry"]) if request.get("entry") else data[request["index"]]
-            score = float(data.score_answer(text, entry))
-        else:
-            same = equivalent(after_thought(reply) or "", found, request["answer"])
-            if same is None:
-                return {"score": 0.0, "outcome": "no answer"}
-            score = float(same)
-        return judged(score)
+        text, found = after_thought(reply) or "", marked(reply)
+        if found is None and (request.get("marked") or not text.strip()):
+            return judged(None)
+        if "set" not in request:
+            return judged(equivalent(text, found, request["answer"]))
+        answer = text.strip() if found is None else found
+        return judged(reasoning_gym.paid(name, request["options"], request["index"], answer, request.get("entry")))
 
     return judge
 
 
-def judged(score: float) -> dict[str, Any]:
-    return {"score": score, "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
+def judged(score: float | None) -> dict[str, Any]:
+    """The score and the outcome of a reply; None: it has no answer."""
+    if score is None:
+        return {"score": 0.0, "outcome": "no answer"}
+    return {"score": float(score), "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
+
+
+def tested(suite: ModuleType, name: str, options: str) -> dict[str, object]:
+    """What the first problems of a set pay: `known`, those of their own answers, `nonsense` by reply, and `asked`.
+
+    `known` has None for a problem without an answer. An exception is its text in place of a number.
+    """
+
+    def paid(index: int, reply: str) -> float | str:
+        try:
+            return suite.paid(name, options, index, reply)
+        except Exception as error:
+            return describe_error(error)
+
+    first = suite.first(name, options)
+    known = [paid(i, answer) if isinstance(answer, str) and answer else None for i, (_, answer) in enumerate(first)]
+    nonsense = {reply: [paid(index, reply) for index in range(len(first))] for reply in NONSENSE}
+    return {"known": known, "nonsense": nonsense, "asked": first}
 
 
 def suite_of(name: str) -> tuple[ModuleType, str]:
@@ -69,9 +87,7 @@ def equivalent(text: str, found: str | None, answer: str) -> bool | None:
     from math_verify import parse, verify
 
     # Its own time limits are signals, which stop no power of large integers: the pool ends this process instead.
-    def parsed(latex: str) -> list[Any]:
-        return parse(latex, parsing_timeout=None)
-
+    parsed = partial(parse, parsing_timeout=None)
     given = parsed(text if found is None else boxed(found))
     return verify(parsed(boxed(answer)), given, timeout_seconds=None) if given else None
 

@@ -13,9 +13,9 @@ from inspect import Parameter, Signature, signature
 from itertools import islice
 from typing import Any
 
-from operant.apps.maths.reasoning_gym import NONSENSE, TESTED, need
+from operant.apps.maths.reasoning_gym import TESTED, need
 from operant.options import parse
-from operant.types import OperantError, describe_error, of_user, require
+from operant.types import OperantError, of_user, require
 
 PACKAGE, EXTRA, LOADS = "verifiers", "verifiers", "verifiers.v1"
 
@@ -131,20 +131,6 @@ def paid(name: str, options: str, index: int, reply: str) -> float:
     return float(trace.reward)
 
 
-def tested(name: str, options: str) -> dict[str, Any]:
-    """What the first tasks pay for nonsense, as `reasoning_gym.tested`. A taskset has no answers of its own."""
-
-    def payment(index: int, reply: str) -> float | str:
-        try:
-            return paid(name, options, index, reply)
-        except Exception as error:
-            return describe_error(error)
-
-    first = range(min(TESTED, len(tasks(name, options))))
-    nonsense = {reply: [payment(index, reply) for index in first] for reply in NONSENSE}
-    return {"known": [], "nonsense": nonsense, "asked": [asked(name, options, index) for index in first]}
-
-
-def asked(name: str, options: str, index: int) -> list[str]:
-    """What tells a task from others, to compare two processes."""
-    return [tasks(name, options)[index].key]
+def first(name: str, options: str) -> list[list[object]]:
+    """Of the first tasks, as `reasoning_gym.first`. A taskset has no answers of its own."""
+    return [[task.key, None] for task in tasks(name, options)[:TESTED]]

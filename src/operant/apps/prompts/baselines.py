@@ -263,9 +263,8 @@ def greedy_search(
         place, better = turn % length, list[list[int]]()
         tokens = list[int]()
         if informed and isinstance(model, TransformerTaskModel):
-            some = setting.train.shuffled(counter(seed, "gradient", turn)).at(
-                range(min(gradient_texts, len(setting.train)))
-            )
+            mixed = setting.train.shuffled(counter(seed, "gradient", turn))
+            some = mixed.at(range(min(gradient_texts, len(setting.train))))
             prompt, template = vocabulary.write(ids), setting.template.behind(setting.lead)
             found = model.replacements(template, prompt, some.texts, some.labels, setting.words, candidates * 8)
             used += len(some)

@@ -410,13 +410,9 @@ class TransformerTaskModel(TaskModel):
     ) -> Tensor:
         """float64 [N, C] with the sentences read once."""
         texts = list(dict.fromkeys(text for _, text in pairs))
-        heads = {
-            text: tuple(row["input_ids"])
-            for text, row in zip(
-                texts,
-                encode(self.tokenizer, [template.before("prompt", ".", text).rstrip(" ") for text in texts], LONGEST),
-            )
-        }
+        begun = [template.before("prompt", ".", text).rstrip(" ") for text in texts]
+        encoded = encode(self.tokenizer, begun, LONGEST)
+        heads = {text: tuple(row["input_ids"]) for text, row in zip(texts, encoded)}
         branches: dict[tuple[int, ...], list[list[tuple[int, int]]]] = {}
         for place, (_, text) in enumerate(pairs):
             head = heads[text]

@@ -88,17 +88,10 @@ class Rewriter:
         self.model, self.template = model, PromptTemplate(template)
         self.function = model if callable(model) and not isinstance(model, (Policy, torch.nn.Module)) else None
         require(not self.template.has_mask, f"template {shown(template)}: a rewrite has no {{mask}}; leave it out")
-        self.sampling = Sampling(
-            temperature, 1 if max_tokens is None else max_tokens, top_k=top_k, stop_strings=(quote,)
-        )
-        self.prompt_tokens, self.max_tokens, self.quote, self.ends, self.seed, self.batch = (
-            prompt_tokens,
-            max_tokens,
-            quote,
-            ends,
-            seed,
-            batch,
-        )
+        longest = 1 if max_tokens is None else max_tokens
+        self.sampling = Sampling(temperature, longest, top_k=top_k, stop_strings=(quote,))
+        self.prompt_tokens, self.max_tokens, self.seed, self.batch = prompt_tokens, max_tokens, seed, batch
+        self.quote, self.ends = quote, ends
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._engine: Any = None
 

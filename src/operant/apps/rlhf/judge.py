@@ -65,8 +65,7 @@ class ModelJudge:
         self._warned = False
         if model.startswith(("http://", "https://")):
             url, _, name = model.partition("#")
-            if not name:
-                raise OperantError(f"judge:{model}: name the model behind the address, as in {model}#llama")
+            require(name, f"judge:{model}: name the model behind the address, as in {model}#llama")
             self._ask: Ask = Completions(url, name, chat=True, cache=cache).logprobs
         elif cache is not None:
             raise OperantError(f"judge.cache={cache} with judge:{model}: only an endpoint's answers are kept")

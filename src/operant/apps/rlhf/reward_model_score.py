@@ -74,9 +74,8 @@ class RewardModelScore:
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         replies = [rollout.messages[len(rollout.messages) - len(rollout.texts) :] for rollout in rollouts]
-        scores = self._of_replies(
-            [(r.task, reply, r.text.removesuffix(r.reply), r.reply) for r, reply in zip(rollouts, replies)]
-        )
+        asked = [(r.task, reply, r.text.removesuffix(r.reply), r.reply) for r, reply in zip(rollouts, replies)]
+        scores = self._of_replies(asked)
         if self.minus_reference:
             known = [(i, rollout) for i, rollout in enumerate(rollouts) if rollout.task.references]
             first = [(r.task, r.task.references[0], r.query, r.task.references[0]) for _, r in known]

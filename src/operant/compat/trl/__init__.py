@@ -72,12 +72,7 @@ def is_llmblender_available() -> bool:
     return find_spec("llm_blender") is not None
 
 
-def is_npu_available() -> bool:  # this name and the next are older than 0.11
-    return is_torch_npu_available()
-
-
-def is_xpu_available() -> bool:
-    return is_torch_xpu_available()
+is_npu_available, is_xpu_available = is_torch_npu_available, is_torch_xpu_available  # names that are older than 0.11
 
 
 def as_trl() -> None:

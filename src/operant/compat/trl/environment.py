@@ -18,7 +18,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from operant.compat.trl.models import PreTrainedModelWrapper
 from operant.compat.trl.trainer import padded_queries
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 PROMPT, SYSTEM, MODEL, REWARD = (f"black on {colour}" for colour in ("grey85", "cyan3", "deep_sky_blue1", "plum1"))
 
@@ -60,8 +60,7 @@ class TextHistory:
 
     def append_segment(self, text: str, tokens: Tensor, system: bool = True) -> None:
         """Add what the world (`system`) or the model wrote. Raises: OperantError for an empty text or no tokens."""
-        if not text or not len(tokens):
-            raise OperantError("a segment of a TextHistory needs a text and tokens; this one is empty")
+        require(text and len(tokens), "a segment of a TextHistory needs a text and tokens; this one is empty")
         self.text_spans.append((len(self.text), len(self.text) + len(text)))
         self.token_spans.append((len(self.tokens), len(self.tokens) + len(tokens)))
         self.system_spans.append(system)
@@ -85,16 +84,13 @@ class TextHistory:
 
     def show_text(self, show_legend: bool = False) -> None:
         """Print the text, coloured by who wrote it."""
-        self._show(
-            [(self.text[a:b], system) for (a, b), system in zip(self.text_spans, self.system_spans)], show_legend
-        )
+        spans = zip(self.text_spans, self.system_spans)
+        self._show([(self.text[a:b], system) for (a, b), system in spans], show_legend)
 
     def show_tokens(self, tokenizer: Any, show_legend: bool = False) -> None:
         """Print the tokens, coloured by who chose them."""
-        names = [
-            " ".join(tokenizer.convert_ids_to_tokens(self.tokens[a:b].tolist())) + " " for a, b in self.token_spans
-        ]
-        self._show(list(zip(names, self.system_spans)), show_legend)
+        pieces = (tokenizer.convert_ids_to_tokens(self.tokens[a:b].tolist()) for a, b in self.token_spans)
+        self._show(list(zip((" ".join(some) + " " for some in pieces), self.system_spans)), show_legend)
 
     def _show(self, segments: Sequence[tuple[str, bool]], legend: bool) -> None:
         from rich import print as show
@@ -158,9 +154,7 @@ class TextEnvironment:
 
     def step(self, history: TextHistory) -> TextHistory:
         """Answer the call at the end of an exchange that has not ended. A tool that fails answers with its error."""
-        truncated, ended = self.task_end_check(history)
-        if ended:
-            history.complete(truncated)
+        [history] = self.tasks_end_check([history])
         if history.completed:
             return history
         tool, query = self.parse_tool_call(history.last_text_segment)

@@ -465,21 +465,16 @@ class PPOTrainer:
     ) -> tuple[Tensor, Any, Tensor, Tensor]:
         """Log-probs, logits [B, T - 1, V] or None, values and masks, `mini_batch_size` rows a pass, without dropout."""
         model.eval()
-        names = (
-            ("decoder_input_ids", "decoder_attention_mask")
-            if self.is_encoder_decoder
-            else ("input_ids", "attention_mask")
-        )
-        ids, real = (model_inputs[name] for name in names)
+        side = "decoder_" if self.is_encoder_decoder else ""
+        ids, real = (model_inputs[f"{side}{name}"] for name in ("input_ids", "attention_mask"))
         masks = torch.zeros_like(ids)
         for row, (query, response) in enumerate(zip(queries, responses)):
             # A decoder's first token is given to it, and the last one of its row counts for TRL as the end.
             skip = 1 if self.is_encoder_decoder else 0
             start = skip if self.is_encoder_decoder else len(query) - 1 + int(real[row].long().argmax())
             length = len(response) - 2 * skip
-            masks[row, start : start + length] = (
-                1 if response_masks is None else response_masks[row][2 * skip : 2 * skip + length].to(masks)
-            )
+            own = 1 if response_masks is None else response_masks[row][2 * skip : 2 * skip + length].to(masks)
+            masks[row, start : start + length] = own
         size, parts = self.config.mini_batch_size, list[tuple[Tensor, Any, Tensor]]()
         for at in range(0, len(queries), size):
             logits, _, values = model(**{name: x[at : at + size] for name, x in model_inputs.items()})
@@ -551,9 +546,8 @@ class PPOTrainer:
         """(policy loss, `vf_coef` times value loss, statistics): means over the tokens of the mask."""
         config = self.config
         known = {"logprobs": old_logprobs, "values": values, "advantages": advantages, "returns": returns}
-        rows = Batch(
-            *8 * (mask,), **known, weights=mask / mask.sum()
-        )  # these losses do not read the first eight fields
+        # These losses do not read the first eight fields.
+        rows = Batch(*8 * (mask,), **known, weights=mask / mask.sum())
         out = Outputs(logprobs=logprobs, raw_logprobs=logprobs, values=vpreds)
         policy = losses.clipped(out, rows, low=config.cliprange, high=config.cliprange)
         value = losses.value_error(out, rows, value_clip=config.cliprange_value)
@@ -699,12 +693,8 @@ def _check_arguments(config: Any, model: Any, ref_model: Any, tokenizer: Any, da
         if not isinstance(value, kinds):
             wanted = kinds[0] if isinstance(kinds, tuple) else kinds
             raise OperantError(f"{name} is a {type(value).__name__}: give a {wanted.__name__}")
-    if (
-        dataset is not None
-        and not isinstance(dataset, torch.utils.data.Dataset)
-        and not hasattr(dataset, "column_names")
-    ):
-        raise OperantError(f"dataset is a {type(dataset).__name__}: give a torch or datasets Dataset, or None")
+    known = dataset is None or isinstance(dataset, torch.utils.data.Dataset) or hasattr(dataset, "column_names")
+    require(known, f"dataset is a {type(dataset).__name__}: give a torch or datasets Dataset, or None")
 
 
 def _accelerator(config: PPOConfig) -> Any:

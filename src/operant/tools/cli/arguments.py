@@ -39,8 +39,7 @@ def parse_text(
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
             alone = not equals and (name in flags or not rest or rest[0].startswith("--"))
-            if name in options and name not in several:
-                raise OperantError(f"option --{name} appears twice: remove one of the two")
+            require(name not in options or name in several, f"option --{name} appears twice: remove one of the two")
             found = True if alone else value if equals else rest.pop(0)
             options[name] = [*options.get(name, []), found] if name in several else found
         else:

@@ -76,14 +76,13 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
     from operant.tools.memory_plan import lines, measure, plan
     from operant.tools.memory_plan.ranks import GPUS, KINDS, on_ranks, table
     from operant.training import sharding
-    from operant.types import OperantError
+    from operant.types import OperantError, require
 
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
         recipe = str(Path(recipe) / "config.yaml")
     if "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
         tokens = many.get("prompt_tokens", PROMPT)
-        if tokens < 1:
-            raise OperantError(f"prompt-tokens={tokens}: it must be at least 1")
+        require(tokens >= 1, f"prompt-tokens={tokens}: it must be at least 1")
         options = {"tasks": [[0] * tokens], "evaluate": None, "reward": len} | dict(options)
     config = configure(options, recipe)
     sharding.check(find(config.train.algorithm).update, config.learner)

@@ -245,9 +245,8 @@ class Session:
                     grown.action = list(speaker.engine.generate([ids], speaker.sampling, keys[:1])[0].action)
                 (score,) = self._scores(speaker, task, ids, [grown.action])
             if self.shown:
-                _write(
-                    grown.rest() + (f"  [{self.judge.name} {score:.3g}]" if self.judge and score is not None else "")
-                )
+                judged = f"  [{self.judge.name} {score:.3g}]" if self.judge and score is not None else ""
+                _write(grown.rest() + judged)
                 print(flush=True)
             else:
                 name = [speaker.name] if len(self.speakers) > 1 else []

@@ -67,8 +67,7 @@ def serve(path: Path, options: Options) -> int:
     require(kind in (None, *KINDS), f"--kind {shown(kind)}: it must be {', '.join(KINDS)}")
     overlap = None if overlap is None else convert(overlap, int, "overlap")
     gold, opens, refused = options.pop("gold", None), options.pop("open", False), options.pop("no_open", False)
-    if opens and refused:
-        raise OperantError("--open and --no-open: give one of the two")
+    require(not (opens and refused), "--open and --no-open: give one of the two")
     port = taken(options, "port", 0)
     serving = LabelServing(options.pop("host", LabelServing.host), port)
     itself = is_database(path)

@@ -89,8 +89,7 @@ def _asked(options: Options) -> _Asked:
     if count < 1 or transcripts < 0:
         raise OperantError(f"--games {count} --transcript {transcripts}: at least 1 game, and 0 transcripts or more")
     record, only_won = options.pop("record", None), bool(options.pop("only_won", False))
-    if only_won and record is None:
-        raise OperantError("--only-won is about what is recorded: give --record FILE too")
+    require(record is not None or not only_won, "--only-won is about what is recorded: give --record FILE too")
     file = new_file("record", record)
     sampling = {name: options.pop(name) for name in [*options] if name.startswith("sampling.")}
     model_sampling({}, sampling)

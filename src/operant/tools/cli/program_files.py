@@ -32,15 +32,7 @@ from operant.sampling import Sampling, encode_prompt
 from operant.sandbox.jail import JailOptions, Verdict
 from operant.text_scores import RewardBase
 from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
-from operant.tools.cli.reply_files import (
-    OF_PROMPTS,
-    ReplyProgress,
-    TaskSet,
-    going_on,
-    hand_over,
-    stamp,
-    tasks_asked,
-)
+from operant.tools.cli.reply_files import OF_PROMPTS, ReplyProgress, TaskSet, going_on, hand_over, stamp, tasks_asked
 from operant.tools.diagnosis.intervals import wilson
 from operant.training.options import find_device
 from operant.types import OUTCOMES, OperantError, Rollout, Task, Turn, require, shown, with_defaults
@@ -142,12 +134,9 @@ def search_asked(options: Options, limits: Mapping[str, object] | None = None) -
     """Take the options of a search, and the number of samples. limits: of programs, where `jail` names no others."""
     refine, cut = bool(options.pop("refine", False)), options.pop("cut", None)
     repairer, critic = options.pop("repair", None), options.pop("critic", None)
-    if cut is not None and cut not in CUTS:
-        raise OperantError(f"--cut {shown(cut)[1:-1]}: programs are cut by {', '.join(CUTS)}")
-    if cut is not None and not refine:
-        raise OperantError(f"--cut {cut} says where programs are cut to be refined: give --refine too")
-    if cut == "critic" and critic is None:
-        raise OperantError("--cut critic needs a critic: name it, as in --critic runs/critic")
+    require(cut is None or cut in CUTS, f"--cut {shown(cut)[1:-1]}: programs are cut by {', '.join(CUTS)}")
+    require(cut is None or refine, f"--cut {cut} says where programs are cut to be refined: give --refine too")
+    require(cut != "critic" or critic is not None, "--cut critic needs a critic: name it, as in --critic runs/critic")
     if repairer is None:
         alone = " is about repairing: give --repair policy or --repair MODEL too"
         refuse(options, ("repairs", "repair_template"), alone)
@@ -248,13 +237,7 @@ def tell_unread(search: Search) -> None:
         print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
 
 
-def search_on(
-    asked: ProgramsAsked,
-    tasks: TaskSet,
-    hidden: set[str],
-    searches: Searches,
-    kept: Kept,
-) -> None:
+def search_on(asked: ProgramsAsked, tasks: TaskSet, hidden: set[str], searches: Searches, kept: Kept) -> None:
     """Keep the candidates of each task that has none as rows."""
     if len(kept.done) == len(tasks.tasks):
         return

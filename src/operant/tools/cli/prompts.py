@@ -27,8 +27,7 @@ WHAT = "show RUN, search --tasks FOLDER --task-model MODEL, or transfer RUN --ta
 def prompt(words: Sequence[str], options: Options) -> int:
     """`operant prompt show runs/prompt`, `operant prompt search ...`, `operant prompt transfer ...`."""
     commands = {"show": show, "search": search, "transfer": transfer}
-    if not words or words[0] not in commands:
-        raise OperantError(f"{' '.join(['operant prompt', *words])}: say what to do: {WHAT}")
+    require(words and words[0] in commands, f"{' '.join(['operant prompt', *words])}: say what to do: {WHAT}")
     return commands[words[0]](words[1:], options)
 
 
@@ -39,8 +38,7 @@ def show(words: Sequence[str], options: Options) -> int:
     if everything:
         emit(json.dumps(found, ensure_ascii=False, indent=1))
         return 0
-    for line in kept.lines(found):
-        emit(line, sys.stderr)
+    emit("\n".join(kept.lines(found)), sys.stderr)
     best = found["prompts"][0]["text"]
     print(f"\nin its template, {found['template']!r}:", file=sys.stderr)
     emit(PromptTemplate(found["template"]).text.replace("{prompt}", best))
@@ -72,8 +70,7 @@ def search(words: Sequence[str], options: Options) -> int:
     for row in rows:
         written, name, *rest = kept.row_of(row)
         cells.append((written, name, str(row.seed), *rest))
-    for line in aligned(cells):
-        emit(line)
+    emit("\n".join(aligned(cells)))
     if out is not None:
         text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
         atomic_io.write(Path(out), text)
@@ -105,8 +102,7 @@ def transfer(words: Sequence[str], options: Options) -> int:
     atomic_io.write(Path(words[0]) / kept.FILE, json.dumps(found, ensure_ascii=False, indent=1))
     table = [("prompt", "task model", "template", f"held-out ({len(test)})")]
     table += [(repr(row["prompt"]), row["task_model"], row["template"], f"{row['test']:.3f}") for row in rows]
-    for line in aligned(table):
-        emit(line)
+    emit("\n".join(aligned(table)))
     return 0
 
 

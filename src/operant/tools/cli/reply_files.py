@@ -32,7 +32,7 @@ from operant.sampling import Sampling
 from operant.tools.cli.arguments import Options, as_spec, counted, new_file, refuse, taken
 from operant.trackers.console import emit
 from operant.training.options import find_device
-from operant.types import OperantError, Task, shown
+from operant.types import OperantError, Task, require, shown
 
 OF_FILES = ("samples", "temperatures", "out", "distinct", "device")
 """Options of `operant generate` that only apply to the replies to a file."""
@@ -285,8 +285,7 @@ def what_is_asked(words: Sequence[str], options: Options) -> Asked:
     spec = as_spec(options.pop("reward", best > 1))
     if temperatures is not None and "temperature" in options:
         raise OperantError("--temperature beside --temperatures: give one of the two")
-    if best > 1 and spec is False:
-        raise OperantError(f"--best-of {best} needs a score: name a reward, as in --reward letters:e")
+    require(best == 1 or spec is not False, f"--best-of {best} needs a score: name a reward, as in --reward letters:e")
     named = convert(temperatures, tuple[float, ...], "temperatures") if temperatures is not None else (None,)
     if len(set(words)) < len(words) or len(set(named)) < len(named):
         raise OperantError("a model or temperature is named twice: --samples draws several replies of one")

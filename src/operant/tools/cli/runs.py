@@ -41,8 +41,7 @@ def runs(words: Sequence[str], options: Options) -> int:
         )
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        for line in table([_texts(row) for row in found], width):
-            emit(line)
+        emit("\n".join(table([_texts(row) for row in found], width)))
     return 0
 
 

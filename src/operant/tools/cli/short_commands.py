@@ -131,8 +131,7 @@ def migrate(words: Sequence[str], options: Options) -> int:
     new, recipe = migrated(old, path), path.suffix != ".py"
     if options.pop("write", False):
         target = path.with_name(f"{path.stem}.operant.yaml") if recipe else path
-        if recipe and target.exists():
-            raise OperantError(f"{target} exists: move it away, or print the recipe without --write")
+        require(not (recipe and target.exists()), f"{target} exists: move it away, or print the recipe without --write")
         atomic_io.write(target, new)
         print(f"wrote {target}")
         return 0

@@ -12,10 +12,9 @@ import io
 import json
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from operant.import_by_name import extra
 from operant.storage import atomic_io
@@ -35,15 +34,10 @@ def read_log(path: str | Path) -> list[Row]:
     Raises: OperantError for what cannot be read as a log, and for a package that is missing.
     """
     file, rows = _file(Path(path)), dict[float, Row]()
-    reader: Callable[[Path], Iterable[Mapping[str, Any]]] = _text
-    if file.suffix == ".wandb":
-        reader = _wandb
-    elif "tfevents" in file.name:
+    kinds = {".wandb": _wandb, ".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _jsonl, ".ndjson": _jsonl}
+    reader = kinds.get(file.suffix, _text)
+    if "tfevents" in file.name and reader is not _wandb:
         reader = _tensorboard
-    elif file.suffix in (".csv", ".tsv", ".json"):
-        reader = {".csv": _csv, ".tsv": _csv, ".json": _json}[file.suffix]
-    elif file.suffix in (".jsonl", ".ndjson"):
-        reader = _json_lines
     for number, record in enumerate(reader(file), 1):
         numbers = {name: x for name, value in _flat(record) if (x := _number(value)) is not None}
         step = next((numbers[name] for name in STEPS if name in numbers), float(number))
@@ -114,7 +108,7 @@ def _json(file: Path) -> Iterable[Mapping[str, object]]:
     return rows
 
 
-def _json_lines(file: Path) -> Iterator[Mapping[str, object]]:
+def _jsonl(file: Path) -> Iterator[Mapping[str, object]]:
     lines = _read(file).splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -146,9 +140,8 @@ def _text(file: Path) -> Iterator[Mapping[str, object]]:
         if (verl := re.search(r"\bstep:\d+ - .*", line)) is not None:
             yield {name: value for name, _, value in (part.partition(":") for part in verl[0].split(" - "))}
         elif (printed := re.search(r"(?:global step (\d+)\D*)?(\{.*\})", line, re.IGNORECASE)) is not None:
-            bare = re.sub(
-                r"(?<=[:\s(])(nan|-?inf)(?=[,}\s)])", r"'\1'", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", printed[2])
-            )
+            plain = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", printed[2])
+            bare = re.sub(r"(?<=[:\s(])(nan|-?inf)(?=[,}\s)])", r"'\1'", plain)
             with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
                 if isinstance(row := ast.literal_eval(bare), dict):
                     yield {str(name): x for name, x in row.items()} | ({"step": printed[1]} if printed[1] else {})

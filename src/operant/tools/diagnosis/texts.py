@@ -85,10 +85,8 @@ def _scores_of_empty_replies(history: History) -> str | None:
 
 
 def one_word(history: History) -> Finding | None:
-    if (
-        max(history.values("rollout/turns"), default=1) > 1
-        or (history.first("rollout/reply_tokens") or COMMAND) < COMMAND
-    ):
+    commands = (history.first("rollout/reply_tokens") or COMMAND) < COMMAND
+    if commands or max(history.values("rollout/turns"), default=1) > 1:
         return None
     share, usual = history.recent("text/top_word", STEPS), history.usual("text/top_word")
     if share is not None and share > ONE_WORD and (not usual or share > TIMES * max(usual)):

@@ -63,11 +63,8 @@ def units(labels: Sequence[Label], kind: str, counts: Mapping[str, int]) -> list
     """
     found: dict[Hashable, list[Any]] = defaultdict(list)
     for label in labels:
-        values = (
-            [choice(label.answer, counts[label.item])]
-            if kind == "pick"
-            else entries(label.answer, kind, counts[label.item])
-        )
+        count = counts[label.item]
+        values = [choice(label.answer, count)] if kind == "pick" else entries(label.answer, kind, count)
         for index, value in enumerate(values):
             if value is not None:
                 found[label.item, index].append(value)

@@ -81,8 +81,7 @@ class Store:
         self, path: str | Path, *, kind: str | None = None, overlap: int | None = None, create: bool = True
     ) -> None:
         self.path, self._lock = Path(path), threading.RLock()
-        if kind is not None and kind not in KINDS:
-            raise OperantError(f"kind={shown(kind)}: it must be {', '.join(KINDS)}")
+        require(kind is None or kind in KINDS, f"kind={shown(kind)}: it must be {', '.join(KINDS)}")
         if overlap is not None and overlap < 1:
             raise OperantError(f"overlap={overlap}: it must be at least 1, the number of people who label an item")
         if not self.path.exists():

@@ -75,9 +75,8 @@ class MemoryModel:
         self.trained = policy.trainable()
         self.critic: Policy | None = None
         if self.algorithm.needs.critic and value.critic is not None:
-            self.critic = Policy(
-                self._make_model(config if value.critic == "copy" else config_of(value.critic)), modes=Modes()
-            )
+            its_config = config if value.critic == "copy" else config_of(value.critic)
+            self.critic = Policy(self._make_model(its_config), modes=Modes())
             self.critic.value_head = _value_head(self.critic, value)
             self.trained += self.critic.trainable()
         self.bytes_of_state = self.policy.head.weight.shape[1] * self.policy.head.weight.element_size()

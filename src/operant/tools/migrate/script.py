@@ -72,9 +72,7 @@ class _Script(TrlxCalls):
         configurations: dict[str, list[Configuration]] = {}
         trainers: set[str] = set()
         derived, trained = self._derived(), self._trained()
-        for call in sorted(
-            self.calls, key=lambda call: self._is_trainer(call)
-        ):  # a configuration may stand in its call
+        for call in sorted(self.calls, key=self._is_trainer):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
             library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
             kind = next((k for k in ALGORITHMS if short in (f"{k}Config", f"{k}Trainer")), "")

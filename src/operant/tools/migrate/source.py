@@ -61,7 +61,7 @@ class ScriptTree:
     # --- the tree -----------------------------------------------------------------------------------------------------
 
     def _sorted(self, found: Iterable[Node]) -> list[Node]:
-        return sorted(found, key=lambda node: self._span(node))
+        return sorted(found, key=self._span)
 
     def _span(self, node: Node) -> tuple[int, int]:
         place = self.places[node]
@@ -180,10 +180,7 @@ def _once(text: str) -> str:
 
 def mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:
     """Code of a mapping, on one line if it is short."""
-    parts = [
-        *(f'"{name}": {code}' for name, code in values.items()),
-        *stars,
-    ]  # defaults first: they give way
+    parts = [*(f'"{name}": {code}' for name, code in values.items()), *stars]  # defaults first: they give way
     one = "{" + ", ".join(parts) + "}"
     if len(one) <= 60 and "\n" not in one:
         return one

@@ -15,11 +15,10 @@ class TrlxCalls(ScriptTree):
     def trlx_configuration(self, call: Node, known: dict[str, list[Configuration]]) -> None:
         """trlX's configuration becomes a mapping, where the script has its values."""
         given: dict[str, str] = {}
+        base = self.code(call.args[0].value) if call.args else ""
         if self.code(call.func).endswith("TRLConfig"):
             self._flat(call, given)
-        elif call.args and (base := self.code(call.args[0].value)).endswith(
-            ".to_dict()"
-        ):  # TRLConfig.update(base, more)
+        elif base.endswith(".to_dict()"):  # TRLConfig.update(base, more)
             more = [self.code(argument.value) for argument in call.args[1:]]
             self.above(call, f"{', '.join(more)}: left out; its options need operant's names")
             made = Configuration(renamed({}, "ppo", "trlx"), self.target(call), [base], start=self._span(call)[0])

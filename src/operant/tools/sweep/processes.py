@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from operant.storage import atomic_io
+from operant.types import cores
 
 REFUSED = 2
 """Exit code of `operant train` for an error that it has a sentence for."""
@@ -137,8 +138,7 @@ def run_all(
 
 def environment(at_once: int) -> dict[str, str]:
     """The environment of each process: an equal share of the cores, unless OMP_NUM_THREADS is already set."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // at_once))} | os.environ | {"PYTHONIOENCODING": "utf-8"}
+    return {"OMP_NUM_THREADS": str(max(1, cores() // at_once))} | os.environ | {"PYTHONIOENCODING": "utf-8"}
 
 
 @contextmanager
