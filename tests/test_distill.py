@@ -90,7 +90,7 @@ def test_hints_that_come_with_the_library():
 
 
 @cases(
-    ("target", "task 'a' has no target to tell the teacher"),
+    ("target", "task 'a' has no answer in its target to tell the teacher"),
     (lambda r: 5, "teacher.hint gave 5 for task 'a' of 1 turns"),
     (lambda r: ["x", "y"], "give a text or token ids for all of them, or a list with one"),
     (lambda r: "x" * 80, "row 0 with its hint has 8[0-9] tokens"),
@@ -98,7 +98,7 @@ def test_hints_that_come_with_the_library():
 def test_a_hint_that_cannot_be_told_is_a_sentence(hint, message):
     learner = Learner(lm(vocab=40), tokenizer=letters(), algorithm="distill", **{"teacher.hint": hint})
     with pytest.raises(OperantError, match=message):
-        learner.learn([episode((ids("ab"), ids("c")), task=Task("a", "ab"))], None)
+        learner.learn([episode((ids("ab"), ids("c")), task=Task("a", "ab", {"numbers": [1]}))], None)
 
 
 # --- the divergence ---------------------------------------------------------------------------------------------------

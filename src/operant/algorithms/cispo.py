@@ -18,8 +18,8 @@ papers' equations have it over the tokens of each group first (`update.per=group
 takes that of the scores themselves), groups with equal scores left out (`learner.drop_equal`), and prompts with nine of
 ten replies right drawn no more (`retire=0.9`, for rewards of 0 and 1; the paper's are -1 and 1, with the same
 advantages), from 48 prompts with 16 replies each; `update.minibatch` would cut their groups. Where the model is in
-bfloat16 (`model.precision`), its output head computes in float32 (`model.head_precision`), for generation and training
-alike. Only the rate, 5e-7, has
+bfloat16 (`model.precision`), its output head computes in float32 (`model.head_precision`), in training and in the
+generation of the engine here; another engine has settings of its own. Only the rate, 5e-7, has
 not been confirmed. Not in it: replies that are generated up to 8 updates ahead (PipelineRL-8; `rollouts_ahead` cannot
 know which prompts retire), and interruption of long thoughts.
 """

@@ -200,9 +200,9 @@ def _pooled(mine: Tensor, theirs: Tensor, likeliest: int | None) -> Tensor:
     if likeliest is None:
         return theirs
     top = mine.topk(min(likeliest, mine.shape[-1])).indices
-    mine_rest, their_rest = (x.scatter(-1, top, -torch.inf).logsumexp(-1, keepdim=True) for x in (mine, theirs))
-    shared = torch.where(mine_rest > -torch.inf, mine + their_rest - mine_rest, mine)
-    return shared.scatter(-1, top, theirs.gather(-1, top))
+    low = torch.finfo(mine.dtype).min / 2  # as good as -inf, and its gradient is a number where all others are masked
+    mine_rest, their_rest = (x.clamp(min=low).scatter(-1, top, low).logsumexp(-1, keepdim=True) for x in (mine, theirs))
+    return (mine + (their_rest - mine_rest)).scatter(-1, top, theirs.gather(-1, top))
 
 
 def _finite(z: Tensor, masks: bool) -> Tensor:

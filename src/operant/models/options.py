@@ -28,8 +28,8 @@ class ModelOptions:
     """float32 | bfloat16: type of the weights in forward and backward passes. With bfloat16, the optimizer has float32
     master copies of the trained weights."""
     head_precision: str = bounded("same", choices=("same", "float32"))
-    """same | float32: with bfloat16, the type that the output head computes in. float32 needs no other weights; each
-    call makes a float32 copy of the head's (arXiv:2506.13585, arXiv:2510.13786)."""
+    """same | float32: with bfloat16, the type that the output head computes in, in training and in the engine `native`.
+    Each call makes a float32 copy of the head's weights (arXiv:2506.13585, arXiv:2510.13786)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, block by block: less memory, a third more time."""
     packing: str = bounded("auto", choices=("auto", "on", "off"))

@@ -3,7 +3,7 @@
 A prompt keeps its token ids. What is added is encoded by itself, and put before or behind them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,13 +62,16 @@ def with_prompts(rollout: Rollout, prompt_of: Callable[[int, Turn], list[int]]) 
 
 
 def target(rollout: Rollout) -> str:
-    """The target of the task."""
-    if rollout.task.target is None:
+    """The target of the task, or the answer in it."""
+    known = rollout.task.target
+    told = known.get("answer") if isinstance(known, Mapping) else known
+    if told is None:
+        what = "target" if known is None else "answer in its target"
         raise OperantError(
-            f"teacher.hint=target: task {rollout.task.id!r} has no target to tell the teacher; give the tasks one, or "
-            "name another hint: feedback, answer, or module:function"
+            f"teacher.hint=target: task {rollout.task.id!r} has no {what} to tell the teacher; give the tasks one, or "
+            "name another hint: feedback, answer, sibling, or module:function"
         )
-    return str(rollout.task.target)
+    return str(told)
 
 
 def feedback(rollout: Rollout) -> object:

@@ -6,6 +6,8 @@ judge({"reply": "$\\\\frac{1}{2}$", "answer": "0.5"})          # {"score": 1.0, 
 judge({"reply": "94*4-61-6", "set": "countdown", "index": 0, "options": "{}"})
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
@@ -14,10 +16,12 @@ from typing import Any
 
 from operant.apps.maths import reasoning_gym, verifiers
 from operant.apps.maths.answers import after_thought, marked
-from operant.types import describe_error
+from operant.types import describe_error, require
 
 NONSENSE = ("banana", "0", "I do not know.")
 """Replies that no set should pay."""
+PATIENCE = 20.0
+"""Seconds after which no more of them are tried."""
 
 
 def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, object]]:
@@ -49,9 +53,10 @@ def verifier(packages: Sequence[str]) -> Callable[[dict[str, Any]], dict[str, ob
 
 
 def judged(score: float | None) -> dict[str, Any]:
-    """The score and the outcome of a reply; None: it has no answer."""
+    """The score and the outcome of a reply; None: it has no answer. Raises: OperantError for one that is no number."""
     if score is None:
         return {"score": 0.0, "outcome": "no answer"}
+    require(math.isfinite(score), f"pays {score}")
     return {"score": float(score), "outcome": "right" if score >= 1 else "partly" if score > 0 else "wrong"}
 
 
@@ -63,13 +68,16 @@ def tested(suite: ModuleType, name: str, options: str) -> dict[str, object]:
 
     def paid(index: int, reply: str) -> float | str:
         try:
-            return suite.paid(name, options, index, reply)
+            return judged(suite.paid(name, options, index, reply))["score"]
         except Exception as error:
             return describe_error(error)
 
     first = suite.first(name, options)
     known = [paid(i, answer) if isinstance(answer, str) and answer else None for i, (_, answer) in enumerate(first)]
-    nonsense = {reply: [paid(index, reply) for index in range(len(first))] for reply in NONSENSE}
+    until = time.monotonic() + PATIENCE  # a reward may ask a judge
+    nonsense = {
+        reply: [paid(index, reply) for index in range(len(first)) if time.monotonic() < until] for reply in NONSENSE
+    }
     return {"known": known, "nonsense": nonsense, "asked": first}
 
 

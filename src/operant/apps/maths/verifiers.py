@@ -8,12 +8,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from inspect import Parameter, Signature, signature
 from itertools import islice
+from pkgutil import iter_modules
 from typing import Any
 
 from operant.apps.maths.reasoning_gym import TESTED, need
+from operant.import_by_name import nearest
 from operant.options import parse
 from operant.types import OperantError, of_user, require
 
@@ -23,28 +26,34 @@ PACKAGE, EXTRA, LOADS = "verifiers", "verifiers", "verifiers.v1"
 def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
     """The function that makes the rows of a taskset; its arguments are the fields of the taskset's config, and `size`.
 
-    Raises: OperantError for a taskset that is not installed, or without the package.
+    Raises: OperantError for a taskset that is not installed or has an environment of its own, or without the package.
     """
     what = f"tasks=verifiers:{name}"
     need("verifiers", "verifiers", what)
     if os.getcwd() not in sys.path:  # where a taskset of the user's is
         sys.path.append(os.getcwd())
-    with of_user(f"{what} cannot be loaded: "):
-        config = config_type(name)
-        defaults = {"size": None, **config.model_construct().model_dump(mode="json")}
-    own = {key: field.annotation for key, field in config.model_fields.items() if key != "id"}
-    kinds = {"size": int | None} | {key: kind if kind in (bool, int, float, str) else Any for key, kind in own.items()}
+    with loading(name):
+        from verifiers.v1 import SingleAgentEnv
+        from verifiers.v1.utils.loaders import environment_class
 
-    def verifiers(*, size: int | None = None, **options: Any) -> Iterator[dict[str, object]]:
+        config, plays = config_type(name), environment_class(name)
+        require(plays is SingleAgentEnv, f"{what} has an environment of its own, {plays.__name__}: only tasks are read")
+        defaults = config.model_construct().model_dump(mode="json")
+    own = {key: field.annotation for key, field in config.model_fields.items() if key != "id"}
+    cut = {} if "size" in own else {"size": int | None}
+    kinds = cut | {key: kind if kind in (bool, int, float, str) else Any for key, kind in own.items()}
+
+    def verifiers(**options: Any) -> Iterator[dict[str, object]]:
+        size = options.pop("size", None) if cut else None
         require(size is None or size >= 1, f"tasks.size={size}: it must be at least 1, or none")
-        for key, value in options.items():
-            options[key] = parse(value, f"tasks.{key}") if kinds[key] is Any and isinstance(value, str) else value
-        made = json.dumps({"size": size} | options, default=str)
-        with of_user(f"{what} cannot be loaded: "):
+        changed = {key: value for key, value in options.items() if value != defaults.get(key)}
+        with loading(name):
+            given = {key: readable(value, own[key], f"tasks.{key}") for key, value in changed.items()}
+            made = json.dumps({"first": size, "config": given}, default=str)
             found = tasks(name, made)
             for task in found:
                 check(task, what)
-        target = {"set": what.removeprefix("tasks="), "options": made}
+        target = {"set": f"verifiers:{name}", "options": made}
         return ({"prompt": prompt(task), "target": target | {"index": i}} for i, task in enumerate(found))
 
     verifiers.__annotations__ = kinds
@@ -52,6 +61,39 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
         [Parameter(key, Parameter.KEYWORD_ONLY, default=defaults.get(key)) for key in kinds]
     )
     return verifiers
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Describe what the loading of a taskset raises inside this context. Raises: OperantError."""
+    what = f"tasks=verifiers:{name}"
+    with of_user(f"{what} cannot be loaded: "):
+        import verifiers.v1.tasksets
+        from pydantic import ValidationError
+
+        try:
+            yield
+        except ValidationError as error:
+            wrong = [f"tasks.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise OperantError(f"{what}: {'; '.join(wrong)}") from error
+        except ModuleNotFoundError as error:
+            module = name.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
+            if getattr(error.__cause__, "name", module) != module:  # the taskset lacks a package
+                raise
+            known = [found.name for found in iter_modules([os.getcwd(), *verifiers.v1.tasksets.__path__])]
+            hint = nearest(module, known)
+            raise OperantError(f"{what}: no package has that name, and no file in this folder{hint}") from error
+
+
+def readable(value: object, kind: Any, name: str) -> object:
+    """An option as a field of that type takes it: as it is, or else read as YAML. Raises: OperantError."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError:
+        return parse(value, name) if isinstance(value, str) else value
+    return value
 
 
 def config_type(name: str) -> Any:
@@ -65,21 +107,21 @@ def config_type(name: str) -> Any:
 
 @cache
 def tasks(name: str, options: str) -> Sequence[Any]:
-    """The first `size` tasks of a taskset, or all of them. options: its config and `size`, as JSON."""
+    """The first tasks of a taskset, or all of them. options: their number and the taskset's config, as JSON."""
     from verifiers.v1.utils.loaders import load_taskset
 
     given = json.loads(options)
-    size = given.pop("size")
-    taskset = load_taskset(config_type(name).model_validate(given | {"id": name}))
+    taskset = load_taskset(config_type(name).model_validate(given["config"] | {"id": name}))
     what = f"tasks=verifiers:{name}"
-    require(taskset.bounded or size, f"{what} never ends: say how many tasks, as in --tasks.size 1000")
+    require(taskset.bounded or given["first"], f"{what} never ends: say how many tasks, as in --tasks.size 1000")
     require(not type(taskset).toolsets(taskset.config), f"{what} has tools, which are not served here")
-    return list(islice(taskset, size))
+    return list(islice(taskset, given["first"]))
 
 
 def check(task: Any, what: str) -> None:
     """Raises: OperantError for a task that needs more than one answer, or one that has no reward."""
     from verifiers.v1 import Task
+    from verifiers.v1.utils.decorators import discover_decorated
 
     kind, data = type(task), task.data
     scored = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
@@ -91,6 +133,7 @@ def check(task: Any, what: str) -> None:
         "a user who begins": data.prompt is None,
         "an image": any(part.type != "text" for part in parts),
         "a setup of its own": kind.setup is not Task.setup or kind.finalize is not Task.finalize,
+        "functions that intercept messages": discover_decorated(task, "intercept"),
         "rewards that look into a runtime": any(p is not None and p.default is Parameter.empty for p in runtimes),
     }
     if found := [reason for reason, there in reasons.items() if there]:
@@ -119,14 +162,16 @@ def paid(name: str, options: str, index: int, reply: str) -> float:
     """The sum of the weighted rewards of a reply, as verifiers has it."""
     from verifiers.v1 import AgentConfig, AssistantMessage, Trace
     from verifiers.v1.graph import MessageNode
+    from verifiers.v1.state import state_cls
     from verifiers.v1.trace import AgentInfo, TraceTask
 
     task = tasks(name, options)[index]
     said = [*messages(task.data), AssistantMessage(content=reply)]
     nodes = [MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
     nodes[-1].sampled = True
-    of = TraceTask(type=type(task).__name__, data=task.data)
-    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes, is_completed=True, ok=True)
+    of = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    made = {"state": state_cls(type(task))(), "agent": AgentInfo(config=AgentConfig())}
+    trace = Trace(task=of, nodes=nodes, is_completed=True, ok=True, **made)
     asyncio.run(task.score(trace))
     return float(trace.reward)
 
