@@ -43,6 +43,20 @@ def tidy():
 
 
 @pytest.fixture
+def watch(monkeypatch):
+    """A function that puts a disk that is watched, and that refuses, at the seam of `atomic_io`, and returns it."""
+    from disks import Watched
+
+    from operant.storage import atomic_io
+
+    def put(*given, **more):
+        monkeypatch.setattr(atomic_io, "seam", seam := Watched(*given, **more))
+        return seam
+
+    return put
+
+
+@pytest.fixture
 def mark(monkeypatch):
     """A mark in the environment of every process that is started from here on."""
     from isolation import MARK

@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import IO
 
@@ -97,6 +98,19 @@ def until(true: Callable[[], object], within: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < end, f"still false after {within:.0f} s"
         time.sleep(0.005)
+
+
+@contextmanager
+def served(server):
+    """A server that answers, in a thread."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 # Hides packages from `find_spec` as well as from `import`: a package that asks whether another is there hears no.

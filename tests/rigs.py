@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from operant import distributed
+from operant.storage.checkpoint import RunState
 from operant.types import Batch, Rollout, Task, Turn
 
 
@@ -51,6 +53,27 @@ class Caught(torch.optim.Optimizer):
 def gap(mine: torch.Tensor, truth: torch.Tensor) -> float:
     """Norm of the difference over the norm of the truth."""
     return float((mine.double() - truth.double()).norm() / truth.double().norm())
+
+
+def alike(a, b) -> bool:
+    """Whether two nested states are the same to the bit, with the same types, dtypes and order; nan is like nan."""
+    if isinstance(a, torch.Tensor):
+        pair = (x.detach().contiguous().flatten().view(torch.uint8) for x in (a, b))
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*pair)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(alike(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(alike, a, b))
+    return type(a) is type(b) and a == b
+
+
+def state_of(learner) -> RunState:
+    """What a checkpoint holds of a learner."""
+    state = RunState()
+    for name, part in learner.parts().items():
+        state.register(name, part)
+    state.ranks = distributed if learner.policy.shards is not None else None
+    return state
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------

@@ -20,13 +20,11 @@ def model():
     return lm("gpt2", vocab=len(letters()), spread=0.02)
 
 
-def told(run):
-    """What was logged, without times."""
-    lines = (run.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [
-        {k: v for k, v in json.loads(x).items() if not k.startswith(("time/", "tokens/", "memory/", "checkpoint/"))}
-        for x in lines
-    ]
+def told(run, *apart):
+    """What a run, or the run of a folder, has logged, without times and what else begins with a name of `apart`."""
+    lines = (getattr(run, "path", run) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    apart = ("time/", "tokens/", "memory/", "checkpoint/", *apart)
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(apart)} for line in lines]
 
 
 def weights(run):
@@ -58,6 +56,3 @@ def stopped_and_whole(place, after, reward=count_a, tasks=TASKS, **more):
     again = train(model(), tasks, reward, out=place / "cut", resume=True, tokenizer=letters(), **kept)
     assert told(again) == told(whole)
     return again, whole
-
-
-KEPT = ("optimizer.lr", "sampling.max_tokens", "sampling.fixed_length", "kl.coef", "update.minibatch", "learner.seed")

@@ -6,11 +6,11 @@ import time
 from typing import ClassVar
 
 import pytest
-from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
-from small_runs import KEPT, SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
+from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
+from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
 
-from operant import OperantError, Step, Task, train
+from operant import OperantError, Step, train
 from operant.api import runs
 from operant.engines.native.engine import NativeEngine
 from operant.runs.checkpoints import snapshot
@@ -81,22 +81,6 @@ def test_a_run_that_goes_on_is_that_of_more_steps(tmp_path):
     assert told(whole) == told(longer)
 
 
-def test_a_reward_that_fails_once_changes_no_number(tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(rollouts_ahead=1))
-    calls = []
-
-    def flaky(rollouts):
-        calls.append(1)
-        if len(calls) == 3:
-            raise RuntimeError("the judge is out")
-        return count_a(rollouts)
-
-    with pytest.raises(OperantError, match=r"flaky.*the judge is out"):
-        train(model(), TASKS, flaky, out=tmp_path / "run", **options(rollouts_ahead=1))
-    resumed = train(model(), TASKS, count_a, out=tmp_path / "run", resume=True, tokenizer=letters())
-    assert told(whole) == told(resumed)
-
-
 def test_an_error_in_the_thread_ends_the_run_and_the_thread(tmp_path):
     def broken(self, prompts, sampling, keys):
         raise OperantError("the engine is out of paper")
@@ -133,34 +117,13 @@ def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
-def ends(tmp_path, reward, seeds, count, **more):
-    """Where the mean reward of the last four steps ends, over seeds."""
-    found = []
-    for seed in seeds:
-        student = learner(seed=seed)
-        tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
-        given = {name: value for name, value in student.option_values().items() if name in KEPT} | more
-        given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "rollouts_ahead": 1}
-        run = train(student.policy, tasks, reward, out=tmp_path / str(seed), **given)
-        rewards = [m["reward/mean"] for m in told(run)]
-        found.append(sum(rewards[-4:]) / 4)
-    return found
-
-
 def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
-    (end,) = ends(tmp_path, lambda rollouts: [score(r) for r in rollouts], [0], 32, steps=20)
-    assert end > 0.9
+    assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
 
 
 def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
-    calls = []
-
-    def wrong(rollouts):
-        calls.append(1)
-        return shuffled(len(calls), [score(r) for r in rollouts])
-
-    found = ends(tmp_path, wrong, range(2), 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
-    assert sum(found) / len(found) < CHANCE + 3 * NOISE / len(found) ** 0.5
+    ends = [end_of_run(tmp_path / str(i), 64, shuffled, seed=i, rollouts_ahead=1, **CONTROL) for i in range(2)]
+    assert sum(ends) / 2 < CHANCE + 3 * NOISE / 2**0.5
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -3,20 +3,10 @@
 import errno
 
 import pytest
-from disks import FULL, Watched, named
+from disks import FULL, named
 
 from operant.storage import atomic_io
 from operant.types import OperantError
-
-
-@pytest.fixture
-def watch(monkeypatch):
-    def put(*given, **more):
-        seam = Watched(*given, **more)
-        monkeypatch.setattr(atomic_io, "seam", seam)
-        return seam
-
-    return put
 
 
 def test_a_file_is_written_synced_and_renamed_in_that_order(tmp_path, watch):

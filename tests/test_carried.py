@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import pytest
 import torch
-from canaries import CHANCE, NOISE, PROMPTS, learner, score, shuffled
+from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from cases import cases
-from small_runs import KEPT, SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
+from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters, lm
 
 from operant import Completion, OperantError, Policy, Sampling, Task, train
@@ -31,10 +31,8 @@ GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
 )
 def test_pieces_of_any_lengths_make_the_reply_of_generate(more, kind):
     """Also where another piece has begun a stop string, or has not reached the least length."""
-    engine, sampling = (
-        NativeEngine(Policy(lm(kind, len(letters())), letters()), batch=3),
-        Sampling(max_tokens=12, **more),
-    )
+    engine = NativeEngine(Policy(lm(kind, len(letters())), letters()), batch=3)
+    sampling = Sampling(max_tokens=12, **more)
     prompts, keys = [[5, 6, 7], [8, 9], [5, 6, 7], [11]], [1, 2, 3, 4]
     whole, live = engine.generate(prompts, sampling, keys), [0, 1, 2, 3]
     ids, logprobs, allowed = [[] for _ in prompts], [[] for _ in prompts], [[] for _ in prompts]
@@ -273,28 +271,12 @@ def test_a_method_without_importance_weights_is_asked_for_none():
         assert found.learner["learner"].importance == "none"
 
 
-def learnt(tmp_path, reward, count, **more):
-    """The mean reward of the last four steps."""
-    student = learner(seed=1)
-    given = {name: value for name, value in student.option_values().items() if name in KEPT} | more
-    given |= {"batch": count, "samples": count // 4, "probes": 0, "samples_every": 0, "partial_rollout_tokens": 2}
-    tasks = [Task(f"t/{i}", prompt) for i, prompt in enumerate(PROMPTS)]
-    rewards = [m["reward/mean"] for m in told(train(student.policy, tasks, reward, out=tmp_path / "run", **given))]
-    return sum(rewards[-4:]) / 4
-
-
 def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
-    assert learnt(tmp_path, lambda rollouts: [score(r) for r in rollouts], 32, steps=20) > 0.9
+    assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
 
 
 def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
-    calls = []
-
-    def wrong(rollouts):
-        calls.append(1)
-        return shuffled(len(calls), [score(r) for r in rollouts])
-
-    found = learnt(tmp_path, wrong, 64, steps=12, **{"optimizer.lr": 4e-3, "update.epochs": 1})
+    found = end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL)
     assert found < CHANCE + 3 * NOISE
 
 
@@ -334,16 +316,7 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
 )
 def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
     with pytest.raises(OperantError, match=message):
-        train(
-            **{
-                "policy": model(),
-                "tasks": TASKS,
-                "reward": count_a,
-                "out": tmp_path / "run",
-                **options(**GIVEN),
-                **given,
-            }
-        )
+        train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, **given))
     assert not (tmp_path / "run").exists()
 
 

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from disks import Box, quiet
+from rigs import alike
 from torch import nn
 
 from operant.runs.checkpoints import restore, snapshot
@@ -32,17 +33,6 @@ def step(model, optimizer):
     optimizer.zero_grad()
 
 
-def same(a, b):
-    """Bit-identical, with the same types, dtypes and order."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and a == b
-
-
 def state_of(model, optimizer, box=None):
     state = RunState()
     state.register("model", model)
@@ -56,11 +46,11 @@ def test_adam_comes_back_and_goes_on_bit_identically(tmp_path):
     path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)}).path
     other, other_optimizer = trained(seed=1, steps=1)
     assert state_of(other, other_optimizer).load(path, quiet) == (3, {"best": (0.1 + 0.2, 2)})
-    assert same(dict(optimizer.state_dict()), dict(other_optimizer.state_dict()))
+    assert alike(dict(optimizer.state_dict()), dict(other_optimizer.state_dict()))
     for _ in range(2):
         step(model, optimizer)
         step(other, other_optimizer)
-    assert same(dict(model.state_dict()), dict(other.state_dict()))
+    assert alike(dict(model.state_dict()), dict(other.state_dict()))
 
 
 def test_nested_state_is_lossless(tmp_path):
@@ -81,7 +71,7 @@ def test_nested_state_is_lossless(tmp_path):
     path = state.save(tmp_path, 0).path
     box.state = None
     state.load(path, quiet)
-    assert same(given, box.state)
+    assert alike(given, box.state)
 
 
 def test_tied_weights_are_written_once(tmp_path):
@@ -102,11 +92,11 @@ def test_a_step_that_failed_never_was(tmp_path):
         state.parts["box"].state["position"] += 1
         restore(state, before)
         assert json.dumps(state.parts["box"].state) == kept[0]
-        assert same(dict(model.state_dict()), kept[1])
+        assert alike(dict(model.state_dict()), kept[1])
     twin = trained()
     step(model, optimizer)
     step(*twin)
-    assert same(dict(optimizer.state_dict()), dict(twin[1].state_dict()))
+    assert alike(dict(optimizer.state_dict()), dict(twin[1].state_dict()))
     assert list(snapshot(state, ["box"])) == ["box"]
 
 

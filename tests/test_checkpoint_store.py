@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import cases
-from disks import FULL, Box, Watched, named, quiet
+from disks import FULL, Box, named, quiet
 
 from operant import OperantError, machine
 from operant.storage import atomic_io, manifest
@@ -26,16 +26,6 @@ def a_state(value=0):
 def put(state, box, folder, value, keep=2, every=0, spare=(), **more):
     box.state = {"n": value, "x": torch.full((5,), float(value))}
     return state.save(folder, value, retention=Retention(keep, every, frozenset(spare)), **more)
-
-
-@pytest.fixture
-def watch(monkeypatch):
-    def put_there(*given, **more):
-        seam = Watched(*given, **more)
-        monkeypatch.setattr(atomic_io, "seam", seam)
-        return seam
-
-    yield put_there
 
 
 # --- the order of operations ------------------------------------------------------------------------------------------

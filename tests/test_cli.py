@@ -13,7 +13,7 @@ import pytest
 from cases import cases
 from processes import Child, until
 from texts import mistyped
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant.algorithms import ALGORITHMS, presets
 from operant.runs.config import as_mapping, configure, load_recipe
@@ -26,9 +26,7 @@ from operant.tools.diagnosis.history import flat
 @pytest.fixture
 def folder(tmp_path):
     """A folder with a tiny language model, its tokenizer and a few tasks."""
-    tokenizer = letters()
-    lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    on_disk(tmp_path / "model", lm("gpt2", vocab=len(letters()), spread=0.02))
     (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
     return tmp_path
 

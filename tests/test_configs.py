@@ -25,7 +25,7 @@ import yaml
 from cases import cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import Learner, OperantError, diagnose, train
 from operant import options as named
@@ -86,9 +86,7 @@ SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.ite
 def folder() -> Path:
     """A model with its tokenizer, and tasks as a file."""
     place = Path(tempfile.mkdtemp(prefix="operant-configs-"))
-    tokenizer = letters()
-    lm("gpt2", vocab=len(tokenizer), spread=0.1).save_pretrained(place / "model")
-    tokenizer.save_pretrained(place / "model")
+    on_disk(place / "model", lm("gpt2", vocab=len(letters()), spread=0.1))
     (place / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
     return place
 

@@ -1,7 +1,6 @@
 """The critic of outcomes: pooling, what it learns, the returns that it makes, replies beside the greedy one, CodeRL."""
 
 import itertools
-import json
 import math
 import re
 
@@ -9,8 +8,9 @@ import pytest
 import torch
 from cases import cases
 from page_commands import read
+from texts import write_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from toys import CAUSAL, bare_logprobs, letters, lm
+from toys import CAUSAL, bare_logprobs, letters, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
 import operant
@@ -32,14 +32,8 @@ ROWS = [([4, 9, 5], [7, 8, 11, 6, 2]), ([5], [10, 2]), ([4, 6], [9, 3, 5, 2]), (
 """Prompts, and programs with their end token."""
 
 
-def save(folder, kind="gpt2"):
-    lm(kind, 40).save_pretrained(folder)
-    letters().save_pretrained(folder)
-    return str(folder)
-
-
 def critic(folder, kind="gpt2", **more):
-    made = OutcomeCritic(save(folder, kind), **more)
+    made = OutcomeCritic(on_disk(folder, lm(kind, 40)), **more)
     torch.manual_seed(5)
     for p in made.outcome_head.parameters():
         torch.nn.init.normal_(p, std=0.5)
@@ -170,19 +164,14 @@ def kind_of(text):
     return 3 if "e" in text else 2 if "a" in text else 1
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def trained(folder, kind, *, shuffled=False, lr=2e-3, **more):
     given = {"algorithm": "outcome-critic", "steps": 60, "batch": 32, "lr": lr, "quiet": True, "out": folder / "run"}
     folder.mkdir(exist_ok=True)
     tasks, held = (
-        write(folder / "a.jsonl", programs(300, 1, shuffled)),
-        write(folder / "b.jsonl", programs(100, 2, shuffled)),
+        write_rows(folder / "a.jsonl", programs(300, 1, shuffled)),
+        write_rows(folder / "b.jsonl", programs(100, 2, shuffled)),
     )
-    policy = {"name": "outcome_critic", "trunk": save(folder / "trunk", kind)}
+    policy = {"name": "outcome_critic", "trunk": on_disk(folder / "trunk", lm(kind, 40))}
     return operant.train(policy, tasks, evaluate=held, **given | more)
 
 
@@ -342,7 +331,7 @@ def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
 
 
 def test_a_folder_that_is_no_critic_is_a_sentence(tmp_path):
-    made = resolve("critic:" + save(tmp_path), {"of": "letters:e"})
+    made = resolve("critic:" + on_disk(tmp_path, lm(vocab=40)), {"of": "letters:e"})
     with pytest.raises(OperantError, match=r"is no outcome critic: train one, as in `operant train outcome-critic"):
         made.check()
 
@@ -501,9 +490,9 @@ def coderl_run(learnt, folder, out, *, steps, **more):
     options = {"of": by_rule, "returns": "coderl", "refresh": 1e-3, "batch": 4}
     reward = {"name": f"critic:{learnt.path}", **options}
     reward = resolve(reward.pop("name"), reward)
-    tasks = write(folder / "gold.jsonl", gold)
+    tasks = write_rows(folder / "gold.jsonl", gold)
     given |= {"evaluate": tasks, "data.limit": 12, "checkpoint_every": 2}
-    return operant.train(save(folder / "policy"), tasks, reward, steps=steps, out=out, **given, **more)
+    return operant.train(on_disk(folder / "policy", lm(vocab=40)), tasks, reward, steps=steps, out=out, **given, **more)
 
 
 def test_a_run_with_a_refreshed_critic_resumes_exactly(learnt, tmp_path):

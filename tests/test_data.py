@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import cases
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import OperantError, Task, train
 from operant.data import DataOptions, Order, load_tasks
@@ -440,9 +440,7 @@ def test_a_chat_policy_that_reads_plain_texts_says_so(tasks, options, notes, tok
 def test_tasks_that_do_not_fit_are_refused_early(tasks, options, why, saved, tmp_path, monkeypatch):
     policy, given = lm(vocab=50), {"tokenizer": letters()}
     if saved:
-        letters().save_pretrained(tmp_path / "model")
-        policy.save_pretrained(tmp_path / "model")
-        policy, given = tmp_path / "model", {}
+        policy, given = on_disk(tmp_path / "model", policy), {}
     monkeypatch.setattr("operant.runs.build.Learner", lambda *a, **k: pytest.fail("it loads"))
     with pytest.raises(OperantError, match=why):
         train(policy, tasks, lambda rs: [1.0] * len(rs), out=tmp_path / "run", quiet=True, **given, **options)

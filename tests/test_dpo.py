@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import cases
 from rigs import Caught, gap, on_ranks
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, letters, lm, on_disk
 
 from operant import Batch, Learner, OperantError, Outputs, Policy, train
 from operant.algorithms.kto import exchanged
@@ -216,8 +216,7 @@ def test_held_out_replies_are_preferred_after_training(algorithm, tmp_path):
 
 
 def test_the_command_line_trains_on_pairs(tmp_path, capsys):
-    lm(vocab=40).save_pretrained(tmp_path / "model")
-    letters().save_pretrained(tmp_path / "model")
+    on_disk(tmp_path / "model", lm(vocab=40))
     rows = [*pairs(6), {"prompt": "ab", "replies": ["c", "d"], "ratings": [2, 2]}]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ["train", "--algorithm", "dpo", "--policy", str(tmp_path / "model"), "--tasks"]

@@ -4,11 +4,11 @@ from copy import deepcopy
 
 import pytest
 import torch
+from rigs import state_of
 from torch import nn
 from toys import lm
 
 from operant import Learner, OperantError
-from operant.storage.checkpoint import RunState
 from operant.training.eight_bit import BLOCK, EightBit, _turn, pack_first, pack_second, unpack_first, unpack_second
 from operant.training.optimizer import MasterAdamW, OptimizerOptions, make_optimizer
 
@@ -138,18 +138,12 @@ def test_a_run_goes_on_to_the_bit(precision, tmp_path):
     replies = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
     options = {"optimizer.states": "8bit", "optimizer.lr": 1e-2, "model.precision": precision}
 
-    def registered(learner):
-        state = RunState()
-        for name, part in learner.parts().items():
-            state.register(name, part)
-        return state
-
     first = Learner(lm("gpt2", 40), **options)
     first.step(*replies)
-    path = registered(first).save(tmp_path, 1).path
+    path = state_of(first).save(tmp_path, 1).path
     first.step(*replies)
     second = Learner(lm("gpt2", 40), **options)
-    registered(second).load(path)
+    state_of(second).load(path)
     held = second.optimizer.state[second.optimizer.param_groups[0]["params"][0]]
     assert held["first"].dtype == torch.int8 and held["second"].dtype == torch.uint8
     second.step(*replies)

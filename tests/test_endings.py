@@ -51,6 +51,12 @@ class Cutting:
         }
 
 
+def played(policy: Policy, world: Cutting) -> Rollout:
+    engine, few = NativeEngine(policy), Sampling(max_tokens=3)
+    (attempt,) = play([Task("t", [5, 6])], env=world, engine=engine, tokenizer=letters(), sampling=few)
+    return attempt
+
+
 def only(*pieces: str | int) -> tuple[int, ...]:
     """What to ban so that these tokens alone can be said."""
     ids = {letters().convert_tokens_to_ids(p) if isinstance(p, str) else p for p in pieces}
@@ -86,14 +92,7 @@ def test_reward_lands_last_and_only_a_cut_has_a_next_value(lengths_too):
 def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     """The value is the head's own arithmetic on the state behind prompt, reply and the world's last words."""
     policy = Policy(lm(kind, vocab=len(ALL)), letters(), value=ValueOptions(init="normal"))
-    world = Cutting(2, cut=True)
-    (attempt,) = play(
-        [Task("t", [5, 6])],
-        env=world,
-        engine=NativeEngine(policy),
-        tokenizer=letters(),
-        sampling=Sampling(max_tokens=3),
-    )
+    attempt = played(policy, Cutting(2, cut=True))
     assert attempt.end == "cut" and len(attempt.turns) == 2
     first, second = attempt.turns
     go = encode_more(letters(), " go")
@@ -110,13 +109,7 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
 @pytest.mark.parametrize(("cut", "fresh"), [(True, False), (True, True), (False, False), (False, True)])
 def test_a_world_that_is_cut_has_a_next_value_an_ended_one_none(cut, fresh):
     policy = valuing(5.0)
-    (attempt,) = play(
-        [Task("t", [5, 6])],
-        env=Cutting(2, cut=cut, fresh=fresh),
-        engine=NativeEngine(policy),
-        tokenizer=letters(),
-        sampling=Sampling(max_tokens=3),
-    )
+    attempt = played(policy, Cutting(2, cut=cut, fresh=fresh))
     batch = with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy)
     assert attempt.end == ("cut" if cut else "world")
     assert batch.bootstrap.tolist() == ([5.0] if cut else [0.0])

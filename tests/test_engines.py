@@ -7,7 +7,6 @@ import contextlib
 import json
 import socket
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import stand_in_vllm
 import torch
 from cases import cases
+from processes import served
 from toys import bare_logprobs, letters, lm
 from transformers import AutoModelForCausalLM
 
@@ -42,17 +42,10 @@ def policy_of(seed=0, vocab=20, **more):
     return Policy(lm("gpt2", vocab, seed=seed), letters(), **more)
 
 
-@contextlib.contextmanager
 def serving(policy, folder, **wrong):
-    """A stand-in server in a thread, which begins with the weights of the policy."""
+    """A stand-in server, which begins with the weights of the policy."""
     replace_export(policy, folder)
-    server = stand_in_vllm.Server(folder, **wrong)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+    return served(stand_in_vllm.Server(folder, **wrong))
 
 
 @pytest.fixture(scope="session")

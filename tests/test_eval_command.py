@@ -13,7 +13,7 @@ from page_commands import commands
 from pages import low_contrast, overflows
 from pyarrow import parquet
 from texts import mistyped
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import train
 from operant.runs.judged_replies import JudgedReply, best_of
@@ -89,10 +89,8 @@ RUN = {"steps": 4, "batch": 4, "minibatch": 4, "max_tokens": 6, "probes": 0, "wa
 def place(tmp_path_factory):
     """A folder with a model, tasks, and a run with held-out tasks and checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("eval")
-    tokenizer = letters()
     for name, seed in (("model", 0), ("other", 1)):
-        lm("gpt2", len(tokenizer), seed=seed).save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        on_disk(folder / name, lm("gpt2", len(letters()), seed=seed))
     rows = [{"prompt": a + b} for a in "abcd" for b in "efg"]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     kept = {"checkpoint": "both", "checkpoint_every": 2, "keep": 9, "data.text_field": "prompt"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from processes import Forked
+from small_runs import told
 from texts import mistyped
 
 from operant.algorithms import find
@@ -58,12 +59,6 @@ def as_user(installed, tmp_path, monkeypatch):
     (tmp_path / "my.yaml").write_text(recipe, encoding="utf-8")
 
 
-def rows(run: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    steady = [{k: x for k, x in row.items() if not k.startswith(("time/", "memory/", "tokens/"))} for row in lines]
-    return [{k: x for k, x in row.items() if not k.startswith("checkpoint/")} for row in steady]
-
-
 @pytest.mark.slow
 def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(installed, as_user, capsys, tmp_path):
     """The whole run is a process of its own, the halves are in this one."""
@@ -72,7 +67,7 @@ def test_every_kind_of_part_trains_by_one_command_and_resumes_bit_identically(in
     subprocess.run(command, env=installed, capture_output=True, timeout=300, check=True)
     assert main(["train", *ALL, "--steps", "1", "--out", str(halves)]) == 0
     assert main(["train", "--resume", str(halves), "--steps", "2"]) == 0, capsys.readouterr()
-    assert rows(halves) == rows(whole) and len(rows(whole)) == 2
+    assert told(halves) == told(whole) and len(told(whole)) == 2
     trained = [(run / "export/policy.safetensors").read_bytes() for run in (whole, halves)]
     assert trained[0] == trained[1]
     written = (whole / "metrics.csv").read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,6 @@
 """Text games: their metrics, verdict and findings, and their transcripts in the report, against hand-made ones."""
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from browsing import LAPTOP, PHONE, visit
 from cases import cases
 from houses import ROOMS, House, record
 from pages import low_contrast, overflows
+from processes import served
 from toys import letters, lm
 
 from operant import Rollout, Task, Turn, check_env
@@ -184,11 +184,8 @@ def url(request, tmp_path_factory):
     if request.param == "static":
         yield run_report.write_report(path).as_uri()
         return
-    server = Server(path, Serving(port=0))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/"
-    server.shutdown()
-    server.server_close()
+    with served(Server(path, Serving(port=0))) as server:
+        yield server.url
 
 
 def panes(page):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toys import letters, lm
+from toys import letters, lm, on_disk
 from transformers import PreTrainedTokenizerFast
 
 from operant import Policy, train
@@ -72,12 +72,10 @@ def score(rollouts):
 
 
 def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys):
-    tokenizer = letters()
     (tmp_path / "tasks.jsonl").write_text(
         '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n', encoding="utf-8"
     )
-    lm("gpt2", len(tokenizer)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    on_disk(tmp_path / "model", lm("gpt2", len(letters())))
     started = {"steps": 1, "batch": 2, "minibatch": 2, "max_tokens": 4, "probes": 0, "watch_every": 0, "epochs": 1}
     monkeypatch.chdir(tmp_path)
     for name, more in (("plain", {}), ("aimed", {"data.target_field": "word"})):

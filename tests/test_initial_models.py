@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import cases
 from disks import FULL, Watched
-from toys import letters, lm
+from toys import lm, on_disk
 
 from operant import OperantError, export, load_policy, train
 from operant.models import lora
@@ -37,8 +37,7 @@ def config_of(**given):
 def model(tmp_path):
     """A model's folder with its tokenizer, beside things that loading does not read."""
     folder = tmp_path / "model"
-    lm("gpt2", 40).save_pretrained(folder)
-    letters().save_pretrained(folder)
+    on_disk(folder, lm("gpt2", 40))
     (folder / "optimizer.pt").write_bytes(b"large")
     (folder / "runs").mkdir()
     return folder

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -431,13 +431,8 @@ def test_a_weaker_level_can_be_forced_and_no_other_name(monkeypatch):
 def test_threads_and_forked_copies_share_no_worker(mark):
     reward = isolated(hostile.process)
     mine = judge(reward, rollouts(2)).scores
-    scores: list = []
-    threads = [threading.Thread(target=lambda: scores.append(judge(reward, rollouts(2)).scores)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert scores == [mine] * 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda _: judge(reward, rollouts(2)).scores, range(4))) == [mine] * 4
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:  # a copy of the run: it starts its own workers, and does not end ours

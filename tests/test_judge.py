@@ -7,7 +7,7 @@ import pytest
 import torch
 from completion_server import Server
 from small_runs import model
-from toys import letters
+from toys import letters, on_disk
 
 from operant import OperantError, Rollout, Task, Turn
 from operant.rewards import check, judge, resolve
@@ -16,8 +16,7 @@ from operant.rewards import check, judge, resolve
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("judge")
-    model().save_pretrained(path)
-    letters().save_pretrained(path)
+    on_disk(path, model())
     return path
 
 

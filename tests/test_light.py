@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from disks import quiet
+from rigs import alike, state_of
 from safetensors import safe_open
 from toys import lm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant.data.order import Order
 from operant.runs.checkpoints import snapshot
-from operant.storage.checkpoint import RunState, about, newest_whole
+from operant.storage.checkpoint import about, newest_whole
 from operant.training.learner import Learner
 
 FIXTURE = Path(__file__).parent / "checkpoints" / "schema-1"
@@ -20,20 +22,9 @@ PROMPTS = [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]
 SMALL = {"optimizer.lr": 1e-2, "max_tokens": 4, "fixed_length": True, "minibatch": 8, "learner.seed": 3}
 
 
-def quiet(_):
-    pass
-
-
 def step(learner):
     replies = learner.generate(PROMPTS * 2)
     return learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies])
-
-
-def state_of(learner):
-    state = RunState()
-    for name, part in learner.parts().items():
-        state.register(name, part)
-    return state
 
 
 def inside(path):
@@ -164,16 +155,6 @@ def everything(learner):
     return kept, grads, held, snapshot(state := state_of(learner), state.parts)
 
 
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 @pytest.mark.parametrize("options", [{}, {"model.train_layers": 1}, {"model.precision": "bfloat16"}])
 def test_saving_changes_nothing_and_the_next_step_is_the_same(tmp_path, options):
     one, other = trained(**options), trained(**options)
@@ -181,7 +162,7 @@ def test_saving_changes_nothing_and_the_next_step_is_the_same(tmp_path, options)
     state = state_of(one)
     for kind in ("resume", "light"):
         state.save(tmp_path, 1, {"best": None}, kind=kind)
-    assert same(before, everything(one))
+    assert alike(before, everything(one))
     step(one)
     step(other)
     assert equal(weights(one), weights(other))

@@ -10,8 +10,9 @@ import pytest
 import torch
 from cases import cases
 from page_commands import read
+from rigs import state_of
 from safetensors.torch import load_file, save_file
-from toys import CAUSAL, letters, lm
+from toys import CAUSAL, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
@@ -20,7 +21,6 @@ from operant.models import lora as adapters
 from operant.models.adapters import LoraOptions, adapted, is_adapter
 from operant.models.options import ModelOptions
 from operant.models.reference import digest, fingerprint
-from operant.storage.checkpoint import RunState
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 FAST = {"optimizer.lr": 3e-2}
@@ -51,13 +51,12 @@ def shaken(model, rank=4, **more):
 @pytest.fixture
 def folders(tmp_path):
     """The folder of a model, and the folder of a trained adapter for it."""
-    lm("gpt2", vocab=40).save_pretrained(tmp_path / "base")
-    letters().save_pretrained(tmp_path / "base")
+    base = on_disk(tmp_path / "base", lm("gpt2", vocab=40))
     model = shaken(lm("gpt2", vocab=40))
-    model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.peft_config["default"].base_model_name_or_path = base
     model.peft_config["default"].lora_dropout = 0.1
     adapters.save(model, tmp_path / "adapter")
-    return str(tmp_path / "base"), str(tmp_path / "adapter")
+    return base, str(tmp_path / "adapter")
 
 
 def scores(policy):
@@ -271,17 +270,10 @@ def test_a_critic_network_is_exported_merged(tmp_path, folders):
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-def registered(learner):
-    state = RunState()
-    for name, part in learner.parts().items():
-        state.register(name, part)
-    return state
-
-
 @pytest.mark.parametrize("options", [LORA, FAST | {"model.train_layers": 1}], ids=["adapter", "trunk"])
 def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(options, tmp_path, folders):
     first = Learner(folders[0], **options)
-    state = registered(first)
+    state = state_of(first)
     first.step(*REPLIES)
     path = state.save(tmp_path / "checkpoints", 1).path
     trained = sum(p.numel() * 4 for p in first.policy.trainable())
@@ -290,7 +282,7 @@ def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(options, tmp_pat
 
     torch.manual_seed(77)
     second = Learner(folders[0], **options)
-    registered(second).load(path)
+    state_of(second).load(path)
     second.step(*REPLIES)
     assert torch.equal(scores(first.policy), scores(second.policy))
     ours, theirs = dict(first.policy.named_parameters()), dict(second.policy.named_parameters())
@@ -299,19 +291,19 @@ def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(options, tmp_pat
 
 def test_a_checkpoint_of_other_frozen_weights_is_refused(tmp_path, folders):
     first = Learner(folders[0], **LORA, reference=None)
-    path = registered(first).save(tmp_path / "checkpoints", 1).path
+    path = state_of(first).save(tmp_path / "checkpoints", 1).path
     other = Learner(lm("gpt2", vocab=40, seed=1), **LORA, reference=None)
     with pytest.raises(OperantError, match="frozen weights have the hash"):
-        registered(other).load(path)
+        state_of(other).load(path)
     with pytest.raises(OperantError, match="trains other weights"):
-        registered(Learner(folders[0], **FAST, reference=None)).load(path)
+        state_of(Learner(folders[0], **FAST, reference=None)).load(path)
     with pytest.raises(OperantError, match="trains other weights"):
-        registered(Learner(folders[0], **LORA | {"lora.targets": "c_attn"}, reference=None)).load(path)
+        state_of(Learner(folders[0], **LORA | {"lora.targets": "c_attn"}, reference=None)).load(path)
 
 
 def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
     learner = Learner(folders[0], **LORA)
-    state = registered(learner)
+    state = state_of(learner)
     state.save(tmp_path / "checkpoints", 1)
     with torch.no_grad():
         learner.policy.model.transformer.h[0].mlp.c_fc.base_layer.weight[0, 0] += 1e-6

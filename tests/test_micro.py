@@ -58,15 +58,16 @@ def test_other_errors_are_not_taken_for_it(monkeypatch):
 
 @pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
 @pytest.mark.parametrize("budget", [30, 60, 8192])
-def test_the_cut_is_the_cheapest_of_all(budget, setup):
-    """Padding and passes together, against every way to cut eight rows in order of length."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_cut_is_the_cheapest_of_all(packed, budget, setup):
+    """Padding and passes together, against every way to cut eight rows in order of length; packed rows have none."""
     lengths = [3, 9, 4, 17, 9, 30, 5, 12]
     batch = Batch.given([[1]] * 8, [[2] * (n - 1) for n in lengths])
-    cuts = cut(batch, units(batch), budget, setup)
+    cuts = cut(batch, units(batch), budget, setup, packed=packed)
     assert sorted(r for rows in cuts for r in rows) == list(range(8))
 
     def cost(pieces):
-        widths = [max(piece) * len(piece) for piece in pieces]
+        widths = [sum(piece) if packed else max(piece) * len(piece) for piece in pieces]
         allowed = all(w <= budget or len(piece) == 1 for w, piece in zip(widths, pieces, strict=True))
         return sum(widths) + setup * len(pieces) if allowed else float("inf")
 

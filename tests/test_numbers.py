@@ -17,7 +17,7 @@ import warnings
 import pyarrow.parquet as pq
 import pytest
 import torch
-from rigs import on_ranks, said
+from rigs import alike, on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
 
@@ -60,23 +60,13 @@ def held(student: Learner) -> dict:
     return copy.deepcopy(parts) | {"weights": {k: v.clone() for k, v in student.policy.state_dict().items()}}
 
 
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b
-
-
 def refused(student: Learner, scores=SCORES, **more) -> dict[str, float]:
     """One step that must be refused as a whole, and change nothing."""
     before, step = held(student), student.progress.step
     with pytest.warns(UserWarning, match="a step was refused"):
         told = stepped(student, scores, **more)
     assert student.refused is not None and student.refused.whole
-    assert same(held(student), before)
+    assert alike(held(student), before)
     assert told["step"] == student.progress.step == step + 1
     assert told["update/refused"] == 1 and not told.get("update/steps")
     assert all(math.isfinite(x) for x in told.values())
@@ -163,8 +153,8 @@ def test_later_in_an_update_the_optimizer_steps_before_it_stand():
     with pytest.warns(UserWarning, match="the optimizer steps before it stand"):
         told = spoilt.step(QUERIES, REPLIES, SCORES)
     assert told["update/steps"] == 3 and told["update/refused"] == 1 and not spoilt.refused.whole
-    assert len(snapshots) == 4 and same(spoilt.policy.state_dict(), snapshots[2])
-    assert same(spoilt.controller.state_dict(), whole.controller.state_dict())  # the replies were learnt from
+    assert len(snapshots) == 4 and alike(spoilt.policy.state_dict(), snapshots[2])
+    assert alike(spoilt.controller.state_dict(), whole.controller.state_dict())  # the replies were learnt from
 
 
 VARIANTS = {
@@ -200,7 +190,7 @@ def test_an_impossible_reply_is_the_callers_mistake():
     before, step = held(student), student.progress.step
     with pytest.raises(OperantError, match=r"row 1 has token 12 at column 3, which the policy cannot generate"):
         student.step(QUERIES, REPLIES, SCORES)
-    assert same(held(student), before) and student.progress.step == step and student.refused is None
+    assert alike(held(student), before) and student.progress.step == step and student.refused is None
 
 
 def test_replies_with_log_probs_that_are_none_are_refused():
@@ -427,7 +417,7 @@ def ranks_work(rank: int, world: int, folder: str) -> dict:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             told = student.step(QUERIES[mine], REPLIES[mine], scores)
-        found[case] = {"fault": student.refused.fault, "same": same(held(student), before), "told": told}
+        found[case] = {"fault": student.refused.fault, "same": alike(held(student), before), "told": told}
         if rank == 0:
             student.bundle(f"{folder}/{case}")
     return found

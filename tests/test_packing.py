@@ -9,7 +9,7 @@ import torch
 import transformers as t
 from cases import cases
 from gradients import batch_of, caught, truth
-from rigs import gap, partitions
+from rigs import gap
 from torch.nn.functional import pad
 from toys import SPECIAL, lm
 
@@ -18,7 +18,6 @@ from operant.models import capabilities, kernels
 from operant.models.adapters import LoraOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import PolicyCopy
-from operant.rollouts.collate import cut, units
 from operant.training.scoring import forward_batch
 
 WIDE = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4} | SPECIAL
@@ -216,25 +215,6 @@ def test_a_step_is_the_same_step(preset):
         assert learner.policy.modes.packed == (on == "on")
         weights.append({n: p.detach().double() for n, p in learner.policy.named_parameters()})
     same(*weights, 1e-5)
-
-
-# --- the cut ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("setup", [0, 7, 64, 10_000])
-@pytest.mark.parametrize("budget", [30, 60, 8192])
-def test_the_cut_counts_real_tokens(budget, setup):
-    """The cut is the best of all cuts of eight rows in order of length, where padding costs nothing."""
-    lengths = [3, 9, 4, 17, 9, 30, 5, 12]
-    batch = Batch.given([[1]] * 8, [[2] * (n - 1) for n in lengths])
-    cuts = cut(batch, units(batch), budget, setup, packed=True)
-    assert sorted(r for rows in cuts for r in rows) == list(range(8))
-
-    def cost(pieces):
-        allowed = all(sum(piece) <= budget or len(piece) == 1 for piece in pieces)
-        return sum(lengths) + setup * len(pieces) if allowed else float("inf")
-
-    ordered = sorted(lengths)
-    best = min(cost([ordered[a:b] for a, b in edges]) for edges in partitions(8))
-    assert cost([[lengths[r] for r in rows] for rows in cuts]) == best
 
 
 def test_ragged_batches_take_fewer_passes_to_the_same_gradient():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cases import cases
 from texts import mistyped, parts
-from toys import letters
+from toys import letters, on_disk
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from operant.api import runs
@@ -209,10 +209,9 @@ def test_texts_of_a_world_move_no_cursor(typed, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A tiny model, and a run of it in small rooms with options of its own."""
-    path, tokenizer = tmp_path_factory.mktemp("play"), letters()
+    path = tmp_path_factory.mktemp("play")
     shape = {"n_positions": 1024, "n_embd": 32, "n_layer": 2, "n_head": 2, "bos_token_id": 1, "eos_token_id": 2}
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **shape)).save_pretrained(path / "model")
-    tokenizer.save_pretrained(path / "model")
+    on_disk(path / "model", GPT2LMHeadModel(GPT2Config(vocab_size=len(letters()), **shape)))
     world = Rooms(rooms=4)
     own = {"env.rooms": 4, "env.memory": 1, "env.choose": True, "env.max_turns": 8, "max_tokens": 6, "probes": 0}
     given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 4}

@@ -1,6 +1,7 @@
 """The same list of old faults, continued: how episodes end, what credit they get, and what rewards may see."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -60,28 +61,21 @@ def test_8_whitening_on_ranks_is_whitening_of_the_whole(monkeypatch):
     """Three ranks with 4, 1 and 0 numbers, as threads that meet wherever a rank would wait for the others."""
     parts = [torch.tensor([3.0, -1.0, 8.0, 2.5]), torch.tensor([40.0]), torch.tensor([7.0])]
     masks = [torch.ones(4, dtype=torch.bool), torch.ones(1, dtype=torch.bool), torch.zeros(1, dtype=torch.bool)]
-    barrier, told, out = threading.Barrier(3, timeout=20), {}, {}
+    barrier, told = threading.Barrier(3, timeout=20), {}
 
     def total(number):
-        told[threading.current_thread().name] = number
+        told[threading.get_ident()] = number
         barrier.wait()
-        summed = sum(told[str(rank)] for rank in range(3))
+        summed = sum(told.values())
         barrier.wait()
         return summed
 
     whole = whiten(torch.cat(parts[:2]), torch.ones(5, dtype=torch.bool))
     monkeypatch.setattr(distributed, "total_float", total)
     assert advantages.distributed is distributed
-
-    def work(rank):
-        out[rank] = whiten(parts[rank], masks[rank])
-
-    threads = [threading.Thread(target=work, args=(rank,), name=str(rank)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert torch.allclose(torch.cat([out[0], out[1]]), whole, atol=1e-6) and out[2].tolist() == [0.0]
+    with ThreadPoolExecutor(3) as threads:
+        first, second, none = threads.map(whiten, parts, masks)
+    assert torch.allclose(torch.cat([first, second]), whole, atol=1e-6) and none.tolist() == [0.0]
 
 
 def test_14_a_score_does_not_depend_on_its_neighbours():

@@ -10,9 +10,9 @@ from statistics import fmean
 import pytest
 from cases import cases
 from page_commands import commands
-from texts import mistyped
+from texts import mistyped, write_rows
 from tokenizers import Tokenizer, models, pre_tokenizers
-from toys import lm
+from toys import lm, on_disk
 from transformers import PreTrainedTokenizerFast
 
 from operant.apps.code.forms import repair
@@ -33,15 +33,15 @@ def place(tmp_path_factory):
     core = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="<pad>"))
     core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
-    model = lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1)
-    tokenizer.save_pretrained(folder / "model")
-    model.save_pretrained(folder / "model")
+    on_disk(folder / "model", lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1), tokenizer)
     rows = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
-    write(folder / "problems.jsonl", rows)
-    write(folder / "bare.jsonl", [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2)
-    write(folder / "humaneval.jsonl", [published("Twice", 2, ">>> f(1)\\n    2"), published("Same", 1, "x")])
-    write(folder / "shown.jsonl", [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}])
-    write(folder / "plain.jsonl", [{"prompt": "Same:"}])
+    write_rows(folder / "problems.jsonl", rows)
+    write_rows(folder / "bare.jsonl", [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2)
+    write_rows(folder / "humaneval.jsonl", [published("Twice", 2, ">>> f(1)\\n    2"), published("Same", 1, "x")])
+    write_rows(
+        folder / "shown.jsonl", [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}]
+    )
+    write_rows(folder / "plain.jsonl", [{"prompt": "Same:"}])
     (folder / "ones.py").write_text(
         "class Ones:\n"
         "    def prefixes(self, problem, ids, tokenizer):\n"
@@ -67,10 +67,6 @@ def published(name, factor, example):
 def target(factor):
     tests = [f"assert f({x}) == {x * factor}" for x in (2, 5)]
     return {"tests": tests, "examples": ["assert f(0) == 0"], "before": BEFORE}
-
-
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read(path):
@@ -201,7 +197,7 @@ def test_tasks_with_examples_alone_need_no_hidden_tests(place, capsys):
 
 def test_hidden_tests_judge_their_own_task_beside_tasks_without(place, tmp_path):
     rows = [*read(place / "shown.jsonl"), *read(place / "problems.jsonl")]
-    write(tmp_path / "both.jsonl", rows)
+    write_rows(tmp_path / "both.jsonl", rows)
     words = ["--tasks", tmp_path / "both.jsonl", "--tests", "--samples", 12, "--all", *SAMPLING]
     assert run("generate", place / "model", *words, "--out", tmp_path / "all.jsonl") == 0
     found = read(tmp_path / "all.jsonl")
@@ -295,7 +291,7 @@ def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
 
 def test_rows_with_tests_need_no_form(place, tmp_path, capsys):
     rows = [{"prompt": "Same:", "tests": ["assert f(2) == 2"], "examples": ["assert f(0) == 0"], "before": BEFORE}]
-    write(tmp_path / "flat.jsonl", rows)
+    write_rows(tmp_path / "flat.jsonl", rows)
     for tasks, alone in ((tmp_path / "flat.jsonl", False), (place / "shown.jsonl", True)):
         for more in (["--tests"], ["--reward", "tests"]):
             if not alone or more == ["--tests"]:
@@ -320,13 +316,13 @@ def test_a_search_has_the_limits_and_reward_of_the_run(place, tmp_path, capsys):
 
 
 def test_a_column_of_tests_is_no_program_to_other_rewards(tmp_path, capsys):
-    write(tmp_path / "rows.jsonl", [{"prompt": "The patient says", "tests": "blood"}])
+    write_rows(tmp_path / "rows.jsonl", [{"prompt": "The patient says", "tests": "blood"}])
     words = ["--tasks", tmp_path / "rows.jsonl", "--reward", "letters:e", "--max-tokens", 4]
     assert run("eval", "builtin:reviews-lm", *words) == 0
 
 
 def test_a_run_without_a_reward_is_judged_by_tests(place, tmp_path, capsys):
-    write(tmp_path / "pairs.jsonl", [{"prompt": "Same:", "completion": "x"}] * 4)
+    write_rows(tmp_path / "pairs.jsonl", [{"prompt": "Same:", "completion": "x"}] * 4)
     words = ["--policy", place / "model", "--tasks", tmp_path / "pairs.jsonl", "--steps", 1, "--batch", 4]
     assert run("train", "sft", *words, "--probes", 0, "--out", tmp_path / "sft") == 0
     assert run("eval", tmp_path / "sft", "--tasks", place / "problems.jsonl", "--tests", *SAMPLING) == 0
@@ -419,7 +415,7 @@ def test_samples_of_anyone_are_scored_as_humaneval_does(place, capsys):
     """pass@k by counting all draws of k samples, and the rows again with what became of them."""
     rows = [{"task_id": f"HumanEval/{name}", "completion": x, "by": i} for name, some in SAMPLES.items()
             for i, x in enumerate(some)]  # fmt: skip
-    write(place / "samples.jsonl", rows)
+    write_rows(place / "samples.jsonl", rows)
     asked = ["--tasks", place / "humaneval.jsonl", "--metrics", "pass@1,pass@2,pass@5,1@3"]
     assert run("eval", place / "samples.jsonl", *asked) == 0
     told, factors = capsys.readouterr().out, {"Twice": 2, "Same": 1}
@@ -456,6 +452,6 @@ def test_samples_of_anyone_are_scored_as_humaneval_does(place, capsys):
 )
 def test_what_is_no_file_of_samples_gets_a_sentence(rows, words, told, place, tmp_path, capsys):
     every = [{"task_id": f"HumanEval/{name}", "completion": x} for name, some in SAMPLES.items() for x in some]
-    write(tmp_path / "samples.jsonl", every if rows is None else rows)
+    write_rows(tmp_path / "samples.jsonl", every if rows is None else rows)
     assert run("eval", tmp_path / "samples.jsonl", "--tasks", place / "humaneval.jsonl", *words) == 2
     assert told in capsys.readouterr().err and not list(tmp_path.glob("*results*"))

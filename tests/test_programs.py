@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cases import cases
 from page_commands import read
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant.apps.code.forms import code
 from operant.apps.code.generated import held_out, is_held_out, programs
@@ -426,11 +426,8 @@ def gold(canary):
 
 
 def tiny(kind, folder):
-    """Save a random model with a tokenizer of letters."""
-    tokenizer = letters()
     more = {"max_position_embeddings": 512} if kind == "llama" else {}
-    lm(kind, vocab=len(tokenizer), spread=0.02, **more).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    on_disk(folder, lm(kind, vocab=len(letters()), spread=0.02, **more))
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])

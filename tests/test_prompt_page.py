@@ -1,11 +1,11 @@
 """The prompts of a run on its page: numbers by hand, the copied template, answers, steps, and how it looks."""
 
 import json
-import threading
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
 from pages import low_contrast, overflows
+from processes import served
 
 from operant.runs.folder import RunFolder
 from operant.tools.report import prompts, run_report
@@ -190,14 +190,8 @@ def test_prompts_fit_and_can_be_read(browser, url, size, scheme):
 
 def test_the_live_page_fills_in_what_is_found(browser, tmp_path):
     path = write(tmp_path / "run", found=None)
-    server = Server(path, Serving(port=0))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with visit(browser, f"http://127.0.0.1:{server.server_address[1]}/") as page:
-            page.locator("#prompts .tokens").wait_for()
-            assert page.locator("#prompts .found").count() == 0
-            (path / "prompts.json").write_text(json.dumps(FOUND), encoding="utf-8")
-            page.locator("#prompts .found").wait_for()
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(Server(path, Serving(port=0))) as server, visit(browser, server.url) as page:
+        page.locator("#prompts .tokens").wait_for()
+        assert page.locator("#prompts .found").count() == 0
+        (path / "prompts.json").write_text(json.dumps(FOUND), encoding="utf-8")
+        page.locator("#prompts .found").wait_for()

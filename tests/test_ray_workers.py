@@ -15,9 +15,9 @@ import psutil
 import pytest
 from cases import cases
 from hostile_worlds import Letters
-from small_runs import SMALL, TASKS, model
+from small_runs import SMALL, TASKS, model, told
 from toys import letters
-from worlds import HOSTILE, content, logged
+from worlds import HOSTILE, content
 
 from operant import OperantError, Task, train
 from operant.apps.code.unit_tests import UnitTests
@@ -78,7 +78,7 @@ def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
     whole = started("workers", "whole")
     started("ray", "half", steps=1)
     before = below()
-    assert logged(started("ray", "half", resume=True)) == logged(whole)
+    assert told(started("ray", "half", resume=True)) == told(whole)
     assert gone(before) and ray.is_initialized()
 
 

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from processes import served
 
 from operant.runs.folder import RunFolder
 from operant.tools.report.run_report import write_report
@@ -52,22 +51,16 @@ def write(path):
     return folder
 
 
-@contextmanager
-def served(folder):
-    with Server(folder.path, Serving(serve=True, port=0)) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield running.url
-        running.shutdown()
-        thread.join()
+def live(folder):
+    return served(Server(folder.path, Serving(serve=True, port=0)))
 
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
     """The addresses of the same run as a file and on a server."""
     folder = write(tmp_path_factory.mktemp("runs") / "run")
-    with served(folder) as live:
-        yield {"static": write_report(folder.path).as_uri(), "live": live}
+    with live(folder) as server:
+        yield {"static": write_report(folder.path).as_uri(), "live": server.url}
 
 
 @pytest.fixture(params=["static-laptop", "live-phone"])
@@ -299,7 +292,7 @@ def test_the_static_page_names_the_replies_that_it_lacks(browser, urls, run):
 
 
 def test_the_live_page_follows_the_run(browser, run):
-    with served(run) as live, visit(browser, live) as page:
+    with live(run) as server, visit(browser, server.url) as page:
         replies(page)
         assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are available."]
         run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])
@@ -337,8 +330,8 @@ def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as
     for step, share in ((1, 0.0), (2, 0.25)):
         folder.log(step, {"reward/mean": 0.5, "outcome/passed": share, "outcome/runtime error": share})
     folder.close()
-    with served(folder) as live:
-        url = {"static": write_report(folder.path).as_uri(), "live": live}[kind]
+    with live(folder) as server:
+        url = {"static": write_report(folder.path).as_uri(), "live": server.url}[kind]
         with visit(browser, url) as page:
             page.wait_for_selector(".replies .line")
             outcomes = [text.split("\n") for text in texts(page, ".replies td.outcome")]
@@ -374,7 +367,7 @@ def test_a_run_without_outcomes_shows_none_of_this(page):
 
 
 def test_an_open_reply_is_not_replaced(browser, run):
-    with served(run) as live, visit(browser, live) as page:
+    with live(run) as server, visit(browser, server.url) as page:
         opened(page)
         run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])
         settled(page, "All 92 replies of 5 steps")

@@ -6,7 +6,6 @@ import math
 import random
 import re
 import shutil
-import threading
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +13,7 @@ import pytest
 from browsing import LAPTOP, PHONE, visit
 from cases import cases
 from pages import low_contrast, overflows, overlaps
+from processes import served
 
 from operant.metrics.registry import METRICS
 from operant.runs.folder import RunFolder
@@ -692,21 +692,14 @@ def test_the_live_page_is_updated_in_place(browser, tmp_path):
     path = tmp_path / "x"
     shutil.copytree(write_run(tmp_path / "y"), path)
     folder = RunFolder.open(path)
-    with Server(path, Serving(serve=True, port=0)) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            with visit(browser, running.url) as page:
-                page.wait_for_selector("#chart-reward-mean canvas")
-                page.evaluate("Charts.zoom([3, 20]); document.querySelector('#chart-reward-mean canvas').mine = true")
-                folder.log(13, metrics(13, random.Random(0)))
-                page.get_by_text("step 13", exact=False).first.wait_for()
-                page.locator("#chart-reward-mean").scroll_into_view_if_needed()
-                hover(page, "chart-reward-mean", (13 - 3) / 17)
-                assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
-                assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
-                assert page.locator(".zoomed").is_visible()
-        finally:
-            running.shutdown()
-            thread.join()
+    with served(Server(path, Serving(serve=True, port=0))) as running, visit(browser, running.url) as page:
+        page.wait_for_selector("#chart-reward-mean canvas")
+        page.evaluate("Charts.zoom([3, 20]); document.querySelector('#chart-reward-mean canvas').mine = true")
+        folder.log(13, metrics(13, random.Random(0)))
+        page.get_by_text("step 13", exact=False).first.wait_for()
+        page.locator("#chart-reward-mean").scroll_into_view_if_needed()
+        hover(page, "chart-reward-mean", (13 - 3) / 17)
+        assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
+        assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
+        assert page.locator(".zoomed").is_visible()
     folder.close()

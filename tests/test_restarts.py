@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 from cases import cases
 from rigs import on_ranks
-from torchruns import told
-from toys import letters, lm
+from small_runs import told
+from toys import letters, lm, on_disk
 
 from operant import distributed
 from operant.types import HeardError, OperantError
@@ -135,8 +135,7 @@ OPTIONS = {"steps": 5, "batch": 4, "max-tokens": 5, "probes": 0, "checkpoint-min
 def folder(tmp_path_factory) -> Path:
     """A model, five tasks, a reward that kills rank 1 once, and the run of one process that nothing kills."""
     path = tmp_path_factory.mktemp("restarts")
-    lm("gpt2", vocab=len(letters()), spread=0.3).save_pretrained(path / "model")
-    letters().save_pretrained(path / "model")
+    on_disk(path / "model", lm("gpt2", vocab=len(letters()), spread=0.3))
     (path / "tasks.txt").write_text("ab\ncde\nfg\nh\nijk", encoding="utf-8")
     (path / "judge.py").write_text(JUDGE, encoding="utf-8")
     done = started(path, "whole", [sys.executable], KILL=None)

@@ -9,7 +9,7 @@ import torch
 import yaml
 from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import Learner, OperantError, Task, train
 from operant.api import runs
@@ -31,9 +31,7 @@ def log(out):
 @pytest.fixture
 def folder(tmp_path):
     """A model's folder and a file of tasks: what the command line needs."""
-    tokenizer = letters()
-    model().save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    on_disk(tmp_path / "model", model())
     (tmp_path / "tasks.txt").write_text("\n".join(TASKS) + "\n", encoding="utf-8")
     return tmp_path
 

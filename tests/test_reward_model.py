@@ -1,6 +1,5 @@
 """Reward models: what is read, gain and bias, the export, ensembles, training, and PPO against one."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from cases import cases
-from toys import letters, lm
+from texts import write_rows
+from toys import letters, lm, on_disk
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -46,9 +46,7 @@ def save(folder: Path, kind: str, **more) -> str:
     tokenizer = letters()
     for name, value in more.items():
         setattr(tokenizer, name, value)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
+    return on_disk(folder, model, tokenizer)
 
 
 def labels(count: int, shuffled: bool = False) -> list[dict]:
@@ -61,11 +59,6 @@ def labels(count: int, shuffled: bool = False) -> list[dict]:
             scores = [scores[k] for k in torch.randperm(3, generator=chance)]
         rows.append({"prompt": "go " + "abc"[i % 3], "replies": replies, "ratings": scores})
     return rows
-
-
-def write(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
@@ -109,7 +102,7 @@ def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, shu
     trunk = save(tmp_path / "trunk", "gpt2")
     run = operant.train(
         {"name": "reward_model", "trunk": trunk},
-        write(tmp_path / "labels.jsonl", labels(200, shuffled)),
+        write_rows(tmp_path / "labels.jsonl", labels(200, shuffled)),
         algorithm="reward-model",
         loss={"kind": kind},
         steps=steps,
@@ -129,7 +122,7 @@ def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, shu
 
 
 def test_a_run_is_resumed_to_the_bit_and_its_reward_is_frozen(tmp_path, capsys):
-    trunk, rows = save(tmp_path / "trunk", "gpt2"), write(tmp_path / "rows.jsonl", labels(40))
+    trunk, rows = save(tmp_path / "trunk", "gpt2"), write_rows(tmp_path / "rows.jsonl", labels(40))
     common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "4"]
     common += ["--evaluate", rows]
     assert main(["reward-model", *common, "--out", str(tmp_path / "whole")]) == 0
@@ -238,8 +231,7 @@ def test_what_cannot_work_is_refused(tmp_path):
     three = DistilBertForSequenceClassification(
         DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
     )
-    three.save_pretrained(tmp_path / "three")
-    letters().save_pretrained(tmp_path / "three")
+    on_disk(tmp_path / "three", three)
     with pytest.raises(OperantError, match="a classifier with 3 labels"):
         RewardModel(str(tmp_path / "three"))
     with pytest.raises(OperantError, match="has 3 labels: use classifier:"):

@@ -14,6 +14,7 @@ import torch
 from cases import cases
 from scored import fixed, rollout_of
 from tokenizers_of_words import WORDS, tokenizer_of
+from toys import on_disk
 
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
@@ -317,8 +318,8 @@ def bert(tmp_path_factory):
         label2id={"NEGATIVE": 0, "POSITIVE": 1},
     )
     folder = tmp_path_factory.mktemp("bert")
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]").save_pretrained(folder)
+    words = tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
+    on_disk(folder, BertForSequenceClassification(config), words)
     return folder
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import Learner, OperantError
 from operant.models.reference import digest
@@ -74,8 +74,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     """The folder of the saves; what the uninterrupted learners do; and what the loaded ones do in another process."""
     folder = tmp_path_factory.mktemp("learners")
     for name, model in (("gpt2", lm(vocab=40)), ("other", lm(vocab=40, seed=1)), ("t5", lm("t5", vocab=40))):
-        model.save_pretrained(folder / name)
-        letters().save_pretrained(folder / name)
+        on_disk(folder / name, model)
     saves, whole = folder / "saves", {}
     for case in CASES:
         learner = made(case, folder)

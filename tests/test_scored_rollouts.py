@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from small_runs import told
 from toys import letters, lm
 
 from operant import Learner, OperantError, Task, train
@@ -103,7 +104,7 @@ def test_parts_stay_whole_where_a_chunk_is_not_judged():
 def test_a_run_in_chunks_is_the_run_without(tmp_path):
     """Every metric of four steps, and the weights: chunks change how often the reward is asked, and nothing else."""
     given = {"steps": 4, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
-    told = []
+    runs = []
     for chunks in (1, 3):
         run = train(
             lm("gpt2", vocab=len(letters()), spread=0.3),
@@ -114,13 +115,8 @@ def test_a_run_in_chunks_is_the_run_without(tmp_path):
             reward_chunks=chunks,
             **given,
         )
-        told.append(
-            [
-                {k: v for k, v in m.items() if not k.startswith(("time/", "tokens/", "memory/", "checkpoint/"))}
-                for m in run.metrics
-            ]
-        )
-    for a, b in zip(*told, strict=True):
+        runs.append(told(run))
+    for a, b in zip(*runs, strict=True):
         assert a.keys() == b.keys()
         assert not {k: (a[k], b[k]) for k in a if a[k] != pytest.approx(b[k], rel=1e-3, abs=1e-5)}
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rigs import DEALT, REPLIES, SCORES, gap, on_ranks
+from rigs import DEALT, REPLIES, SCORES, gap, on_ranks, state_of
 from toys import lm
 
-from operant import Learner, distributed
+from operant import Learner
 from operant.apps.rlhf.reward_model import RewardModel
-from operant.storage.checkpoint import RunState
 
 BASE = {"max_tokens": 12, "stop_tokens": (2,), "micro_tokens": 20, "optimizer.eps": 1.0}
 BASE |= {"optimizer.lr": 1e-3, "watch_every": 1, "minibatch": 4, "epochs": 2}
@@ -115,14 +114,6 @@ def test_more_ranks_learn_the_same_also_one_without_replies(world, parallel):
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 SAVED = ("value head, tied", "follows", "bfloat16")
-
-
-def state_of(learner: Learner) -> RunState:
-    state = RunState()
-    for name, part in learner.parts().items():
-        state.register(name, part)
-    state.ranks = distributed if learner.policy.shards is not None else None
-    return state
 
 
 def saved(rank: int, world: int, folder: Path) -> dict:

@@ -4,13 +4,13 @@ import http.server
 import re
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, chromium, visit
 from page_commands import ROOT
+from processes import served
 
 SPHINX = ROOT / ".venv-site/bin/sphinx-build"
 pytestmark = [
@@ -41,10 +41,8 @@ def address(site: Path):
         def log_message(self, *_): ...
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with served(server):
+        yield f"http://127.0.0.1:{server.server_port}/"
 
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:

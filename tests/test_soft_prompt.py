@@ -14,7 +14,7 @@ from cases import cases
 from page_commands import read
 from safetensors.torch import load_file, save_file
 from small_runs import count_a
-from toys import letters, lm
+from toys import letters, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
@@ -313,8 +313,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path):
     kind = "t5" if method == "grpo" else "gpt2"
-    lm(kind, len(letters()), spread=0.1).save_pretrained(tmp_path / "base")
-    letters().save_pretrained(tmp_path / "base")
+    on_disk(tmp_path / "base", lm(kind, len(letters()), spread=0.1))
     rows = [{"prompt": t, "completion": " a"} for t in TASKS] if method == "sft" else TASKS
     given = (str(tmp_path / "base"), rows, None if method == "sft" else count_a)
     options = RUN | METHODS[method] | {"algorithm": method}
@@ -423,8 +422,7 @@ def test_a_folder_is_trained_further_as_it_is(folder):
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     page = read("docs/adapters.md#soft-prompts")
     monkeypatch.chdir(tmp_path)
-    lm("gpt2", len(letters())).save_pretrained("model")
-    letters().save_pretrained("model")
+    on_disk("model", lm("gpt2", len(letters())))
     space = {"operant": operant, "model_name": "model", "judge": lambda text: float(text.count("e"))}
     for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
         exec(snippet, space)

@@ -17,7 +17,7 @@ import torch
 from cases import cases
 from completion_server import Server
 from page_commands import read
-from toys import PIECES, SPECIAL, letters, lm
+from toys import PIECES, SPECIAL, lm, on_disk
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
 import operant
@@ -46,8 +46,7 @@ def save(model, folder: Path) -> str:
         body.ln_f.weight.fill_(math.sqrt((1 - 1 / SIZE) / SIZE + 1e-5))  # undoes the norm of a unit vector
         for part in (body.h[0].attn.c_proj, body.h[0].mlp.c_proj):
             part.weight.zero_()  # the block adds nothing
-    model.save_pretrained(folder)
-    letters().save_pretrained(folder)
+    on_disk(folder, model)
     return str(folder)
 
 
@@ -73,8 +72,7 @@ def models(tmp_path_factory) -> dict[str, str]:
     """Folders: `reader`, `writer`, `styles` (g, h are positive, b is negative), `fluent` (b, h are acceptable)."""
     place = tmp_path_factory.mktemp("models")
     writer = lm("gpt2", vocab=len(PIECES))
-    writer.save_pretrained(place / "writer")
-    letters().save_pretrained(place / "writer")
+    on_disk(place / "writer", writer)
     return {
         "reader": save(GPT2Model(shape()), place / "reader"),
         "styles": classifier(place / "styles", ("negative", "positive"), {"g": 9.0, "h": 3.0, "b": 1 / 3}),
@@ -325,8 +323,7 @@ def test_tasks_that_cannot_be_judged_are_refused(given, why, models):
 
 def test_models_of_another_kind_are_refused(models, tmp_path):
     t5, bare = tmp_path / "t5", tmp_path / "bare"
-    lm("t5", vocab=len(PIECES)).save_pretrained(t5)
-    letters().save_pretrained(t5)
+    on_disk(t5, lm("t5", vocab=len(PIECES)))
     shutil.copytree(models["writer"], bare, ignore=shutil.ignore_patterns("token*", "special*"))
     for folder, why in ((t5, "does not write on behind a text"), (bare, "has no tokenizer"), ("./gone", "gone")):
         with pytest.raises(OperantError, match=why):

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 from cases import cases
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, letters, lm, on_disk
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose, train
 from operant.algorithms import ALGORITHMS
@@ -153,8 +153,7 @@ def test_given_replies_take_no_scores():
 def files(tmp_path_factory):
     """A model folder, and tasks: two letters, and another one that the second of them decides."""
     place = tmp_path_factory.mktemp("sft")
-    lm("gpt2", vocab=40, spread=0.05).save_pretrained(place / "model")
-    letters().save_pretrained(place / "model")
+    on_disk(place / "model", lm("gpt2", vocab=40, spread=0.05))
     rows = [{"prompt": f"{a}{b}", "completion": MEANS[b]} for a in "abcdefgh" for b in "abcdefgh"]
     (place / "train.jsonl").write_text("\n".join(json.dumps(r) for i, r in enumerate(rows) if i % 5), encoding="utf-8")
     (place / "held.jsonl").write_text("\n".join(json.dumps(r) for r in rows[::5]), encoding="utf-8")

@@ -16,7 +16,7 @@ from cases import cases
 from processes import Forked
 from run_folders import run as write_run
 from texts import mistyped
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 from operant import OperantError
 from operant.storage import old_names
@@ -225,9 +225,7 @@ def broken(rollouts):  # fails from the second step on, until the file `mended` 
 def place(tmp_path, monkeypatch):
     """The working folder, with a recipe for a tiny language model and rewards of its own."""
     monkeypatch.chdir(tmp_path)
-    tokenizer = letters()
-    lm("gpt2", vocab=len(tokenizer), spread=0.02).save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    on_disk("model", lm("gpt2", vocab=len(letters()), spread=0.02))
     (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
     (tmp_path / "rewards.py").write_text(REWARDS, encoding="utf-8")
     recipe = {"policy": "model", "tasks": "tasks.txt", "evaluate": "tasks.txt", "reward": "rewards.py:fine"}

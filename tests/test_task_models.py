@@ -8,7 +8,7 @@ import torch
 from cases import cases
 from tokenizers import Tokenizer, models
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
-from toys import lm
+from toys import lm, on_disk
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -234,8 +234,7 @@ def test_other_models_are_refused(tmp_path):
     with pytest.raises(OperantError, match="there is no such folder"):
         task_model("./nowhere")
     trunk = masked("bert", len(word_tokenizer())).bert
-    trunk.save_pretrained(tmp_path)
-    word_tokenizer().save_pretrained(tmp_path)
+    on_disk(tmp_path, trunk, word_tokenizer())
     with pytest.raises(OperantError, match="lacks weights of a masked model"):
         task_model(str(tmp_path), "masked")
 
@@ -243,8 +242,7 @@ def test_other_models_are_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_saved_folder_is_the_same_model(kind, tmp_path):
     before = toy(kind)
-    before.model.save_pretrained(tmp_path)
-    before.tokenizer.save_pretrained(tmp_path)
+    on_disk(tmp_path, before.model, before.tokenizer)
     after = task_model(tmp_path)
     assert (after.kind, after.longest) == ("masked", {"bert": 40, "roberta": 39}[kind])
     template = PromptTemplate(after.template)

@@ -9,7 +9,7 @@ from cases import cases
 from page_commands import commands, read
 from processes import Forked
 from published import ROWS, models, write
-from toys import letters, lm
+from toys import letters, lm, on_disk
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from operant import OperantError, Task, train
@@ -52,8 +52,7 @@ def place(tmp_path_factory):
     acts = {i: name for i, name in enumerate(("inform", "question", "directive", "commissive"))}
     shape = {"vocab_size": 37, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0}
     classifier = GPT2ForSequenceClassification(GPT2Config(**shape, id2label=acts, num_labels=4))
-    classifier.save_pretrained(folder / "intents")
-    letters().save_pretrained(folder / "intents")
+    on_disk(folder / "intents", classifier)
     return folder
 
 

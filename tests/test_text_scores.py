@@ -15,7 +15,7 @@ import torch
 import yaml
 from cases import cases
 from processes import HIDE, run_python
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, letters, lm, on_disk
 
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task, Turn, rewards, train
 from operant.apps.text.concepts import inflected
@@ -80,13 +80,8 @@ def test_tokenizers(name, words):
 
 
 def test_sentences_and_ngrams():
-    assert sentences('He left. "Why?" she said!\nNo 3.5 end… Yes') == [
-        "He left.",
-        '"Why?',
-        "she said!",
-        "No 3.5 end…",
-        "Yes",
-    ]
+    said = sentences('He left. "Why?" she said!\nNo 3.5 end… Yes')
+    assert said == ["He left.", '"Why?', "she said!", "No 3.5 end…", "Yes"]
     assert ngrams(["a", "b", "a", "b"], 2) == {("a", "b"): 2, ("b", "a"): 1} and not ngrams(["a"], 2)
 
 
@@ -390,8 +385,7 @@ def test_perplexity_reads_neither_references_nor_the_policy(tmp_path):
 def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
     """The toy reads 64 tokens, one for each letter: what does not fit is cut off at the prompt's beginning."""
     model, tok = lm(vocab=len(letters())), letters()
-    Policy(model, tok).model.save_pretrained(tmp_path)
-    tok.save_pretrained(tmp_path)
+    on_disk(tmp_path, Policy(model, tok).model, tok)
     metric = resolve({"perplexity": {"model": str(tmp_path)}})
     found = [measure(metric, [rollout("abc", query="x" * n)]).of_all["perplexity"] for n in (61, 100)]
     assert found[0] == found[1] == pytest.approx(math.exp(-bare_logprobs(model, [27] * 61, [4, 5, 6]).mean()), rel=1e-4)
@@ -685,8 +679,7 @@ def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
 def test_a_metric_of_a_run_reads_with_its_first_model(name, tmp_path):
     """Not with the policy, which is another one after training: its numbers are those of the folder."""
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
-    for part in (lm(vocab=len(letters())), letters()):
-        part.save_pretrained(tmp_path / "start")
+    on_disk(tmp_path / "start", lm(vocab=len(letters())))
     rows = str(tmp_path / "rows.jsonl")
     given = {"data.reference_field": "good", "evaluate": rows, "metrics": name, "lr": 0.1, **SMALL}
     run = train(str(tmp_path / "start"), rows, "length:3", out=tmp_path / "run", **given)

@@ -6,8 +6,8 @@ import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -179,11 +179,8 @@ def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
 def test_processes_that_make_one_game_at_once_leave_it_whole(cached, tmp_path):
     request = {"path": str(tmp_path / "1.json"), "kind": TextWorld(game="custom").kind(False), "seed": 1}
     for what in (request, {"path": request["path"]}):
-        threads = [Thread(target=worlds.make_files, args=([what, what], "")) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(worlds.make_files, [[what, what]] * 2, ["", ""]))
     assert sorted(os.listdir(tmp_path)) == ["1.json", "1.z8"]
     assert TextWorldGame(tmp_path / "1.z8").reset().commands
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from safetensors.torch import load_file
-from torchruns import started, told, write_job
+from small_runs import told
+from torchruns import started, write_job
 
 from operant.tools.cli import main
 

@@ -13,8 +13,10 @@ import pytest
 from cases import cases
 from hostile_worlds import FAULTS, Draws, Letters, ask
 from isolation import marked_processes
+from processes import served
+from small_runs import told
 from toys import letters, lm
-from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
+from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux
 
 from operant import Completion, OperantError, Step, Task, check_env, train
 from operant.envs.functions import FunctionEnv, maker
@@ -96,7 +98,7 @@ def test_the_state_of_every_worker_survives_crash_and_resume(tmp_path):
 
     whole, half = started("whole"), started("half", steps=1)
     assert half.parts.tasks == Draws(tasks=4).games("train") and half.parts.held_out == Draws().games("test")
-    assert logged(started("half", resume=True)) == logged(whole)
+    assert told(started("half", resume=True)) == told(whole)
     assert whole.before is not None and whole.learner.env.waves == 2
 
 
@@ -317,9 +319,8 @@ class Answers(BaseHTTPRequestHandler):
 def hostile_server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
     server.seen, server.daemon_threads = [], True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
+    with served(server):
+        yield server
 
 
 @cases(

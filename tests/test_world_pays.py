@@ -6,6 +6,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 from cases import cases
+from small_runs import told
 from toys import letters, lm
 
 from operant import Learner, OperantError, Rollout, Step, Task, Turn, diagnose, train
@@ -83,10 +84,6 @@ def test_a_world_run_resumes(tmp_path):
     whole = started(tmp_path / "whole", steps=4)
     started(tmp_path / "cut", steps=2)
     again = started(tmp_path / "cut", steps=4, resume=True)
-
-    def told(run):
-        return [{k: v for k, v in m.items() if not k.startswith(("time/", "memory/", "tokens/"))} for m in run.metrics]
-
     for mine, right in zip(told(again)[2:], told(whole)[2:], strict=True):
         assert {k: (mine.get(k), v) for k, v in right.items() if mine.get(k) != v} == {}
 

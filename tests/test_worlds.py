@@ -13,8 +13,9 @@ import torch
 from cases import cases
 from hostile_worlds import FAULTS, Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
-from toys import letters, lm
-from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux, logged
+from small_runs import told
+from toys import letters, lm, on_disk
+from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux
 
 import operant
 from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
@@ -116,7 +117,7 @@ def test_a_world_that_raises_ends_the_run_with_a_checkpoint(tmp_path):
         started(Breaks(), tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("*")] == ["step-00001"]
     again = started(Mended(), tmp_path / "run", resume=True)
-    assert logged(again) == logged(started(Mended(), tmp_path / "whole"))
+    assert told(again) == told(started(Mended(), tmp_path / "whole"))
 
 
 @linux
@@ -294,8 +295,7 @@ PAGE = re.findall(
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "guess.py").write_text(PAGE[0], encoding="utf-8")
-    for part in (lm("llama", 40, spread=0.1), letters()):
-        part.save_pretrained(tmp_path / "model")
+    on_disk(tmp_path / "model", lm("llama", 40, spread=0.1))
     space, runs = {}, {}
     for snippet in PAGE:
         exec(snippet.replace('"builtin:reviews-lm"', '"model"'), space)

@@ -1,5 +1,6 @@
 """Files of texts: programs, scripts and what is typed."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -15,3 +16,9 @@ def mistyped(section):
     """What is typed after `operant` or its command, as words, and what is said of it: a part of `mistyped.txt`."""
     lines = [line.partition(" => ") for line in parts("mistyped.txt")[section].splitlines()]
     return [(shlex.split(words), said) for words, _, said in lines]
+
+
+def write_rows(path, rows):
+    """Write a file of JSON lines; returns its path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)

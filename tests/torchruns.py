@@ -1,12 +1,11 @@
 """Runs from the command line, by one process or by several."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from toys import letters, lm
+from toys import letters, lm, on_disk
 
 TASKS = ["ab", "cde", "fg", "h", "ijk", "lm", "no"]
 OPTIONS = """
@@ -42,15 +41,8 @@ def started(folder: Path, out: str, ranks: int, *more: str) -> subprocess.Comple
 
 def write_job(path: Path, more: str = "") -> Path:
     """A model, tasks and a recipe, whose last lines are `more`."""
-    lm("gpt2", vocab=len(letters()), spread=0.3).save_pretrained(path / "model")
-    letters().save_pretrained(path / "model")
+    on_disk(path / "model", lm("gpt2", vocab=len(letters()), spread=0.3))
     (path / "tasks.txt").write_text("\n".join(TASKS), encoding="utf-8")
     text = f"policy: {path / 'model'}\ntasks: {path / 'tasks.txt'}\nevaluate: {path / 'tasks.txt'}\n{OPTIONS}{more}"
     (path / "recipe.yaml").write_text(text, encoding="utf-8")
     return path
-
-
-def told(run: Path) -> list[dict]:
-    lines = [json.loads(x) for x in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    apart = ("time/", "tokens/", "memory/")
-    return [{k: v for k, v in x.items() if not k.startswith(apart)} for x in lines]

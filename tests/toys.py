@@ -65,6 +65,13 @@ def letters() -> PreTrainedTokenizerFast:
     )
 
 
+def on_disk(folder, model, tokenizer=None) -> str:
+    """Write a model with its tokenizer, or that of letters, into a folder; returns the folder's path."""
+    for part in (model, tokenizer or letters()):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
 def bare_table(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
     """[A, V] log-probs before each of `action` by the model's own forward: one row, no padding, no cache, float64."""
     with torch.no_grad():

@@ -19,11 +19,4 @@ def content(rollout):
     return rollout.task, rollout.place, turns, rollout.texts, rollout.end, rollout.info
 
 
-def logged(run):
-    return [
-        {k: v for k, v in m.items() if not k.startswith(("time/", "memory/", "tokens/", "checkpoint/"))}
-        for m in run.metrics
-    ]
-
-
 LAKE = {"id": "FrozenLake-v1", "kwargs": {"render_mode": "ansi"}, "actions": ("left", "down", "right", "up")}
