@@ -1,6 +1,7 @@
 """Tasksets of verifiers as tasks: prompts and scores are verifiers' own, and what cannot be played is a sentence."""
 
 import asyncio
+import inspect
 import json
 import sys
 
@@ -18,12 +19,17 @@ from operant.tools.cli import main
 
 ODD = """
 import asyncio
+from typing import Literal
+from pydantic import SecretStr
 import verifiers.v1 as vf
 
 class Data(vf.TaskData):
     kind: str = "text"
 
-class Odd(vf.Task[Data]):
+class Heard(vf.State):
+    replies: int = 0
+
+class Odd(vf.Task[Data, Heard]):
     @vf.reward(weight=2.0)
     async def long(self, trace) -> float:
         await asyncio.sleep(0)
@@ -31,8 +37,11 @@ class Odd(vf.Task[Data]):
 
     @vf.reward
     async def by_name(self, task, trace) -> dict[str, float]:
+        trace.state.replies += 1
         if trace.last_reply == "raise":
             raise ValueError("no such reply")
+        if trace.last_reply == "nan":
+            return {"fruit": float("nan")}
         if trace.last_reply == "banana":
             return {"fruit": -1.0, "yellow": 0.25}
         return {"heard": float(trace.messages[0].role == "system")}
@@ -53,6 +62,9 @@ KINDS = {"container": Pulls, "setup": Sets, "runtime": Looks}
 
 class Config(vf.TasksetConfig):
     kind: str = "text"
+    loud: Literal["on", "off"] = "off"
+    secret: SecretStr = SecretStr("x y: z")
+    title: str | None = None
     count: int = 3
     words: dict[str, str] = {"ask": "Say it"}
 
@@ -71,8 +83,22 @@ class Words(vf.Taskset[Odd, Config]):
 class Endless(Words):
     INFINITE = True
 
-__all__ = ["%s"]
+class SizedConfig(Config):
+    size: int = 2
+    game: str
+
+class Sized(vf.Taskset[Odd, SizedConfig]):
+    def load(self):
+        return [Odd(Data(prompt=self.config.game), self.config.task)] * self.config.size
+
+class Several(vf.SingleAgentEnv):
+    pass
+
+__all__ = [%s]
 """
+
+MODULES = {"odd_words": '"Words"', "endless_words": '"Endless"', "sized_words": '"Sized"'}
+MODULES |= {"several_words": '"Words", "Several"'}
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +106,10 @@ def modules(tmp_path, monkeypatch):
     """A folder with the taskset of the page, and with odd ones, of which Python knows none afterwards."""
     pytest.importorskip("verifiers")
     [sums] = [snippet for snippet in snippets("docs/maths.md") if "class Sums" in snippet]
-    for name, text in (("my_sums", sums), ("odd_words", ODD % "Words"), ("endless_words", ODD % "Endless")):
-        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    (tmp_path / "my_sums.py").write_text(sums, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_sums", raising=False)
+    for name, exported in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(ODD % exported, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -93,6 +121,10 @@ def tasks_of(name="odd_words", **options):
 
 def said(task: Task, reply: str) -> Rollout:
     return Rollout(task, 0, [Turn([1], [2])], [reply])
+
+
+REPLIES = [(0, "abcde"), (2, "banana"), (1, "raise"), (1, ""), (0, "nan")]
+OUTCOME = {"text": "wrong", "chat": "right"}
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
@@ -111,17 +143,17 @@ def test_scores_are_those_of_verifiers_itself(kind):
         "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
     )
     heard = float(kind == "chat")
-    judged = judge(reward, [said(tasks[i], text) for i, text in ((0, "abcde"), (2, "banana"), (1, "raise"), (1, ""))])
-    assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard])
-    assert [remark.classes[0] for remark in judged.remarks][2] == "crash" and "no such reply" in judged.remarks[
-        2
-    ].message
+    judged = judge(reward, [said(tasks[i], text) for i, text in REPLIES])
+    assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard, 0])
+    assert [remark.classes[0] for remark in judged.remarks] == ["right", "partly", "crash", OUTCOME[kind], "crash"]
+    assert "no such reply" in judged.remarks[2].message and "pays nan" in judged.remarks[4].message
     reward.close()
 
 
 def test_a_score_is_that_of_a_trace_that_verifiers_makes():
     """The same task, scored on a trace whose messages verifiers' own graph has committed."""
     from verifiers.v1 import AgentConfig, AssistantMessage, Trace, UserMessage, graph
+    from verifiers.v1.state import state_cls
     from verifiers.v1.trace import AgentInfo, TraceTask
 
     from operant.apps.maths import verifiers
@@ -133,7 +165,8 @@ def test_a_score_is_that_of_a_trace_that_verifiers_makes():
         graph.MessageNode(parent=0, message=AssistantMessage(content="abc"), sampled=True),
     ]
     of = TraceTask(type="Odd", data=task.data)
-    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes)
+    state = state_cls(type(task))()
+    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes, state=state)
     asyncio.run(task.score(trace))
     assert verifiers.paid("odd_words", first.target["options"], 0, "abc") == pytest.approx(trace.reward)
     assert trace.reward == pytest.approx(0.6)
@@ -142,6 +175,11 @@ def test_a_score_is_that_of_a_trace_that_verifiers_makes():
 def test_options_are_the_fields_of_its_config():
     assert len(tasks_of(count=7)) == 7 and len(tasks_of(count=7, size=2)) == 2
     assert tasks_of(words="{ask: Cry}")[0].prompt == "Cry 0"
+    usual = inspect.signature(SOURCES.find("verifiers:odd_words")).parameters
+    assert len(tasks_of(**{name: each.default for name, each in usual.items()})) == 3  # as a command gives them
+    target = tasks_of(loud="on", title="no")[0].target
+    assert json.loads(target["options"])["config"] == {"loud": "on", "title": "no"}
+    assert len(tasks_of("sized_words", game="chess", size=5)) == 5
     assert len(tasks_of("endless_words", size=2)) == 2
     assert tasks_of(kind="parts")[0].prompt == [{"role": "user", "content": "Say it 0\nnow"}]
 
@@ -153,9 +191,11 @@ def test_options_are_the_fields_of_its_config():
     ("odd_words", {"kind": "user"}, "task 0 has a user who begins"),
     ("odd_words", {"kind": "image"}, "task 0 has an image"),
     ("odd_words", {"size": 0}, r"tasks\.size=0: it must be at least 1, or none"),
-    ("odd_words", {"count": "many"}, "tasks=verifiers:odd_words cannot be loaded: ValidationError: .*count"),
+    ("odd_words", {"count": "many"}, "tasks=verifiers:odd_words: tasks.count: Input should be a valid integer"),
+    ("sized_words", {}, "tasks=verifiers:sized_words: tasks.game: Field required"),
+    ("several_words", {}, "has an environment of its own, Several: only tasks are read"),
     ("endless_words", {}, "never ends: say how many tasks, as in --tasks.size 1000"),
-    ("no_words", {}, "cannot be loaded: ModuleNotFoundError: taskset 'no_words' not found"),
+    ("odd-word", {}, "no package has that name, and no file in this folder; did you mean 'odd_words'"),
 )
 def test_what_cannot_be_played_is_a_sentence(name, options, why):
     with pytest.raises(OperantError, match=f"(?s){why}"):

@@ -23,8 +23,8 @@ operant train --algorithm distill --tasks questions.jsonl --teacher.hint my_hint
   the policy itself, as it was before the step. The teacher has no gradient.
 - **The hint** is a function from a rollout to a text: `target` is the task's target, or the `answer` in it; `feedback`
   is `info["feedback"]` of the rollout, or the message of its judgement (the world `feedback`); `answer` is what the
-  world answered to each reply. A function of your own (`my_hints.py:hint`) may also return a list with one text for each turn. An empty hint
-  tells the teacher nothing.
+  world answered to each reply. A function of your own (`my_hints.py:hint`) may also return a list with one text for
+  each turn. An empty hint tells the teacher nothing.
 - **A right reply as the hint**: `sibling` is the best other reply to the same prompt, if it scores at least
   `teacher.right` (1); without one, it is the feedback. With a teacher that follows the policy, this is SDPO
   ([2026](https://arxiv.org/abs/2601.20802)): `--preset sdpo --reward ...`, with the Jensen-Shannon divergence of the
