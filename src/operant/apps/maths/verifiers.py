@@ -78,7 +78,7 @@ def loading(name: str) -> Iterator[None]:
             raise OperantError(f"{what}: {'; '.join(wrong)}") from error
         except ModuleNotFoundError as error:
             module = name.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
-            if getattr(error.__cause__, "name", module) != module:  # the taskset lacks a package
+            if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name != module:  # which it imports
                 raise
             known = [found.name for found in iter_modules([os.getcwd(), *verifiers.v1.tasksets.__path__])]
             hint = nearest(module, known)
