@@ -193,7 +193,7 @@ def test_options_are_the_fields_of_its_config():
     ("odd_words", {"size": 0}, r"tasks\.size=0: it must be at least 1, or none"),
     ("odd_words", {"count": "many"}, "tasks=verifiers:odd_words: tasks.count: Input should be a valid integer"),
     ("sized_words", {}, "tasks=verifiers:sized_words: tasks.game: Field required"),
-    ("several_words", {}, "has an environment of its own, Several: only tasks are read"),
+    ("several_words", {}, "has an environment of its own: only tasks are read here"),
     ("endless_words", {}, "never ends: say how many tasks, as in --tasks.size 1000"),
     ("odd-word", {}, "no package has that name, and no file in this folder; did you mean 'odd_words'"),
 )

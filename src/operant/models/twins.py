@@ -42,14 +42,13 @@ def in_halves(model: nn.Module, tokens: int) -> bool:
 def side_by_side(model: nn.Module, tokens: int) -> Iterator[None]:
     """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins.
 
-    With twins each thread has half of them, also between the halves: an optimizer step on threads that wait for each
-    other takes many times as long beside other processes.
+    With twins each thread has half of them, also between the halves, where others would wait in a loop.
     """
     halved = in_halves(model, tokens)
+    count = torch.get_num_threads() // 2 if halved else machine.worth(tokens, machine.largest(model))
     token = _twins.set({} if halved else None)
     try:
-        worth = machine.worth(tokens, machine.largest(model))
-        with machine.threads(torch.get_num_threads() // 2 if halved else worth):
+        with machine.threads(count):
             yield
     finally:
         _twins.reset(token)

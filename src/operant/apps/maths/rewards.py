@@ -205,9 +205,8 @@ def target_of(task: Task) -> dict[str, Any]:
 
 def sent(target: dict[str, Any]) -> dict[str, Any]:
     """A target as a worker gets it: one of reasoning-gym with its problem."""
-    if "set" not in target or suite_of(target["set"])[0] is not reasoning_gym:
-        return target
-    return target | {"entry": packed(target["set"], target["options"], target["index"])}
+    packs = "set" in target and suite_of(target["set"])[0] is reasoning_gym
+    return target | {"entry": packed(target["set"], target["options"], target["index"])} if packs else target
 
 
 def plain(target: Mapping[str, object]) -> bool:

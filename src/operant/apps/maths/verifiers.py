@@ -32,12 +32,9 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
     need("verifiers", "verifiers", what)
     if os.getcwd() not in sys.path:  # where a taskset of the user's is
         sys.path.append(os.getcwd())
-    with loading(name):
-        from verifiers.v1 import SingleAgentEnv
-        from verifiers.v1.utils.loaders import environment_class
-
-        config, plays = config_type(name), environment_class(name)
-        require(plays is SingleAgentEnv, f"{what} has an environment of its own, {plays.__name__}: only tasks are read")
+    with loading(name) as vf:
+        config, env = config_type(name), vf.utils.loaders.environment_class(name)
+        require(env is vf.SingleAgentEnv, f"{what} has an environment of its own: only tasks are read here")
         defaults = config.model_construct().model_dump(mode="json")
     own = {key: field.annotation for key, field in config.model_fields.items() if key != "id"}
     cut = {} if "size" in own else {"size": int | None}
@@ -64,22 +61,22 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
 
 
 @contextmanager
-def loading(name: str) -> Iterator[None]:
-    """Describe what the loading of a taskset raises inside this context. Raises: OperantError."""
+def loading(name: str) -> Iterator[Any]:
+    """Describe what the loading of a taskset by the package raises inside this context. Raises: OperantError."""
     what = f"tasks=verifiers:{name}"
     with of_user(f"{what} cannot be loaded: "):
         import verifiers.v1.tasksets
         from pydantic import ValidationError
 
         try:
-            yield
+            yield verifiers.v1
         except ValidationError as error:
             wrong = [f"tasks.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise OperantError(f"{what}: {'; '.join(wrong)}") from error
         except ModuleNotFoundError as error:
             module = name.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name != module:  # which it imports
-                raise
+                raise error.__cause__ from None
             known = [found.name for found in iter_modules([os.getcwd(), *verifiers.v1.tasksets.__path__])]
             hint = nearest(module, known)
             raise OperantError(f"{what}: no package has that name, and no file in this folder{hint}") from error
@@ -98,11 +95,10 @@ def readable(value: object, kind: Any, name: str) -> object:
 
 def config_type(name: str) -> Any:
     """The class of a taskset's config."""
-    from verifiers.v1 import Taskset, TasksetConfig
-    from verifiers.v1.utils.generic import concrete_type
-    from verifiers.v1.utils.loaders import taskset_class
+    import verifiers.v1 as vf
 
-    return concrete_type(taskset_class(name), TasksetConfig, origin=Taskset) or TasksetConfig
+    taskset = vf.utils.loaders.taskset_class(name)
+    return vf.utils.generic.concrete_type(taskset, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
 
 
 @cache
@@ -120,8 +116,7 @@ def tasks(name: str, options: str) -> Sequence[Any]:
 
 def check(task: Any, what: str) -> None:
     """Raises: OperantError for a task that needs more than one answer, or one that has no reward."""
-    from verifiers.v1 import Task
-    from verifiers.v1.utils.decorators import discover_decorated
+    import verifiers.v1 as vf
 
     kind, data = type(task), task.data
     scored = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
@@ -132,8 +127,8 @@ def check(task: Any, what: str) -> None:
         "a container": kind.NEEDS_CONTAINER or data.image,
         "a user who begins": data.prompt is None,
         "an image": any(part.type != "text" for part in parts),
-        "a setup of its own": kind.setup is not Task.setup or kind.finalize is not Task.finalize,
-        "functions that intercept messages": discover_decorated(task, "intercept"),
+        "a setup of its own": kind.setup is not vf.Task.setup or kind.finalize is not vf.Task.finalize,
+        "functions that intercept messages": vf.utils.decorators.discover_decorated(task, "intercept"),
         "rewards that look into a runtime": any(p is not None and p.default is Parameter.empty for p in runtimes),
     }
     if found := [reason for reason, there in reasons.items() if there]:
@@ -160,18 +155,15 @@ def messages(data: Any) -> list[Any]:
 
 def paid(name: str, options: str, index: int, reply: str) -> float:
     """The sum of the weighted rewards of a reply, as verifiers has it."""
-    from verifiers.v1 import AgentConfig, AssistantMessage, Trace
-    from verifiers.v1.graph import MessageNode
-    from verifiers.v1.state import state_cls
-    from verifiers.v1.trace import AgentInfo, TraceTask
+    import verifiers.v1 as vf
 
     task = tasks(name, options)[index]
-    said = [*messages(task.data), AssistantMessage(content=reply)]
-    nodes = [MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
+    said = [*messages(task.data), vf.AssistantMessage(content=reply)]
+    nodes = [vf.graph.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
     nodes[-1].sampled = True
-    of = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-    made = {"state": state_cls(type(task))(), "agent": AgentInfo(config=AgentConfig())}
-    trace = Trace(task=of, nodes=nodes, is_completed=True, ok=True, **made)
+    of = vf.trace.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+    agent, state = vf.trace.AgentInfo(config=vf.AgentConfig()), vf.state.state_cls(type(task))()
+    trace = vf.Trace(task=of, agent=agent, state=state, nodes=nodes, is_completed=True, ok=True)
     asyncio.run(task.score(trace))
     return float(trace.reward)
 
