@@ -57,7 +57,7 @@ def turns(count: int) -> Callable[[], Any]:
 def run(folder: Path, steps: int, batch: int) -> list[str]:
     """The command of a run of sums, which is small, and writes what every run writes."""
     words = f"train arithmetic --steps {steps} --batch {batch} --update.minibatch 8 --samples 8 --probes 0".split()
-    words += "--data.limit 64 --evaluate none --display quiet".split()
+    words += "--data.limit 64 --evaluate none".split()
     return [sys.executable, "-m", "operant", *words, "--out", str(folder)]
 
 
