@@ -106,10 +106,9 @@ def figure(rows: list[dict[str, Any]]) -> str:
         )
         parts.append(f'<text x="{left}" y="{top - 10}">{row["what"]}, slope {row["slope"]:.2f}</text>')
         first, last = row["points"][0], row["points"][-1]
-        parts.append(
-            f'<text x="{left}" y="{top + 152}" fill="#555">{first["size"]:,.0f}: {first["seconds"]:.2g} s</text>'
-        )
-        ends = f"{last['size']:,.0f}: {last['seconds']:.3g} s"
+        begin, ended = (f"{p['size'] / 1e6:.1f}M" if p["size"] > 1e5 else f"{p['size']:,}" for p in (first, last))
+        parts.append(f'<text x="{left}" y="{top + 152}" fill="#555">{begin}: {first["seconds"]:.2g} s</text>')
+        ends = f"{ended}: {last['seconds']:.3g} s"
         parts.append(f'<text x="{left + 165}" y="{top + 152}" text-anchor="end" fill="#555">{ends}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
