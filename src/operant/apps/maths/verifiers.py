@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from itertools import islice
 from pkgutil import iter_modules
@@ -95,8 +96,7 @@ def readable(value: object, kind: Any, name: str) -> object:
 
 def config_type(name: str) -> Any:
     """The class of a taskset's config."""
-    import verifiers.v1 as vf
-
+    vf = import_module(LOADS)
     taskset = vf.utils.loaders.taskset_class(name)
     return vf.utils.generic.concrete_type(taskset, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
 
@@ -116,8 +116,7 @@ def tasks(name: str, options: str) -> Sequence[Any]:
 
 def check(task: Any, what: str) -> None:
     """Raises: OperantError for a task that needs more than one answer, or one that has no reward."""
-    import verifiers.v1 as vf
-
+    vf = import_module(LOADS)
     kind, data = type(task), task.data
     scored = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     runtimes = [signature(function).parameters.get("runtime") for function in scored]
@@ -155,8 +154,7 @@ def messages(data: Any) -> list[Any]:
 
 def paid(name: str, options: str, index: int, reply: str) -> float:
     """The sum of the weighted rewards of a reply, as verifiers has it."""
-    import verifiers.v1 as vf
-
+    vf = import_module(LOADS)
     task = tasks(name, options)[index]
     said = [*messages(task.data), vf.AssistantMessage(content=reply)]
     nodes = [vf.graph.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
