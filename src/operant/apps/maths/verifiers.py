@@ -83,7 +83,7 @@ def loading(name: str) -> Iterator[Any]:
             raise OperantError(f"{what}: no package has that name, and no file in this folder{hint}") from error
 
 
-def readable(value: object, kind: Any, name: str) -> object:
+def readable(value: object, kind: object, name: str) -> object:
     """An option as a field of that type takes it: as it is, or else read as YAML. Raises: OperantError."""
     from pydantic import TypeAdapter, ValidationError
 
