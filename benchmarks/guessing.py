@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only check that it runs: two steps, no results written")
     given = parser.parse_args()
     if given.quick:
+        GAME["test_games"] = OPTIONS["env.test_games"] = 4
         print(json.dumps(row("coin", 1, 2)))
         return
 
