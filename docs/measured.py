@@ -580,7 +580,7 @@ def guessing() -> str:
     if not results:
         return NOTHING
     table = "| player | seed | held-out games won, sampled | the likeliest choice |\n|---|---|---|---|\n"
-    said = {
+    names = {
         "random": "random guesses",
         "start": "`builtin:rooms`",
         "grpo": "after GRPO",
@@ -589,7 +589,7 @@ def guessing() -> str:
     for row in results["rows"]:
         seed = row["seed"] if row["player"] in ("grpo", "coin") else ""
         greedy = f"{row['won']['greedy']:.2f}" if "greedy" in row["won"] else ""
-        table += f"| {said[row['player']]} | {seed} | {row['won']['sampled']:.2f} | {greedy} |\n"
+        table += f"| {names[row['player']]} | {seed} | {row['won']['sampled']:.2f} | {greedy} |\n"
     how = "64 games, each played 4 times by sampling and once by the likeliest choice."
     return f"{table}\n{how} Made by `{results['command']}`.\n"
 

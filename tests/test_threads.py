@@ -149,6 +149,7 @@ def test_each_half_keeps_its_own_beginnings_and_goes_on_from_them(halves):
     policy, sampling = Policy(lm()), Sampling(max_tokens=4)
     engine, prompts = NativeEngine(policy), [[n, n + 1] for n in range(3, 11)]
     with twins.side_by_side(policy.model, len(prompts)), engine.remembering():
+        assert torch.get_num_threads() == 1, "threads that share a product would wait between the halves"
         made = engine.generate(prompts, sampling, range(8))
         before = [set(kept._rows) for kept in (engine.kept, engine.kept_by_twin)]
         assert all(before) and not before[0] & before[1]

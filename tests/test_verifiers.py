@@ -98,7 +98,7 @@ __all__ = [%s]
 """
 
 MODULES = {"odd_words": '"Words"', "endless_words": '"Endless"', "sized_words": '"Sized"'}
-MODULES |= {"several_words": '"Words", "Several"'}
+MODULES |= {"several_words": '"Words", "Several"', "needy_words": '__import__("not_there")'}
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,6 @@ def said(task: Task, reply: str) -> Rollout:
 
 
 REPLIES = [(0, "abcde"), (2, "banana"), (1, "raise"), (1, ""), (0, "nan")]
-OUTCOME = {"text": "wrong", "chat": "right"}
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
@@ -138,14 +137,14 @@ def test_scores_are_those_of_verifiers_itself(kind):
     )
     reward = Maths()
     rewards.prepare(reward, tasks)
-    [note] = reward.notes
-    assert note.startswith(
+    assert reward.notes[0].startswith(
         "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
     )
     heard = float(kind == "chat")
     judged = judge(reward, [said(tasks[i], text) for i, text in REPLIES])
     assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard, 0])
-    assert [remark.classes[0] for remark in judged.remarks] == ["right", "partly", "crash", OUTCOME[kind], "crash"]
+    outcomes = [remark.classes[0] for remark in judged.remarks]
+    assert outcomes[:3] + outcomes[4:] == ["right", "partly", "crash", "crash"]
     assert "no such reply" in judged.remarks[2].message and "pays nan" in judged.remarks[4].message
     reward.close()
 
@@ -164,23 +163,22 @@ def test_a_score_is_that_of_a_trace_that_verifiers_makes():
         graph.MessageNode(message=UserMessage(content=task.data.prompt)),
         graph.MessageNode(parent=0, message=AssistantMessage(content="abc"), sampled=True),
     ]
-    of = TraceTask(type="Odd", data=task.data)
-    state = state_cls(type(task))()
-    trace = Trace(task=of, agent=AgentInfo(config=AgentConfig()), nodes=nodes, state=state)
+    how = {"agent": AgentInfo(config=AgentConfig()), "state": state_cls(type(task))()}
+    trace = Trace(task=TraceTask(type="Odd", data=task.data), nodes=nodes, **how)
     asyncio.run(task.score(trace))
     assert verifiers.paid("odd_words", first.target["options"], 0, "abc") == pytest.approx(trace.reward)
     assert trace.reward == pytest.approx(0.6)
 
 
 def test_options_are_the_fields_of_its_config():
-    assert len(tasks_of(count=7)) == 7 and len(tasks_of(count=7, size=2)) == 2
+    assert len(tasks_of(count=7)) == 7 and len(tasks_of(count=7, size=2)) == len(tasks_of("endless_words", size=2)) == 2
     assert tasks_of(words="{ask: Cry}")[0].prompt == "Cry 0"
     usual = inspect.signature(SOURCES.find("verifiers:odd_words")).parameters
-    assert len(tasks_of(**{name: each.default for name, each in usual.items()})) == 3  # as a command gives them
+    target = tasks_of(**{name: each.default for name, each in usual.items()})[2].target  # as a command gives them
+    assert json.loads(target["options"])["config"] == {}
     target = tasks_of(loud="on", title="no")[0].target
     assert json.loads(target["options"])["config"] == {"loud": "on", "title": "no"}
     assert len(tasks_of("sized_words", game="chess", size=5)) == 5
-    assert len(tasks_of("endless_words", size=2)) == 2
     assert tasks_of(kind="parts")[0].prompt == [{"role": "user", "content": "Say it 0\nnow"}]
 
 
@@ -195,6 +193,7 @@ def test_options_are_the_fields_of_its_config():
     ("sized_words", {}, "tasks=verifiers:sized_words: tasks.game: Field required"),
     ("several_words", {}, "has an environment of its own: only tasks are read here"),
     ("endless_words", {}, "never ends: say how many tasks, as in --tasks.size 1000"),
+    ("needy_words", {}, "cannot be loaded: ModuleNotFoundError: No module named 'not_there'"),
     ("odd-word", {}, "no package has that name, and no file in this folder; did you mean 'odd_words'"),
 )
 def test_what_cannot_be_played_is_a_sentence(name, options, why):

@@ -64,14 +64,14 @@ def with_prompts(rollout: Rollout, prompt_of: Callable[[int, Turn], list[int]]) 
 def target(rollout: Rollout) -> str:
     """The target of the task, or the answer in it."""
     known = rollout.task.target
-    told = known.get("answer") if isinstance(known, Mapping) else known
-    if told is None:
+    answer = known.get("answer") if isinstance(known, Mapping) else known
+    if answer is None:
         what = "target" if known is None else "answer in its target"
         raise OperantError(
             f"teacher.hint=target: task {rollout.task.id!r} has no {what} to tell the teacher; give the tasks one, or "
             "name another hint: feedback, answer, sibling, or module:function"
         )
-    return str(told)
+    return str(answer)
 
 
 def feedback(rollout: Rollout) -> object:

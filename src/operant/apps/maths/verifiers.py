@@ -156,8 +156,8 @@ def paid(name: str, options: str, index: int, reply: str) -> float:
     """The sum of the weighted rewards of a reply, as verifiers has it."""
     vf = import_module(LOADS)
     task = tasks(name, options)[index]
-    said = [*messages(task.data), vf.AssistantMessage(content=reply)]
-    nodes = [vf.graph.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(said)]
+    chat = [*messages(task.data), vf.AssistantMessage(content=reply)]
+    nodes = [vf.graph.MessageNode(parent=i - 1 if i else None, message=message) for i, message in enumerate(chat)]
     nodes[-1].sampled = True
     of = vf.trace.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
     agent, state = vf.trace.AgentInfo(config=vf.AgentConfig()), vf.state.state_cls(type(task))()
