@@ -1,6 +1,7 @@
 """operant: generate + step of a `Learner` with the presets and options of the work."""
 
-from contextlib import nullcontext
+from contextlib import ExitStack
+from unittest.mock import patch
 
 from products import Recorder, write
 from protocol import Pipe, Steps, queries, rewards
@@ -9,6 +10,7 @@ from shapes import language_model, trained
 
 from operant import Learner, Task
 from operant.algorithms import preset
+from operant.models import twins
 from operant.sampling import task_key
 
 RUN = ("algorithm", "batch", "steps")
@@ -43,12 +45,15 @@ class Side:
 
     def take_step(self, capture: str | None) -> dict:
         replies = self.play()
-        recorder = Recorder(self.learner.policy.parameters()) if capture else nullcontext()
-        with recorder:
+        recorder = Recorder(self.learner.policy.parameters()) if capture else None
+        with ExitStack() as recording:
+            if recorder is not None:
+                recording.enter_context(recorder)
+                recording.enter_context(patch.object(twins, "ThreadPoolExecutor", recorder.pool))
             metrics = self.learner.step(replies, rewards(self.spec, self.step, len(replies)))
         self.step += 1
         taken = self.steps.take()
-        if capture:
+        if recorder is not None:
             write(capture, recorder, self.learner.optimizer, taken)
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
         return {"tokens": sum(len(r.ids) for r in replies), "optimizer_steps": taken, "phases": phases}

@@ -4,12 +4,14 @@ Recorded: every matrix product from the first forward pass with gradients on (fo
 with the shapes, strides and types of its operands, and the tensors that the optimizer moves. Replayed: the same
 products in the same order, on preallocated tensors, and a fused AdamW pass over as many tensors of the same sizes for
 every optimizer step. Fused attention is left out, and operands other than weights come from a small pool, so they are
-warmer in the cache than in the update: both make the limit harder to reach.
+warmer in the cache than in the update: both make the limit harder to reach. Where an update computes two halves side by
+side, the products of each half are replayed by a thread of its own, as they were made.
 """
 
 import json
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from math import prod
 
@@ -27,12 +29,29 @@ POOL = 3
 
 
 class Recorder(TorchDispatchMode):
-    """Records the matrix products that run inside its block."""
+    """Records the matrix products that run inside its block, in the thread that has entered it."""
 
     def __init__(self, weights):
         super().__init__()
         self.weights = {p.untyped_storage().data_ptr() for p in weights}
         self.products: list[list] = []
+        self.other: Recorder | None = None
+        """Has recorded what ran beside."""
+
+    def pool(self, *args) -> ThreadPoolExecutor:
+        """A pool of threads, the products of which are recorded too: dispatch modes are those of a thread."""
+        self.other = self.other or Recorder([])
+        self.other.weights, recorder = self.weights, self.other
+
+        class Recorded(ThreadPoolExecutor):
+            def submit(self, function, /, *args):
+                def recorded():
+                    with recorder:
+                        return function(*args)
+
+                return super().submit(recorded)
+
+        return Recorded(*args)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -51,7 +70,8 @@ class Recorder(TorchDispatchMode):
 
 def write(path: str, recorder: Recorder, optimizer: torch.optim.Optimizer, steps: int) -> None:
     moved = [[list(p.shape), str(p.dtype).removeprefix("torch.")] for g in optimizer.param_groups for p in g["params"]]
-    content = {"products": recorder.products, "moved": moved, "steps": steps}
+    beside = recorder.other.products if recorder.other else []
+    content = {"products": recorder.products, "beside": beside, "moved": moved, "steps": steps}
     with open(path, "w", encoding="utf-8") as file:
         json.dump(content, file)
 
@@ -64,8 +84,10 @@ class Replay:
             content = json.load(file)
         self.weights: dict[int, torch.Tensor] = {}
         self.pools: dict[str, cycle] = {}
-        self.work = [self._product(*product) for product in content["products"]]
-        self.flops = sum(_flops(product) for product in content["products"])
+        self.work, self.beside = (
+            [self._product(*product) for product in content[half]] for half in ("products", "beside")
+        )
+        self.flops = sum(_flops(product) for half in ("products", "beside") for product in content[half])
         moved = [torch.zeros(shape, dtype=getattr(torch, kind)) for shape, kind in content["moved"]]
         for tensor in moved:
             tensor.grad = torch.full_like(tensor, 1e-3)
@@ -91,13 +113,27 @@ class Replay:
     @torch.no_grad()
     def __call__(self) -> dict[str, float]:
         """Run everything once; returns the seconds of the products and of the optimizer's passes."""
-        start = time.perf_counter()
-        for product, operands, out in self.work:
-            product(*operands, out=out)
+        start, threads = time.perf_counter(), torch.get_num_threads()
+        if self.beside:
+            half = max(threads // 2, 1)
+            torch.set_num_threads(half)
+            with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(half,)) as thread:
+                other = thread.submit(_run, self.beside)
+                _run(self.work)
+                other.result()
+            torch.set_num_threads(threads)
+        else:
+            _run(self.work)
         middle = time.perf_counter()
         for _ in range(self.steps):
             self.optimizer.step()
         return {"products": middle - start, "optimizer": time.perf_counter() - middle}
+
+
+@torch.no_grad()
+def _run(products: list) -> None:
+    for product, operands, out in products:
+        product(*operands, out=out)
 
 
 def _noise(size: int, kind: str) -> torch.Tensor:

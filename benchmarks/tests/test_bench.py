@@ -112,11 +112,14 @@ def test_all_products_of_an_update_are_recorded(tmp_path):
         layer(inner)  # before the update: not part of it
     assert recorder.products == []
     with recorder:
+        with recorder.pool(1) as beside:
+            beside.submit(layer, torch.ones(3, 8)).result()
         layer(inner).sum().backward()
     optimizer = torch.optim.AdamW(layer.parameters())
     products.write(str(tmp_path / "products.json"), recorder, optimizer, 3)
     replay = products.Replay(str(tmp_path / "products.json"))
-    assert replay.flops == 3 * 2 * 6 * 8 * 4, "forward, input gradient, weight gradient"
+    assert replay.flops == 3 * 2 * 6 * 8 * 4 + 2 * 3 * 8 * 4, "forward, input gradient, weight gradient; and beside"
+    assert len(replay.beside) == 1
     shapes = sorted(tuple(out.shape) for _, _, out in replay.work)
     assert shapes in ([(4, 8), (6, 4), (6, 8)], [(6, 4), (6, 8), (8, 4)])
     assert len(replay.weights) == 2, "a weight is one tensor in both directions; the other one is the bias"
