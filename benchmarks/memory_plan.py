@@ -30,6 +30,11 @@ COMMANDS = {
     "sft": "sft --tasks {folder}/replies.jsonl",
     "GPT-2 124M": f"--policy {{folder}}/gpt2 {OWN}",
     "GPT-2 124M, trunk": f"--policy {{folder}}/gpt2 {OWN} --preset trunk",
+    "GPT-2 124M, muon": f"--policy {{folder}}/gpt2 {OWN} --optimizer.kind muon",
+    "GPT-2 124M, 8-bit states": f"--policy {{folder}}/gpt2 {OWN} --optimizer.states 8bit",
+    "GPT-2 355M": f"--policy {{folder}}/medium {OWN}",
+    "GPT-2 1.6B, trunk": f"--policy {{folder}}/xl {OWN} --preset trunk",
+    "GPT-2 1.6B, LoRA, bfloat16": f"--policy {{folder}}/xl {OWN} --lora.rank 16 --model.precision bfloat16",
     "GPT-2 124M, bfloat16": f"--policy {{folder}}/gpt2 {OWN} --model.precision bfloat16",
     "Llama 112M, recomputed": f"--policy {{folder}}/llama {OWN} --model.gradient-checkpointing true",
     "T5 61M": f"--policy {{folder}}/t5 {OWN}",
@@ -131,6 +136,9 @@ def make(folder: Path, names: list[str]) -> None:
     shape = {"vocab_size": 32_000, "hidden_size": 640, "intermediate_size": 1792}
     llama = LlamaConfig(**shape, num_hidden_layers=14, num_attention_heads=10)
     models = {"gpt2": lambda: GPT2LMHeadModel(GPT2Config()), "llama": lambda: LlamaForCausalLM(llama)}
+    for name, width, layers in (("medium", 1024, 24), ("xl", 1600, 48)):
+        config = GPT2Config(n_embd=width, n_layer=layers, n_head=width // 64)
+        models[name] = lambda config=config: GPT2LMHeadModel(config)
     models["t5"] = lambda: T5ForConditionalGeneration(T5Config(decoder_start_token_id=0))
     for name, model in models.items():
         if not any(f"{{folder}}/{name}" in COMMANDS[each] for each in names):

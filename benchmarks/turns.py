@@ -5,6 +5,8 @@
 Four sides play 32 episodes of 20 turns, with 8 new tokens a turn and a history that grows: a loop of single
 environments and a batched loop, each around `model.generate` (which has a key-value cache within a call), and our
 `play`, without what it keeps from turn to turn and with it. All work on token ids and sample 8 tokens in every turn.
+`--at-once` measures instead what turns cost beside as many tokens by one call: 64 rows each read all texts of an
+episode, then sample 160 tokens. Both in two halves where a run has them.
 Writes `benchmarks/results/turns.json`; docs/fast.md shows it. Half an hour on two cores.
 """
 
@@ -28,6 +30,7 @@ from operant import machine
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_tokenizer
+from operant.models.twins import side_by_side
 from operant.rollouts.play import play
 from operant.sampling import Sampling
 from operant.types import Step, Task
@@ -79,7 +82,7 @@ class Sides:
         self.model = GPT2LMHeadModel(GPT2Config(**config)).eval()
         self.policy, self.world = Policy(self.model), Walk(turns)
         self.episodes, self.turns, self.read = episodes, turns, 0
-        self.model.register_forward_pre_hook(self._count, with_kwargs=True)
+        self.counting = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.ways: dict[str, Callable[[], int]] = {
             "single": self.single,
             "batched": self.batched,
@@ -127,10 +130,21 @@ class Sides:
     def ours(self, gigabytes: float) -> int:
         tasks = [Task(str(i), self.first(i)) for i in range(self.episodes)]
         sampling = Sampling(max_tokens=NEW, min_tokens=NEW, stop_tokens=(0,))
-        engine = NativeEngine(self.policy, kept_gb=gigabytes)
-        played = play(tasks, env=self.world, engine=engine, tokenizer=self.tokenizer, sampling=sampling)
+        with side_by_side(self.model, self.episodes):
+            engine = NativeEngine(self.policy, kept_gb=gigabytes)
+            played = play(tasks, env=self.world, engine=engine, tokenizer=self.tokenizer, sampling=sampling)
         assert all(len(turn.action) == NEW for rollout in played for turn in rollout.turns)
         return sum(len(rollout.turns) for rollout in played)
+
+    def at_once(self) -> int:
+        """The tokens of all turns by one call: it reads what the world would have shown, and samples the rest."""
+        texts = [[self.first(i), *(self.world.text(i, t) for t in range(1, self.turns))] for i in range(self.episodes)]
+        prompts = [[token for text in row for token in self._encoded(text)] for row in texts]
+        most = NEW * self.turns
+        sampling = Sampling(max_tokens=most, min_tokens=most, stop_tokens=(0,))
+        with side_by_side(self.model, self.episodes):
+            NativeEngine(self.policy).generate(prompts, sampling, range(self.episodes))
+        return self.episodes * self.turns
 
 
 @contextmanager
@@ -176,6 +190,20 @@ def measured(name: str, count: int, rounds: int, episodes: int, turns: int) -> d
     }
 
 
+def beside_one_call(name: str, rounds: int, episodes: int, turns: int) -> dict[str, Any]:
+    """Seconds of episodes, and of as many tokens by one call, in turn."""
+    sides, seconds = Sides(MODELS[name], episodes, turns), {"turns": list[float](), "at once": list[float]()}
+    sides.counting.remove()
+    for warm in (True, *[False] * rounds):
+        for way, run in (("turns", lambda: sides.ours(2.0)), ("at once", sides.at_once)):
+            start = time.perf_counter()
+            run()
+            seconds[way] += [] if warm else [time.perf_counter() - start]
+    ratios = [a / b for a, b in zip(seconds["turns"], seconds["at once"], strict=True)]
+    known = {"model": name, "episodes": episodes, "turns": turns, "machine": report.machine()}
+    return known | {"seconds": seconds, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
@@ -183,10 +211,17 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--only", default="", help="part of the name of a model; results of the others stay")
     parser.add_argument("--threads", type=int, help="measure with this number of threads only")
+    parser.add_argument("--at-once", action="store_true", help="beside as many tokens by one call, on all threads")
     parser.add_argument("--quick", action="store_true", help="two episodes of three turns; nothing is written")
     args = parser.parse_args()
     machine.keep_memory()
     for name in [name for name in MODELS if args.only in name]:
+        if args.at_once:
+            row = beside_one_call(name, *((1, 2, 3) if args.quick else (args.rounds, 64, args.turns)))
+            print(json.dumps(row, indent=1), flush=True)
+            if not args.quick:
+                write(row, "at_once")
+            continue
         for count in [args.threads] if args.threads else range(1, min(2, os.cpu_count() or 1) + 1):
             size = (1, 2, 3) if args.quick else (args.rounds, args.episodes, args.turns)
             row = measured(name, count, *size)
@@ -195,12 +230,12 @@ def main() -> None:
                 write(row | {"episodes": args.episodes, "turns": args.turns})
 
 
-def write(row: dict[str, Any]) -> None:
+def write(row: dict[str, Any], kind: str = "rows") -> None:
     """Add a row to the results, in place of the last one of its model and threads."""
-    old = json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if RESULT.exists() else []
-    rows = [r for r in old if (r["model"], r["threads"]) != (row["model"], row["threads"])] + [row]
-    rows.sort(key=lambda r: (r["parameters"], r["threads"]))
-    result = {"command": "python -m benchmarks.turns", "machine": report.machine(), "rows": rows}
+    result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"rows": [], "at_once": []}
+    rows = [r for r in result.get(kind, []) if (r["model"], r.get("threads")) != (row["model"], row.get("threads"))]
+    result |= {"command": "python -m benchmarks.turns"} | ({"machine": report.machine()} if kind == "rows" else {})
+    result[kind] = sorted([*rows, row], key=lambda r: (r["model"], r.get("threads")))
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -91,6 +91,7 @@ def pages() -> dict[str, str]:
             "losses": measured.losses(),
             "frontier": measured.frontier(),
             "adaptive": measured.adaptive_kl(),
+            "optimizers": measured.optimizers(),
         },
         "reading-a-report.md": {"foreign": foreign.markdown()},
         "tasks.md": {
@@ -133,6 +134,7 @@ def pages() -> dict[str, str]:
             "peers": measured.peers(),
             "pieces": measured.pieces(),
             "limit": measured.limit(),
+            "memory": measured.memory(),
             "threads": measured.threads(),
             "start": measured.start(),
             "turns": measured.turns(),

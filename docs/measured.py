@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.cluster import lines
 from benchmarks.loss_and_reward import ends
 from benchmarks.rooms import VARIANTS
+from benchmarks.work import SHAPES, WORKS
+from operant.models.twins import MOST
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
 NOTHING = "Not measured yet.\n"
@@ -21,15 +23,47 @@ def peers() -> str:
     rows = [row for row in _read("bench.json") if row["peer"] not in ("limit", "operant")]
     if not rows:
         return NOTHING
-    table = "| work | against | faster (single rounds) | memory |\n|---|---|---|---|\n"
+    limits = {row["work"]: row["seconds"] for row in _read("bench.json") if row["peer"] == "limit"}
+    table = "| work | against | faster (single rounds) | with products alone | memory |\n|---|---|---|---|---|\n"
     for row in rows:
         low, high = row["spread"]
+        most, who = "", f"{row['peer']} {row['variant']}".strip()
+        if (limit := limits.get(row["work"])) is not None:
+            saved = limit["operant"] - limit["peer"]
+            most = f"{row['seconds']['peer'] / (row['seconds']['operant'] - saved):.2f}x"
         memory = f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else ""
-        who = f"{row['peer']} {row['variant']}".strip()
-        table += f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {memory} |\n"
+        table += (
+            f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {most} | {memory} |\n"
+        )
     return (
         f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
     )
+
+
+def memory() -> str:
+    """One row per workload: the peak, and what the weights alone need, counted from their number."""
+    rows = {row["work"]: row for row in _read("bench.json") if row["work"] in WORKS and row["peer"] != "limit"}
+    if not rows:
+        return NOTHING
+    table = "| work | weights | gradients | optimizer | reference | counted, MB | peak, MB | all else, MB |\n"
+    table += f"|{'---|' * 8}\n"
+    for name, row in rows.items():
+        shape = SHAPES[WORKS[name].shape]
+        width, layers = shape["n_embd"], shape["n_layer"]
+        blocks = layers * (12 * width**2 + 13 * width)  # two layer norms, and four matrices with biases
+        every, trained = (
+            (shape["vocab_size"] + shape["n_positions"]) * width + blocks + 2 * width,
+            row["did"]["trained"],
+        )
+        low = row["did"]["precision"] == "bfloat16"
+        gradient = 4 * (2 if every <= MOST else 1) if not low else 2 * (2 if every <= MOST else 1) + 4
+        size, peak = 2 if low else 4, row["peak_mb"]["operant"] * 2**20 / 1e6
+        reference = size * trained if WORKS[name].reference else 0
+        parts = [size * every, gradient * trained, (12 if low else 8) * trained, reference]
+        counted = sum(parts) / 1e6
+        cells = [f"{part / 1e6:,.0f}" for part in parts] + [f"{counted:,.0f}", f"{peak:,.0f}", f"{peak - counted:,.0f}"]
+        table += f"| {name} | {' | '.join(cells)} |\n"
+    return f"{table}\nMade by `make bench` on {_machines([*rows.values()])}; MB are millions of bytes.\n"
 
 
 def textworld_speed() -> str:
@@ -572,6 +606,34 @@ def growth() -> str:
         table += f"| {row['what']} | {' | '.join(cells)} | {row['slope']:.2f} |\n"
     made = f"Made by `{results['command']}` on {results['machine']}."
     return f"![seconds over sizes](figures/growth.svg)\n\n{table}\n{made}\n"
+
+
+def optimizers() -> str:
+    """Each optimizer at its best rate: what it reaches, its control, and what it costs."""
+    results: Any = _object("optimizers.json")
+    if not results:
+        return NOTHING
+    table = "| optimizer | rate | reward, held out | KL, nats | shuffled rewards | bytes a weight | ms a step |\n"
+    table += f"|{'---|' * 7}\n"
+    rates: dict[str, set[float]] = {}
+    for row in results["rows"]:
+        rates.setdefault(row["optimizer"], set()).add(row["rate"])
+    for name in rates:
+        own = [row for row in results["rows"] if row["optimizer"] == name]
+        control = next(row for row in own if row["kind"] == "shuffled")
+        best = [row for row in own if row["kind"] == "own" and row["rate"] == control["rate"]]
+        rewards = [row["reward"] for row in best]
+        reached = f"{statistics.mean(rewards):.2f} ({min(rewards):.2f} to {max(rewards):.2f})"
+        cells = [f"{control['rate']:g}", reached, f"{statistics.mean(row['kl'] for row in best):.1f}"]
+        cells += [f"{control['reward']:.2f}", f"{control['bytes']:.1f}"]
+        table += f"| {name} | {' | '.join(cells)} | {statistics.median(row['ms'] for row in own):.0f} |\n"
+    tried = "; ".join(f"{name}: {', '.join(f'{rate:g}' for rate in sorted(all_))}" for name, all_ in rates.items())
+    return (
+        f"![mean reward over the steps](figures/optimizers.svg)\n\n{table}\nTwenty-four steps of 128 replies of the "
+        "recipe `sentiment`; three seeds at the best of three rates, of which seed 1 decides, and one seed with shuffled "
+        f"rewards. Rates tried: {tried}. The time is that of the optimizer alone, on one thread. Made by "
+        f"`{results['command']}` on {results['machine']}.\n"
+    )
 
 
 def guessing() -> str:

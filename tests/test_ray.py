@@ -16,7 +16,8 @@ from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Sampling, ValueOptions, steps, train
 from operant.engines.native.engine import NativeEngine
-from operant.engines.ray import RayEngine, as_arrays, deal, moving
+from operant.engines.ray import RayEngine, as_arrays, moving
+from operant.models.twins import deal
 from operant.runs.config import configure
 from operant.sandbox.ray import ENGINE, RaySession, answers
 from operant.tools.cli import main
@@ -210,8 +211,8 @@ def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
 @cases(
     ([5, 5, 5, 5], 2, [[0, 2], [1, 3]]),
     ([1, 9, 1, 1, 6], 2, [[1], [0, 2, 3, 4]]),
-    ([3, 2], 3, [[0], [1]]),
-    ([], 2, []),
+    ([3, 2], 3, [[0], [1], []]),
+    ([], 2, [[], []]),
     ([4, 4, 9], 1, [[0, 1, 2]]),
 )
 def test_prompts_are_dealt_by_their_tokens(sizes, parts, expected):

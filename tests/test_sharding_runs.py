@@ -72,6 +72,7 @@ def test_twenty_steps_are_those_of_one_process(folder):
     (("--parallel", "zero3"), "it must be ddp or fsdp"),
     (("--parallel", "fsdp", "--algorithm", "trpo"), "it moves whole weights"),
     (("--parallel", "fsdp", "--states", "8bit"), "256 numbers share a scale"),
+    (("--parallel", "fsdp", "--optimizer.kind", "muon"), "some rows of each matrix"),
     (("--offload", "both"), "set parallel=fsdp"),
     (("--parallel", "fsdp", "--offload", "reference"), "start them by torchrun"),
 )

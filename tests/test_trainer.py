@@ -69,6 +69,7 @@ HOW = {
     "trunk, states computed again": {"model.train_layers": 1, "model.states_gb": 0.0},
     "bfloat16 trunk": {"model.precision": "bfloat16", "model.train_layers": 1},
     "8 bit": {"optimizer.states": "8bit"},
+    "bfloat16 muon": {"model.precision": "bfloat16", "optimizer.kind": "muon"},
     "groups, in chunks": {"algorithm": "grpo", "samples": 2, "reward_chunks": 2},
     "an adapter, checkpointed": {"lora.rank": 2, "model.gradient_checkpointing": True},
     "a critic of its own": {"value.critic": "copy", "value.init": "normal"},

@@ -152,7 +152,13 @@ def test_what_does_not_fit_an_own_optimizer_is_a_sentence(given, says):
 
 
 # --- kept gradients ---------------------------------------------------------------------------------------------------
-@cases({}, {"optimizer.kind": "sgd"}, {"optimizer.states": "8bit"}, {"model.precision": "bfloat16"})
+@cases(
+    {},
+    {"optimizer.kind": "sgd"},
+    {"optimizer.kind": "muon"},
+    {"optimizer.states": "8bit"},
+    {"model.precision": "bfloat16"},
+)
 def test_kept_gradients_are_the_clipped_ones(options):
     learners = [Learner(lm(), keep_gradients=keep, **options) for keep in (False, True)]
     for _ in range(2):

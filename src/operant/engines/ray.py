@@ -22,6 +22,7 @@ from operant.engines import ENGINES
 from operant.models.base import PolicyBase
 from operant.models.policy import Policy
 from operant.models.reference import shared
+from operant.models.twins import deal
 from operant.sampling import Sampling
 from operant.sandbox.ray import ENGINE, RayActors, RaySession, answers, ask_all
 from operant.types import Completion, OperantError, require
@@ -136,7 +137,7 @@ class RayEngine(RayActors):
     def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
         require(self.actors, "engine ray is closed: make another one")
-        parts = deal(sizes, self.parts)
+        parts = [part for part in deal(sizes, self.parts) if part]
 
         def ask(actor: Any, rows: list[int]) -> Any:
             return actor.ask.remote(method, [[column[row] for row in rows] for column in columns], sampling)
@@ -230,16 +231,3 @@ def as_tensor(array: np.ndarray, like: Tensor) -> Tensor:
 def outline(policy: nn.Module, own: Mapping[str, Tensor]) -> object:
     """What is equal for policies that differ in the numbers of the weights `own` alone: class, config and shapes."""
     return type(policy).__name__, repr(getattr(policy, "config", None)), {name: x.shape for name, x in own.items()}
-
-
-def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """The indices of `sizes` in at most so many parts of nearly equal sums, each in order.
-
-    The largest comes first, and goes to the part that is smallest so far, so the parts depend on the sizes alone.
-    """
-    dealt, sums = [list[int]() for _ in range(parts)], [0] * parts
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        smallest = sums.index(min(sums))
-        dealt[smallest].append(index)
-        sums[smallest] += sizes[index]
-    return [sorted(part) for part in dealt if part]

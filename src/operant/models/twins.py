@@ -97,10 +97,24 @@ def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[Firs
         return first(), other.result()
 
 
-def dealt(groups: Iterable[list[int]], lengths: Sequence[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """Groups of rows dealt to two halves in the order of their longest rows, so that both have the same work."""
-    ordered = sorted(groups, key=lambda rows: max(lengths[row] for row in rows))
-    return ordered[::2], ordered[1::2]
+def dealt(groups: Iterable[list[int]], lengths: Sequence[int]) -> list[list[list[int]]]:
+    """Groups of rows in two halves with nearly as many tokens."""
+    groups = [*groups]
+    halves = deal([sum(lengths[row] for row in rows) for rows in groups], 2)
+    return [[groups[index] for index in half] for half in halves]
+
+
+def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """The indices of `sizes` in so many parts of nearly equal sums, each in order.
+
+    The largest comes first, and goes to the part that is smallest so far, so the parts depend on the sizes alone.
+    """
+    dealt, sums = [list[int]() for _ in range(parts)], [0] * parts
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        smallest = sums.index(min(sums))
+        dealt[smallest].append(index)
+        sums[smallest] += sizes[index]
+    return [sorted(part) for part in dealt]
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ USED = {
     "adamw": ("lr", "schedule", "warmup", "betas", "eps", "eps_placement", "weight_decay", "states"),
     "rmsprop": ("lr", "schedule", "warmup", "alpha", "momentum", "eps", "weight_decay"),
     "sgd": ("lr", "schedule", "warmup", "momentum", "weight_decay"),
+    "muon": ("lr", "schedule", "warmup", "betas", "eps", "weight_decay"),
     OWN: (),
 }
 """The options that each kind uses, besides `kind` and `max_grad_norm`."""
@@ -47,8 +48,8 @@ class RateOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "optimizer")
 
-    def state_bytes(self, trained: int, low: int) -> float:
-        """Bytes of the optimizer's state for so many trained weights, `low` of which are of a 16-bit type."""
+    def state_bytes(self, *policies: nn.Module) -> float:
+        """Bytes of the optimizer's state for the trained weights of some policies."""
         return 0.0
 
 
@@ -60,22 +61,24 @@ class OptimizerOptions(RateOptions):
     """
 
     kind: str = bounded("adamw", choices=USED)
-    """adamw | rmsprop (eps outside the root) | sgd | own (an optimizer from Python: `train(..., optimizer=...)`)."""
+    """adamw | rmsprop (eps outside the root) | sgd | muon (matrices of hidden layers; AdamW for all else) | own (an
+    optimizer from Python: `train(..., optimizer=...)`)."""
     betas: tuple[float, float] = bounded(
         (0.9, 0.999), fits=lambda betas: all(0 <= beta < 1 for beta in betas), rule="two numbers in [0, 1)"
     )
-    """Of adamw: how much of each moment a step keeps."""
+    """Of adamw, and of muon for what is left to AdamW: how much of each moment a step keeps."""
     alpha: float = bounded(0.99, at_least=0, below=1)
     """Of rmsprop: how much of the mean square a step keeps."""
     momentum: float = bounded(0.0, at_least=0, below=1)
     """Of rmsprop and sgd: how much of the last change a step keeps."""
     eps: float = bounded(1e-8, at_least=1e-30)  # else a weight without gradients changes by 0 / 0
-    """Of adamw and rmsprop: added to the root that divides the gradient."""
+    """Of adamw, rmsprop and muon's AdamW: added to the root that divides the gradient."""
     eps_placement: str = bounded("torch", choices=("torch", "tensorflow"))
     """Of adamw. torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's
     code."""
     weight_decay: float = 0.0
-    """Of matrices, not of vectors. adamw shrinks the weights; rmsprop and sgd add it to the gradient, as torch does."""
+    """Of matrices, not of vectors. adamw and muon shrink the weights; rmsprop and sgd add it to the gradient, as in
+    torch."""
     states: str = bounded("float32", choices=("float32", "8bit"))
     """Of adamw. float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but
     slower."""
@@ -89,13 +92,17 @@ class OptimizerOptions(RateOptions):
         if not (0 <= self.weight_decay * self.lr <= 1 and self.weight_decay >= 0):
             raise OperantError(f"optimizer.weight_decay={self.weight_decay}: it must be in [0, 1 / lr]")
 
-    def state_bytes(self, trained: int, low: int) -> float:
+    def state_bytes(self, *policies: nn.Module) -> float:
         """As in `RateOptions`. An optimizer of the user's own counts as Adam without master weights."""
-        if self.kind in ("adamw", OWN):
+        weights = [p for policy in policies for p in distributed.trained(policy).values()]
+        if self.kind in ("adamw", "muon", OWN):
             moments = 2.1 if self.states == "8bit" else 8.0
         else:
             moments = 4.0 * (self.kind == "rmsprop") + 4.0 * (self.momentum > 0)
-        return moments * trained + (8.0 * low if self.kind != OWN else 0.0)  # a master weight and its gradient
+        low = [] if self.kind == OWN else [p for p in weights if p.element_size() < 4]
+        hidden = [p for policy in policies for p in MUON["hidden"](policy)] if self.kind == "muon" else []
+        master_and_gradient, one_moment = 8.0 * sum(map(Tensor.numel, low)), 4.0 * sum(map(Tensor.numel, hidden))
+        return moments * sum(map(Tensor.numel, weights)) + master_and_gradient - one_moment
 
 
 def unused(kind: str) -> set[str]:
@@ -213,6 +220,7 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 ADAM = Lazy({"float32": MasterAdamW, "8bit": "operant.training.eight_bit:EightBit"})
 """The classes of adamw, by the type of their moments."""
+MUON = Lazy({"class": "operant.training.muon:Muon", "hidden": "operant.training.muon:hidden_matrices"})
 
 
 def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
@@ -229,7 +237,10 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
         return MasterRMSprop(groups, lr=options.lr, **kwargs)
     if options.kind == "sgd":
         return MasterSGD(groups, lr=options.lr, momentum=options.momentum)
-    return ADAM[options.states](groups, lr=options.lr, betas=options.betas, eps=options.eps, fused=True)
+    kwargs = {"lr": options.lr, "betas": options.betas, "eps": options.eps}
+    if options.kind == "muon":
+        return MUON["class"](groups, policy, **kwargs)
+    return ADAM[options.states](groups, **kwargs, fused=True)
 
 
 def rate(options: RateOptions, step: int, total: int | None) -> float:

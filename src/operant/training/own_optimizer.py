@@ -35,7 +35,7 @@ def check_given(options: Mapping[str, object], optimizer: object, lr_scheduler: 
     if optimizer is None and kind == OWN:
         raise OperantError(
             "optimizer.kind=own: the optimizer is a Python object, so start and resume from Python, with "
-            "operant.train(..., optimizer=...) or Learner(..., optimizer=...); or use adamw, rmsprop or sgd"
+            "operant.train(..., optimizer=...) or Learner(..., optimizer=...); or use adamw, rmsprop, sgd or muon"
         )
     if optimizer is not None and kind != OWN:
         raise OperantError(f"optimizer.kind={kind} beside an optimizer of your own: leave one of them out")

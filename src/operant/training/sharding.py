@@ -33,10 +33,10 @@ def check(update: object, options: OptionGroups) -> None:
             f"learner.parallel=fsdp with the update rule {rule.__name__}: it moves whole weights, and each rank has "
             "some rows of them; use learner.parallel=ddp, or a method that follows the gradient, such as ppo"
         )
-    if options["optimizer"].kind == "own":
+    if options["optimizer"].kind in ("own", "muon"):
         raise OperantError(
-            "learner.parallel=fsdp with an optimizer of your own: it would see some rows of each matrix on every "
-            "rank, which only some optimizers allow; use adamw, rmsprop or sgd, or learner.parallel=ddp"
+            f"learner.parallel=fsdp with optimizer.kind={options['optimizer'].kind}: it would see some rows of each "
+            "matrix on every rank, which only some optimizers allow; use adamw, rmsprop or sgd, or learner.parallel=ddp"
         )
     if options["optimizer"].states == "8bit":
         raise OperantError(

@@ -97,14 +97,14 @@ class NativeEngine:
             some = engine._generated([prompts[i] for i in half], sampling, [keys[i] for i in half], parts=2)
             made.update(zip(half, some, strict=True))
 
-        first, second = self._halves(twin, prompts)
+        first, second = self._halves(twin, prompts, sampling.max_tokens)
         both(lambda: generate(self, first), lambda: generate(twin, second))
         return [made[i] for i in range(len(prompts))]
 
-    def _halves(self, twin: "NativeEngine", prompts: Sequence[list[int]]) -> list[list[int]]:
+    def _halves(self, twin: "NativeEngine", prompts: Sequence[list[int]], new: int) -> list[list[int]]:
         """The indices of the prompts of each half: equal ones together, and each where more of its beginning is kept.
 
-        So no half depends on how far the other has come.
+        So no half depends on how far the other has come. `new`: the most tokens of a reply.
         """
         same: dict[tuple[int, ...], list[int]] = {}
         for i, prompt in enumerate(prompts):
@@ -115,7 +115,7 @@ class NativeEngine:
             known = [self.kept.find(prompts[i])[1] - twin.kept.find(prompts[i])[1] for i, *_ in groups]
             halves = [[i for g, n in zip(groups, known) if n * sign > 0 for i in g] for sign in (1, -1)]
             groups = [group for group, n in zip(groups, known) if n == 0]
-        for half, more in zip(halves, dealt(groups, [*map(len, prompts)])):
+        for half, more in zip(halves, dealt(groups, [len(prompt) + new for prompt in prompts])):
             half += [i for group in more for i in group]
         return halves
 

@@ -105,7 +105,6 @@ class MemoryModel:
 
     def permanent(self) -> dict[str, float]:
         """Bytes that are allocated during the whole run, by what they are used for."""
-        low = [p for p in self.trained if p.element_size() < 4]
         trained = bytes_of(p for p in self.policy.model.parameters() if p.requires_grad)
         learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
         copies = {*self.algorithm.copies} - {"reference"}
@@ -121,7 +120,7 @@ class MemoryModel:
             "critic network": bytes_of(self.critic.parameters()) if self.critic is not None else 0.0,
             "reference": reference,
             "other copies": (len(copies) + self.run.learner["update"].copies) * trained,
-            "optimizer": optimizer.state_bytes(*(sum(p.numel() for p in weights) for weights in (self.trained, low))),
+            "optimizer": optimizer.state_bytes(self.policy, *([] if self.critic is None else [self.critic])),
             "kept gradients": bytes_of(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),
         }
