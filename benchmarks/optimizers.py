@@ -2,7 +2,7 @@
 
 Every run is 24 steps of 128 replies of the recipe `sentiment`, on one thread. Each optimizer has three rates with seed
 1; the rate whose held-out reward is the highest has seeds 2 and 3 too, and a control whose rewards are shuffled.
-`bytes` are those of the optimizer's state for each trained weight, `ms` the median of nine steps of the optimizer alone.
+`bytes` are those of the optimizer's state for a trained weight, `ms` the median of nine steps of the optimizer alone.
 
 A finished row is not repeated, and `--keep` takes the committed ones. Writes `benchmarks/results/optimizers.json` and
 `docs/figures/optimizers.svg`; `make docs` writes the table of docs/how-to-train.md.

@@ -12,6 +12,7 @@ from benchmarks.cluster import lines
 from benchmarks.loss_and_reward import ends
 from benchmarks.rooms import VARIANTS
 from benchmarks.work import SHAPES, WORKS
+
 from operant.models.twins import MOST
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
@@ -630,8 +631,8 @@ def optimizers() -> str:
     tried = "; ".join(f"{name}: {', '.join(f'{rate:g}' for rate in sorted(all_))}" for name, all_ in rates.items())
     return (
         f"![mean reward over the steps](figures/optimizers.svg)\n\n{table}\nTwenty-four steps of 128 replies of the "
-        "recipe `sentiment`; three seeds at the best of three rates, of which seed 1 decides, and one seed with shuffled "
-        f"rewards. Rates tried: {tried}. The time is that of the optimizer alone, on one thread. Made by "
+        "recipe `sentiment`; three seeds at the best of three rates, of which seed 1 decides, and one seed with "
+        f"shuffled rewards. Rates tried: {tried}. The time is that of the optimizer alone, on one thread. Made by "
         f"`{results['command']}` on {results['machine']}.\n"
     )
 

@@ -68,5 +68,5 @@ def test_what_it_refuses(options, sentence):
 
 def test_an_older_torch_is_refused(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(OperantError, match="needs torch 2.9"):
+    with pytest.raises(OperantError, match=r"needs torch 2\.9"):
         Learner(lm("gpt2"), **OPTIONS)
