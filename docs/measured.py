@@ -330,6 +330,13 @@ def turns() -> str:
             f"| {read['ours']:.0f} of {read['ours, nothing kept']:.0f} |\n"
         )
     rounds = ", ".join(str(row["rounds"]) for row in results["rows"])
+    beside = [
+        f"{row['ratio']:.2f} times the seconds ({row['model']}; {min(row['spread']):.2f} to {max(row['spread']):.2f})"
+        for row in results.get("at_once", [])
+    ]
+    table += "\nSixty-four episodes of 20 turns take, beside one call that reads all their texts and generates as many "
+    there = results["at_once"][0]["machine"] if beside else ""
+    table += f"tokens: {', '.join(beside)}. Made by `{results['command']} --at-once` on {there}.\n"
     return (
         f"{table}\nEpisodes of {results['rows'][0]['turns']} turns with 8 new tokens each; the two loops call "
         f"transformers' `generate`. In brackets: by processor time, on which other processes have little influence. "
