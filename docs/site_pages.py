@@ -8,8 +8,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 import yaml
 from benchmarks.methods import METHODS as RUN_WITH
+from torch import nn
 
 from operant import algorithms
 from operant.algorithms import ALGORITHMS, METHODS
@@ -372,7 +374,8 @@ def memory() -> str:
     """One row per size: gigabytes of weights, gradients, Adam's states and a reference copy, by what is trained."""
 
     def of_weight(size: int, trained: float) -> float:
-        kept = size + OptimizerOptions().state_bytes(1, int(size < 4)) + size  # gradient, states, the reference's copy
+        one = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16 if size < 4 else torch.float32)
+        kept = size + OptimizerOptions().state_bytes(one) + size  # gradient, states, the reference's copy
         return size + trained * kept
 
     ways = {"float32, all trained": (4, 1.0), "bfloat16, all trained": (2, 1.0)}
