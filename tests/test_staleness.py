@@ -30,6 +30,7 @@ from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, token_weights
 from operant.training import update
 from operant.training.objective import Objective
+from operant.training.options import LearnerOptions
 from operant.training.rare_stages import with_importance
 from operant.training.select import with_staleness
 
@@ -68,11 +69,12 @@ def test_importance_weights_by_hand(kind, cap, floor, expected):
     batch = collate(two_episodes(), [0.0, 0.0])
     sampled, now = batch.logprobs, batch.logprobs.clone()
     now[batch.actions] = torch.tensor([-0.5, -1.0, -0.8, -0.25, -1.0])
-    found = with_importance(batch.with_(logprobs=now), sampled, kind, cap, floor=floor)
+    how = {"importance": kind, "importance_cap": cap, "importance_floor": floor}
+    found = with_importance(batch.with_(logprobs=now), sampled, LearnerOptions(**how))
     flat = torch.tensor([w for row in expected for w in row])
     torch.testing.assert_close(found.importance[batch.actions], flat)
-    how = {"floor": floor, "mask": True}
-    masked = with_importance(batch.with_(logprobs=now), sampled, kind, cap, **how).importance[batch.actions]
+    masking = LearnerOptions(**how, importance_mask=cap is not None or floor > 0)
+    masked = with_importance(batch.with_(logprobs=now), sampled, masking).importance[batch.actions]
     torch.testing.assert_close(masked, torch.where((flat == cap) | (flat == floor), 0.0, flat))
     weights = update.weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
     torch.testing.assert_close(weights[batch.actions], flat / 5)
