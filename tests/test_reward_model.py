@@ -244,12 +244,8 @@ def test_what_cannot_work_is_refused(tmp_path):
         learner.step(["go"], ["a"])
     assert "preference/loss" in learner.step(["go", "go"], ["a", "b"], [1.0, 0.0])
     one_class = [{"prompt": "go", "replies": ["a", "b"], "ratings": [1, 1]}]
-    refusals = {
-        "pairwise": "two replies with different labels",
-        "rating": "all ratings are 1",
-        "good": "all labels are",
-    }
-    for kind, words in refusals.items():
+    refusals = {"pairwise": "two replies with different labels", "rating": "all ratings are 1"}
+    for kind, words in (refusals | {"good": "all labels are"}).items():
         options = {"algorithm": "reward-model", "steps": 1, "loss": {"kind": kind}}
         with pytest.raises(OperantError, match=words):
             operant.train({"name": "reward_model", "trunk": trunk}, one_class, **options)
