@@ -33,9 +33,7 @@ class Branch:
 def branches(batch: Batch, end: int | None) -> list[Branch]:
     """The options of a batch, choice by choice. `end`: a stop token that is appended to each, or None."""
     width, stop = batch.tokens.shape[1], [] if end is None else [end]
-    return [
-        Branch(*divmod(place, width), option + stop) for place, _, among in batch.choices.listed() for option in among
-    ]
+    return [Branch(*divmod(place, width), ids + stop) for place, _, among in batch.choices.listed() for ids in among]
 
 
 def tree(batch: Batch, options: Sequence[Branch], numbers: torch.dtype) -> ModelInput:
