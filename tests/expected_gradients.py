@@ -5,11 +5,15 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement, product
 from math import factorial, prod
 
+import pytest
 import torch
+from rigs import Caught, said
 from torch import Tensor
 from toys import lm
 
-from operant import Policy, ValueOptions
+from operant import Learner, Policy, ValueOptions
+from operant.algorithms import ALGORITHMS
+from operant.training import update
 
 V, PROMPT, T, BETA = 6, [3, 4], 0.8, 0.3
 STOPS = (0, 1, 2, 5)
@@ -96,3 +100,38 @@ def best_return(policy: Said, reference: Said, r: Tensor) -> Tensor:
 
 
 PLAIN = {"kl.coef": BETA, "advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0}
+
+
+def expected(
+    name: str, shape: str, size: int, monkeypatch, probabilities: Tensor | None = None, *, stale=False, **options
+) -> Tensor:
+    """The library's gradient of a group of `size` replies, averaged over all groups.
+
+    probabilities: of the replies; None: of the policy, or, if they are `stale`, of another one that has said them.
+    """
+    spoken, r = replies(shape), rewards(len(replies(shape)))
+    fixed = {"max_tokens": len(spoken[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
+    fixed |= {"minibatch": size, "temperature": T}
+    if name != "sft":
+        fixed |= {"reference": Policy(small(1))}
+    policy = critic(options.pop("value", "zero")) if ALGORITHMS[name].needs.critic else Policy(small(0))
+    learner = Learner(policy, algorithm=name, **fixed | options)
+    learner.optimizer = Caught(learner.policy.parameters())
+    groups, sampler = groups_of(spoken, size), Said.by(small(2 if stale else 0), spoken)
+    pairs = [(g, y) for g, group in enumerate(groups) for y in group]
+    queries, texts = [PROMPT] * len(pairs), [list(spoken[y]) for _, y in pairs]
+    scores = [float(r[y]) for _, y in pairs]
+    # A minibatch is a group: the units of an epoch come in the order in which they were given.
+    monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
+    if name == "sft":
+        learner.step(queries, texts)
+    elif stale:
+        known = [{"group": g, "logprobs": sampler.logprobs[y].tolist()} for g, y in pairs]
+        learner.learn([said(PROMPT, text, **turn) for text, turn in zip(texts, known, strict=True)], scores)
+    else:
+        learner.step(queries, texts, scores, **({"groups": [g for g, _ in pairs]} if size > 1 else {}))
+    assert len(learner.optimizer.gradients) == len(groups)
+    chances = sampler.whole.exp().detach() if probabilities is None else probabilities
+    weights = [likely(group, chances) for group in groups]
+    assert sum(weights) == pytest.approx(1.0)
+    return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))

@@ -7,15 +7,7 @@ from rigs import said, wider
 from toys import lm
 
 from operant import Batch, Outputs, Policy, Rollout, Task, Turn
-from operant.objectives import losses
-from operant.objectives.advantages import (
-    group_relative,
-    leave_one_out,
-    whiten,
-    with_gae,
-    with_groups,
-    with_leave_one_out,
-)
+from operant.objectives import advantages, losses
 from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
 from operant.training.scoring import charge_kl
@@ -43,7 +35,7 @@ def test_gae_of_three_tokens_by_hand():
     """With gamma 0.9 and lambda 0.8, the deltas are 1.4, -1.9 and 3, or 5.7 if a state of value 3 follows."""
     replies = [said([5], [6, 7, 8]), said([5], [6, 7, 8], end="cut", next_value=3.0)]
     batch = valued(collate(replies, [[1.0, 0.0, 2.0]] * 2), [[0.5, 1.0, -1.0]] * 2)
-    done = with_gae(batch, gamma=0.9, lam=0.8, **PLAIN)
+    done = advantages.with_gae(batch, gamma=0.9, lam=0.8, **PLAIN)
     # 0.26 = -1.9 + 0.72 * 3; 1.5872 = 1.4 + 0.72 * 0.26; 2.204 = -1.9 + 0.72 * 5.7; 2.98688 = 1.4 + 0.72 * 2.204
     assert at_actions(done.advantages, done) == near([[1.5872, 0.26, 3.0], [2.98688, 2.204, 5.7]])
     assert at_actions(done.returns, done) == near([[2.0872, 1.26, 2.0], [3.48688, 3.204, 4.7]])
@@ -75,7 +67,7 @@ def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
 )
 def test_two_discounts_by_hand(rates, next_value, expected):
     batch = two_turns("cut" if next_value else "world", next_value)
-    done = with_gae(batch, **rates, **PLAIN)
+    done = advantages.with_gae(batch, **rates, **PLAIN)
     assert at_actions(done.advantages, done) == near([expected])
     assert at_actions(done.returns, done) == near([[a + v for a, v in zip(expected, VALUES, strict=True)]])
 
@@ -87,7 +79,7 @@ def test_the_reverted_fix_of_the_history_is_another_number():
     for a in reversed(range(4)):
         carried = rewards[a] + gammas[a] * (ahead[a] - VALUES[a]) + gammas[a] * 0.5 * carried
         wrong[a] = carried
-    done = with_gae(two_turns(), gamma=1.0, lam=0.5, turn_gamma=0.6, **PLAIN)
+    done = advantages.with_gae(two_turns(), gamma=1.0, lam=0.5, turn_gamma=0.6, **PLAIN)
     mine = at_actions(done.advantages, done)[0]
     assert max(abs(a - b) for a, b in zip(mine, wrong, strict=True)) > 0.05
 
@@ -139,7 +131,7 @@ def test_gae_of_random_episodes_is_its_definition():
     batch = collate(rollouts, [0.0] * len(rollouts))
     assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
     rates = {"gamma": 0.95, "lam": 0.9, "turn_gamma": 0.7, "turn_lam": 0.3}
-    done = with_gae(batch, **rates, **PLAIN)
+    done = advantages.with_gae(batch, **rates, **PLAIN)
     for e, facts in enumerate(known):
         mine = [
             a for row in (batch.episodes == e).nonzero()[:, 0].tolist() for a in at_actions(done.advantages, done)[row]
@@ -161,7 +153,7 @@ def filled_batch() -> Batch:
 def numbers(batch: Batch) -> dict[str, torch.Tensor]:
     """All numbers between a batch and its loss at actions, and the loss's gradient by log-probs and values."""
     batch = batch.with_(kl=estimate("k1", batch.raw_logprobs, batch.ref_logprobs))
-    batch = with_gae(charge_kl(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
+    batch = advantages.with_gae(charge_kl(batch, 0.2), gamma=0.99, lam=0.95, whiten_rewards=True)
     batch = batch.with_(weights=token_weights(batch))
     now = torch.full(batch.tokens.shape, -1.5)
     now = torch.where(batch.actions, now, 0.0).requires_grad_()
@@ -194,10 +186,10 @@ def test_whitening_by_hand():
     where = torch.tensor([[True, True, False], [True, False, True]])
     for unbiased, variance in ((False, 14 / 4), (True, 14 / 3)):
         expected = [(v - 3) / (variance + 1e-8) ** 0.5 for v in (1, 2, 3, 6)]
-        assert whiten(x, where, unbiased=unbiased)[where].tolist() == pytest.approx(expected, abs=1e-6)
-        shifted = whiten(x, where, unbiased=unbiased, shift_mean=False)[where].tolist()
+        assert advantages.whiten(x, where, unbiased=unbiased)[where].tolist() == pytest.approx(expected, abs=1e-6)
+        shifted = advantages.whiten(x, where, unbiased=unbiased, shift_mean=False)[where].tolist()
         assert shifted == pytest.approx([e + 3 for e in expected], abs=1e-6)
-        assert not whiten(x, where)[~where].any()
+        assert not advantages.whiten(x, where)[~where].any()
 
 
 # --- worlds (test 8) --------------------------------------------------------------------------------------------------
@@ -221,7 +213,7 @@ def test_the_last_action_is_paid_and_the_world_decays_nothing(gamma):
     for between, behind in (([12], []), ([12, 13, 14, 15], [16, 17, 18]), ([3] * 9, [4])):
         batch = conversation(between, behind)
         junk = torch.where(batch.actions, batch.values, torch.randn(batch.tokens.shape) * 100)
-        done = with_gae(batch.with_(values=junk), gamma=gamma, lam=0.5, **PLAIN)
+        done = advantages.with_gae(batch.with_(values=junk), gamma=gamma, lam=0.5, **PLAIN)
         assert batch.actions.sum() == 5 and batch.rewards[batch.actions].tolist() == [0, 0, 0, 0, 1]
         mine = at_actions(done.advantages, done)
         # gamma 0: r - v. gamma 1: deltas 0.1, 0.1, 0.1, 0.1, 0.5, each counting half of the next.
@@ -252,7 +244,7 @@ GROUPS = [3, 3, 3, 3, 9, 9, 9, 1, 1, 1, 1, 5] + [2] * 3
 
 
 def grouped(returns, groups, **how) -> list[float]:
-    return group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
+    return advantages.group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
 
 
 def test_groups_by_hand():
@@ -281,12 +273,12 @@ def test_a_constant_group_has_no_advantage_at_all(value, size):
     """A constant group is 0 in float64 as well, where three times 0.1 has the mean 0.10000000000000002."""
     for dtype in (torch.float32, torch.float64):
         returns = torch.tensor([value] * size + [1.0, 2.0], dtype=dtype)
-        assert group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
+        assert advantages.group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
 
 
 def test_leave_one_out_by_hand():
     """Groups (1, 2, 6) and (5) give 1 - 4, 2 - 3.5, 6 - 1.5; and 0 for the group of one."""
-    result = leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
+    result = advantages.leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
     assert result.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
 
 
@@ -296,6 +288,6 @@ def test_group_advantages_stand_on_every_row_of_an_episode():
     rewards = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 3.0]])
     batch = batch.with_(rewards=rewards, episodes=torch.tensor([0, 1, 1]), groups=torch.tensor([4, 4, 4]))
     right = [[0, -1, -1, 0], [0, 1, 0, 0], [0, 0, 1, 1]]
-    assert torch.allclose(with_groups(batch).advantages, torch.tensor(right, dtype=torch.float32), atol=1e-5)
-    assert with_groups(batch, scale=False).advantages.tolist() == right
-    assert with_leave_one_out(batch).advantages.tolist() == [[2.0 * x for x in row] for row in right]
+    assert torch.allclose(advantages.with_groups(batch).advantages, torch.tensor(right, dtype=torch.float32), atol=1e-5)
+    assert advantages.with_groups(batch, scale=False).advantages.tolist() == right
+    assert advantages.with_leave_one_out(batch).advantages.tolist() == [[2.0 * x for x in row] for row in right]

@@ -118,25 +118,15 @@ def test_equal_names_have_as_many_parents_as_tell_them_apart(tmp_path):
 
 def test_means_and_intervals_over_seeds(tmp_path):
     run(tmp_path / "a", seed=1, rewards=(1.0, 2.0), after=(4.0, 1.0), replies=["ab", "  "])
-    run(
-        tmp_path / "b",
-        seed=2,
-        rewards=(3.0, 2.0, 5.0),
-        kls=(0.0, 1.0, 2.0),
-        after=(6.0, 3.0),
-        replies=["ab", "c"],
-        steps=2,
-    )
+    longer = {"seed": 2, "rewards": (3.0, 2.0, 5.0), "kls": (0.0, 1.0, 2.0), "steps": 2}
+    run(tmp_path / "b", after=(6.0, 3.0), replies=["ab", "c"], **longer)
     data = comparison([tmp_path / "a", tmp_path / "b"])
     (group,) = data["groups"]
     assert data["rewards"][0]["held_out"] and group["n"] == 2
     half = {"half": pytest.approx(12.7062, abs=1e-3), "n": 2}
     before = {"mean": 1.0, "half": 0.0, "n": 2}
-    assert group["held_out"]["reward"] == {
-        "before": before,
-        "after": {"mean": 5.0} | half,
-        "change": {"mean": 4.0} | half,
-    }
+    after, change = {"mean": 5.0} | half, {"mean": 4.0} | half
+    assert group["held_out"]["reward"] == {"before": before, "after": after, "change": change}
     assert group["training"]["reward"]["before"]["mean"] == 2.0, "that of the first step"
     assert group["held_out"]["empty"]["after"]["mean"] == 0.25
     curves = {c["name"]: c["lines"][0] for c in data["curves"]}
@@ -172,10 +162,8 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
     for coef, after in ends:
         seed = next(seeds)
         made = run(folder / f"kl={coef},seed={seed}", coef=coef, seed=seed, rewards=[7.0] * steps, kls=[1.0] * steps)
-        judged = {
-            "before": {"mean": before, "kl": 0.0, "replies": []},
-            "after": {"mean": after, "kl": 2.0, "replies": []},
-        }
+        found = {"before": {"mean": before, "kl": 0.0}, "after": {"mean": after, "kl": 2.0}}
+        judged = {when: numbers | {"replies": []} for when, numbers in found.items()}
         (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
     return sorted(folder.iterdir())
 

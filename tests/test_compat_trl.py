@@ -178,11 +178,8 @@ def test_a_mistake_is_answered_with_its_remedy(make, what, folder):
 def test_a_step_checks_what_it_is_given(change, what, folder):
     trainer = trl.PPOTrainer(trl.PPOConfig(batch_size=2, mini_batch_size=1), causal(folder), None, ready(folder))
     before = [p.clone() for p in trainer.model.parameters()]
-    given = {
-        "queries": [torch.tensor([1, 2])] * 2,
-        "responses": [torch.tensor([3])] * 2,
-        "scores": [torch.ones(())] * 2,
-    }
+    two = {"queries": torch.tensor([1, 2]), "responses": torch.tensor([3]), "scores": torch.ones(())}
+    given = {name: [one] * 2 for name, one in two.items()}
     change = {name: given[name][:value] if isinstance(value, int) else value for name, value in change.items()}
     with pytest.raises(OperantError, match=what):
         trainer.step(**given | change)

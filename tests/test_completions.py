@@ -301,11 +301,8 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
         connection.execute("CREATE TABLE t (x)")
     text.write_text("notes " * 300, encoding="utf-8")
     before = other.read_bytes(), text.read_bytes()
-    for path, why in (
-        (other, "of something else"),
-        (text, "not a database"),
-        (tmp_path / "no" / "a", "unable to open"),
-    ):
+    none = tmp_path / "no" / "a"
+    for path, why in ((other, "of something else"), (text, "not a database"), (none, "unable to open")):
         with pytest.raises(OperantError, match=why):
             Completions("http://a/v1", "m", cache=path)
     assert (other.read_bytes(), text.read_bytes()) == before

@@ -45,17 +45,7 @@ TOO_LARGE = {"sampling.max_tokens": 64, "lora.rank": 100_000}
 """From here on the model cannot have it, so it has to be refused."""
 NONSENSE = ["", " ", "nonsense", "-", "--", "{", "}", "[", "0x", "1e"]
 NONSENSE += ["1,2,3", "ab:", ":", "../..", "/", "\x1b[31m", "ä"]
-NONSENSE += [
-    "~nobody-of-this-name/x",
-    "a" * 5000,
-    "9" * 5000,
-    "{a: 2001-99-99}",
-    "{" * 2000,
-    "none",
-    "null",
-    "True",
-    "5",
-]
+NONSENSE += ["~nobody-called-so/x", "a" * 5000, "9" * 5000, "{a: 2001-99-99}", "{" * 2000, "none", "null", "True", "5"]
 WHOLE = [0, -1, 1, 2, 3, 2**31, 2**53 + 1, 2**63, 10**30, 10**400, -(10**30), "1e2", "2.5", "0x10", 3.0, 2.5]
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-320, 1e-300, 1e-45, 1e-8, 1e38, 1e39, 1e300, 1.7e308, 10**400, "1e-3", "1e400"]
 NUMBERS += [math.nan, math.inf, -math.inf, "nan", "inf", 1 - 1e-16, 2]
@@ -64,14 +54,7 @@ WRONG += [[[]], {"a": {"b": []}}, torch.zeros(2), ()]
 RAW = ["2001-99-99", "!!int x", "[", "{", "*a", "&a [*a]", "0b_", "~"]
 RAW += ["1:30", "!!binary x", "? ", "'", "!!python/name:os.system ''"]
 """Written into YAML as they stand."""
-SAMPLINGS = [
-    {"temperature": 0.7},
-    {"top_k": 1},
-    {"top_p": "0.9"},
-    {"temperature": "hot"},
-    {"temprature": 1},
-    {"top_k": -1},
-]
+SAMPLINGS = [{"temperature": 0.7}, {"top_k": 1}, {"top_p": "0.9"}, {"top_p": "hot"}, {"temprature": 1}, {"top_k": -1}]
 SAMPLINGS += [{"max_new_tokens": [3]}, {"stop_strings": 5}, {"num_beams": 4}, {"temperature": math.nan}, {5: 5}]
 REWARDS = ["letters:a", {"letters:a": 1.0, "length:3": -0.5}, {"letters:a": "x"}, {5: 1}, {}, "letters", "letters:", 5]
 REWARDS += ["pattern:(", "no_such_module:f", "..:f", "minus_query:letters:a", {"length:<=3": math.inf}, "json:dumps"]
@@ -128,29 +111,12 @@ def special(name: str) -> list[Any]:
     """Values of options that take anything."""
     held = {
         "policy": [str(folder() / "model"), lm("gpt2", vocab=45), torch.nn.Linear(2, 2)],
-        "tasks": [
-            str(folder() / "tasks.txt"),
-            TASKS,
-            str(folder()),
-            ["zzz" * 100],
-            [5],
-            [[3, 4], [10**30]],
-            [[-1]],
-            "a/b",
-        ],
+        "tasks": [str(folder() / "tasks.txt"), TASKS, str(folder()), ["z" * 300], [5], [[3], [10**30]], [[-1]], "a/b"],
         "reward": REWARDS,
         "reference": ["copy", None, str(folder() / "model"), str(folder())],
         "evaluate": [None, str(folder() / "tasks.txt"), TASKS[:2]],
         "evaluation.sampling": SAMPLINGS,
-        "evaluation.metrics": [
-            None,
-            "distinct",
-            "bleu,exact_match",
-            {"distinct": {"n": 1}},
-            "blue",
-            {"distinct": 3},
-            [5],
-        ],
+        "evaluation.metrics": [None, "distinct", "bleu,exact_match", {"distinct": {"n": 1}}, "b", {"distinct": 3}, [5]],
         "best": ["reward/mean", "-kl/per_reply", "evaluate/reward", "reward"],
         "preset": ["trl", "openai", "rl4lms", "textworld", "trunk", "trl,trunk", "tlr"],
         "data.template": [

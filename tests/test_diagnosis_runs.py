@@ -260,14 +260,8 @@ def soon_saturated(fault: bool) -> TrainedLearner:
 @cache
 def empty_by_kl(fault: bool) -> TrainedLearner:
     """KL in both directions is penalised, as in TRL, so short replies cost least."""
-    learner = toy(
-        **{
-            "kl.kind": "absolute",
-            "kl.reward_gradient": "score",
-            "kl.coef": 3.0 if fault else 0.05,
-            "optimizer.lr": 5e-3,
-        }
-    )
+    as_in_trl = {"kl.kind": "absolute", "kl.reward_gradient": "score", "kl.coef": 3.0 if fault else 0.05}
+    learner = toy(**as_in_trl, **{"optimizer.lr": 5e-3})
     return run(learner, grouped, 20 if fault else 12)
 
 

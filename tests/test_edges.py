@@ -121,13 +121,9 @@ def test_a_model_with_as_many_positions_as_it_has():
     learner.step([reply], [1.0])
     with pytest.raises(OperantError, match=r"prompt 0 has 65 tokens, and the model's encoder reads at most 64"):
         learner.generate([[5] * 65])
-    with pytest.raises(
-        OperantError, match=r"row 0 has 65 tokens in its reply, and the model's decoder writes at most 64"
-    ):
+    with pytest.raises(OperantError, match="row 0 has 65 tokens in its reply, and the model's decoder writes at most"):
         learner.step([[5]], [[6] * 65], [1.0])
-    with pytest.raises(
-        OperantError, match=r"sampling.max_tokens=65: even the shortest prompt has 65 tokens in its reply"
-    ):
+    with pytest.raises(OperantError, match=r"sampling.max_tokens=65: even the shortest prompt has 65 tokens in"):
         Learner(lm("bart"), max_tokens=65)
 
 

@@ -5,61 +5,16 @@ of its own, and its gradient is caught; weighted by the probability of the group
 claims are written out here, on bare float64 models, and differentiated by autograd.
 """
 
+import expected_gradients as exact
 import pytest
 import torch
-from expected_gradients import (
-    BETA,
-    EXACT,
-    PLAIN,
-    PROMPT,
-    STOPS,
-    Reply,
-    Said,
-    T,
-    best_return,
-    critic,
-    flat,
-    groups_of,
-    likely,
-    of,
-    replies,
-    rewards,
-    small,
-)
+from cases import cases
+from expected_gradients import BETA, EXACT, PROMPT, Said, best_return, expected, groups_of, likely, of, replies, small
 from rigs import Caught, gap
 from torch import Tensor
 
 from operant import Learner, Policy
 from operant.algorithms import ALGORITHMS
-from operant.training import update
-
-
-# --- the library's ----------------------------------------------------------------------------------------------------
-def expected(name: str, shape: str, size: int, monkeypatch, probabilities: Tensor | None = None, **options) -> Tensor:
-    """The library's gradient of a group of `size` replies, averaged over all groups."""
-    said = replies(shape)
-    fixed = {"max_tokens": len(said[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
-    fixed |= {"minibatch": size, "temperature": T}
-    if name != "sft":
-        fixed |= {"reference": Policy(small(1))}
-    policy = critic(options.pop("value", "zero")) if ALGORITHMS[name].needs.critic else Policy(small(0))
-    learner = Learner(policy, algorithm=name, **fixed | options)
-    learner.optimizer = Caught(learner.policy.parameters())
-    groups = groups_of(said, size)
-    whose = [g for g, group in enumerate(groups) for _ in group]
-    spoken = [y for group in groups for y in group]
-    given = [[PROMPT] * len(spoken), [list(said[y]) for y in spoken]]
-    # A minibatch is a group: the units of an epoch come in the order in which they were given.
-    monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
-    if name == "sft":
-        learner.step(*given)
-    else:
-        learner.step(*given, rewards(len(said))[spoken].tolist(), **({"groups": whose} if size > 1 else {}))
-    assert len(learner.optimizer.gradients) == len(groups)
-    chances = Said.by(small(0), said).whole.exp().detach() if probabilities is None else probabilities
-    weights = [likely(group, chances) for group in groups]
-    assert sum(weights) == pytest.approx(1.0)
-    return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))
 
 
 # --- the claims -------------------------------------------------------------------------------------------------------
@@ -151,24 +106,15 @@ def test_grpo_without_a_scale_climbs_a_share_of_the_reward(size, monkeypatch):
 
 
 # --- PPO --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("shape", "value", "level"),
-    [
-        *((shape, value, "token") for shape in ("one", "two") for value in ("zero", "normal")),
-        ("two", "normal", "turn_first"),
-    ],
+@cases(
+    *(("ppo", shape, value, "token") for shape in ("one", "two") for value in ("zero", "normal")),
+    ("ppo", "two", "normal", "turn_first"),
+    *(("a2c", shape, "normal", "token") for shape in ("one", "two")),
 )
-def test_ppo_climbs_the_return(shape, value, level, monkeypatch):
+def test_ppo_and_a2c_climb_the_return(name, shape, value, level, monkeypatch):
     """Whatever a critic says, as it speaks before the token, or before the first one. A mean over two tokens is half of
     a sum."""
-    mine = expected("ppo", shape, 1, monkeypatch, value=value, **PLAIN, **{"advantage.level": level})
-    truth = of(best_return, shape) / len(replies(shape)[-1])
-    assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
-
-
-@pytest.mark.parametrize("shape", ["one", "two"])
-def test_a2c_climbs_the_return(shape, monkeypatch):
-    mine = expected("a2c", shape, 1, monkeypatch, value="normal", **PLAIN)
+    mine = expected(name, shape, 1, monkeypatch, value=value, **exact.PLAIN, **{"advantage.level": level})
     truth = of(best_return, shape) / len(replies(shape)[-1])
     assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
 
@@ -184,7 +130,7 @@ def test_reinforce_climbs_the_return(shape, name, monkeypatch):
 
 def test_ppo_is_a_mean_over_tokens(monkeypatch):
     """Pairs of unequal replies: a token of a long one counts as much as one of a short one."""
-    mine = expected("ppo", "ragged", 2, monkeypatch, **PLAIN)
+    mine = expected("ppo", "ragged", 2, monkeypatch, **exact.PLAIN)
     truth = of(mean_over_tokens(2, ahead), "ragged")
     assert gap(mine[: len(truth)], truth) < EXACT
 
@@ -192,18 +138,18 @@ def test_ppo_is_a_mean_over_tokens(monkeypatch):
 def test_the_critic_descends_on_its_error(monkeypatch):
     """Beside the return: value_coef times half the squared distance of its values from what was still to come."""
     coef, said = 0.5, replies("two")
-    mine = expected("ppo", "two", 1, monkeypatch, value="normal", **PLAIN | {"loss.value_coef": coef})
-    model, head = small(0), critic("normal").value_head.net[0]
+    mine = expected("ppo", "two", 1, monkeypatch, value="normal", **exact.PLAIN | {"loss.value_coef": coef})
+    model, head = small(0), exact.critic("normal").value_head.net[0]
     states = model(torch.tensor([[*PROMPT, *y] for y in said]), output_hidden_states=True).hidden_states[-1]
     values = head(states[:, len(PROMPT) - 1 : -1]).squeeze(-1)
     policy = Said.by(model, said)
     with torch.no_grad():
         reference = Said.by(small(1), said)
-    r = rewards(len(said))
+    r = exact.rewards(len(said))
     target = torch.stack([ahead(policy, reference, r, y) for y in range(len(said))])
     error = (policy.whole.exp().detach()[:, None] * (values - target) ** 2 / 2).sum()
     ((best_return(policy, reference, r) + coef * error) / 2).backward()
-    assert gap(mine, flat(model, head)) < EXACT
+    assert gap(mine, exact.flat(model, head)) < EXACT
 
 
 # --- SFT --------------------------------------------------------------------------------------------------------------
@@ -242,18 +188,18 @@ def test_distill_descends_on_the_divergence_in_visited_states(shape, size, monke
     mine = expected("distill", shape, size, monkeypatch, **{"teacher.hint": lambda rollout: HINT})
     said, model, teacher = replies(shape), small(0), small(1)
 
-    def each(reply: Reply) -> Tensor:
+    def each(reply: exact.Reply) -> Tensor:
         """[A] the divergence before each token, over the vocabulary."""
-        own = (model(torch.tensor([[*PROMPT, *reply]])).logits[0, len(PROMPT) - 1 : -1] / T).log_softmax(-1)
+        own = (model(torch.tensor([[*PROMPT, *reply]])).logits[0, len(PROMPT) - 1 : -1] / exact.T).log_softmax(-1)
         told = [*HINT, *PROMPT]
         with torch.no_grad():
-            theirs = (teacher(torch.tensor([[*told, *reply]])).logits[0, len(told) - 1 : -1] / T).log_softmax(-1)
+            theirs = (teacher(torch.tensor([[*told, *reply]])).logits[0, len(told) - 1 : -1] / exact.T).log_softmax(-1)
         return (own.exp() * (own - theirs)).sum(-1)
 
     divergences, chances = [each(reply) for reply in said], Said.by(small(0), said).whole.exp().detach()
     total = sum(likely(g, chances) * torch.cat([divergences[y] for y in g]).mean() for g in groups_of(said, size))
     total.backward()
-    assert gap(mine, flat(model)) < EXACT
+    assert gap(mine, exact.flat(model)) < EXACT
 
 
 ELSEWHERE = {"decision", "ilql", "soft_q", "dpo", "online-dpo", "kto", "reward-model", "outcome-critic", "trpo", "nlpo"}
@@ -275,8 +221,9 @@ def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch)
 def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     """Cross-entropy a token of the best `keep` of `size` replies, of equal ones the first; and KL of their states."""
     said = replies(shape)
-    r, fixed = rewards(len(said)), {"max_tokens": len(said[-1]), "stop_tokens": STOPS, "max_grad_norm": None}
-    options = {"learner.select": f"top:{keep}", "kl.loss_coef": BETA, "temperature": T, "watch_every": 0}
+    r = exact.rewards(len(said))
+    fixed = {"max_tokens": len(said[-1]), "stop_tokens": exact.STOPS, "max_grad_norm": None}
+    options = {"learner.select": f"top:{keep}", "kl.loss_coef": BETA, "temperature": exact.T, "watch_every": 0}
     learner = Learner(Policy(small(0)), algorithm="rejection", reference=Policy(small(1)), **fixed, **options)
     learner.optimizer = Caught(learner.policy.parameters())
     groups = groups_of(said, size)
@@ -289,7 +236,7 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     def states(model) -> Tensor:
         """[Y, A, V] the log-probs of every token behind the prompt, and behind the prompt and one token."""
         rows = torch.tensor([[*PROMPT, *reply, *[0] * (len(said[-1]) - len(reply))] for reply in said])
-        return (model(rows).logits[:, len(PROMPT) - 1 : -1] / T).log_softmax(-1)
+        return (model(rows).logits[:, len(PROMPT) - 1 : -1] / exact.T).log_softmax(-1)
 
     model = small(0)
     policy, reference = states(model), states(small(1)).detach()
@@ -302,15 +249,15 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
         ]
         total = total + weight * torch.stack(terms).mean()
     total.backward()
-    assert gap(mine, flat(model)) < EXACT
+    assert gap(mine, exact.flat(model)) < EXACT
 
 
 CLAIMED = {
     "distill": test_distill_descends_on_the_divergence_in_visited_states,
     "gigpo": test_gigpo_of_one_turn_counts_the_comparison_twice,
     "rejection": test_rejection_imitates_the_best_of_what_is_drawn,
-    "ppo": test_ppo_climbs_the_return,
-    "a2c": test_a2c_climbs_the_return,
+    "ppo": test_ppo_and_a2c_climb_the_return,
+    "a2c": test_ppo_and_a2c_climb_the_return,
     "reinforce": test_reinforce_climbs_the_return,
     "coderl": test_reinforce_climbs_the_return,
     "grpo": test_grpo_is_the_sum_over_its_groups,

@@ -430,14 +430,8 @@ def test_the_container_level_with_a_stand_in(monkeypatch: pytest.MonkeyPatch, tm
     assert [verdict.outcome for verdict in verdicts] == ["passed", "runtime error"]
     assert verdicts[1].message == "has not ended within 4 s of wall clock"
     asked = (tmp_path / "asked").read_text(encoding="utf-8")
-    for word in (
-        "--network none",
-        "--read-only",
-        "--cap-drop ALL",
-        "--user 65534:65534",
-        "--runtime runsc img python3",
-    ):
-        assert word in asked
+    words = ("--network none", "--read-only", "--cap-drop ALL", "--user 65534:65534", "--runtime runsc img python3")
+    assert all(word in asked for word in words)
     names = [line.split("--name ")[1].split()[0] for line in asked.splitlines() if "--name" in line]
     assert f"kill {names[-1]}" in asked and len(set(names)) == 4
 

@@ -186,10 +186,8 @@ def test_rows_as_they_are_published(row, prompt, target):
 
 
 def test_the_reference_is_the_published_solution():
-    assert [maths(row)["references"] for row in (GSM8K, MATH | {"answer": "1/2"})] == [
-        GSM8K["answer"],
-        MATH["solution"],
-    ]
+    made = [maths(row)["references"] for row in (GSM8K, MATH | {"answer": "1/2"})]
+    assert made == [GSM8K["answer"], MATH["solution"]]
     assert maths(GSM8K, ask="boxed")["cue"].endswith("\\boxed{}.\n")
 
 
@@ -200,13 +198,8 @@ def test_outcomes_and_scores_of_plain_targets():
     given = [("#### 4", {"answer": "4"}), ("5", "4"), ("-", "4"), ("so\n(2+5)*3", numbers), ("2*5", numbers)]
     judged = judge(reward, [attempt(*one) for one in given])
     assert judged.scores == [1, 0, 0, 1, 0]
-    assert [remark.classes for remark in judged.remarks] == [
-        ("right",),
-        ("wrong",),
-        ("no answer",),
-        ("right",),
-        ("wrong",),
-    ]
+    named = ("right", "wrong", "no answer", "right", "wrong")
+    assert [remark.classes for remark in judged.remarks] == [(name,) for name in named]
     assert judged.remarks[-1].message == "leaves out 3" and not judged.notes
 
 

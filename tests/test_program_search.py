@@ -70,11 +70,8 @@ def test_wrong_numbers_get_a_sentence(wrong, words):
 
 
 def test_names_of_metrics():
-    assert [numbers_in(name) for name in ("pass@8", "5@100", "bleu", "pass@", "@3")] == [
-        (None, 8),
-        (5, 100),
-        *[None] * 3,
-    ]
+    found = [numbers_in(name) for name in ("pass@8", "5@100", "bleu", "pass@", "@3")]
+    assert found == [(None, 8), (5, 100), None, None, None]
 
 
 # --- replies that go on from given tokens -----------------------------------------------------------------------------
@@ -195,18 +192,10 @@ def test_the_best_failures_are_repaired_by_what_became_of_them():
     found, script, _ = search([*first, *second, *third], options, task=task, critic=Count(), template=template)
     read = [words().decode(list(prompt)) for prompt, *_ in script.asked]
     # "saw x" and "failed test{" are no words of this vocabulary but `x`: they read as <pad>.
-    assert read[3:6] == [
-        "P b b x Q <pad> x <pad> <pad>",
-        "P b x Q <pad> x <pad> <pad>",
-        "P b b x Q <pad> x <pad> <pad>",
-    ]
+    assert read[3:6] == [f"P {program} Q <pad> x <pad> <pad>" for program in ("b b x", "b x", "b b x")]
     # "b" scores 1 to its end, and "b c" loses a tenth by its stop token.
     assert read[6:] == ["P b Q <pad> <pad> <pad>", "P b c Q <pad> <pad> <pad>", "P b Q <pad> <pad> <pad>"]
-    assert [(c.how, c.parent, c.writer) for c in found[3:6]] == [
-        ("repaired", 2, 1),
-        ("repaired", 1, 1),
-        ("repaired", 2, 1),
-    ]
+    assert [(c.how, c.parent, c.writer) for c in found[3:6]] == [("repaired", parent, 1) for parent in (2, 1, 2)]
     assert texts(chosen(found, 2)) == ["d", "bbx"]
 
 

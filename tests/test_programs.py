@@ -62,11 +62,8 @@ HUMANEVAL = {
     "test": "METADATA = {}\n\n\ndef check(c):\n    assert c(1) == 2\n    assert c(3) == 6, 'x'\n",
 }
 LOOPED = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == 2 * n\n"
-STDIN = {
-    "question": "Double it.",
-    "input_output": '{"inputs": ["2\\n"], "outputs": ["4\\n"]}',
-    "solutions": '["s\\r\\n"]',
-}
+STDIN = {"question": "Double it.", "input_output": '{"inputs": ["2\\n"], "outputs": ["4\\n"]}'}
+STDIN |= {"solutions": '["s\\r\\n"]'}
 CALLED = {
     "question": "Double.",
     "input_output": {"fn_name": "f", "inputs": [[1], [[2]]], "outputs": [[2], [[2, 2]]]},

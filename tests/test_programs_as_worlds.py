@@ -244,12 +244,8 @@ def test_a_conversation_that_goes_on_joins_its_row_by_ids(name):
         one, two, three = rollout.turns
         for last, turn, more in ((one, two, "c"), (two, three, "d e")):
             end = "" if last.end == "stop" else "</s>"
-            row = [
-                *last.prompt,
-                *last.action,
-                *tokenizer(f"{end}u {more}</s>a ", add_special_tokens=False)["input_ids"],
-            ]
-            assert (turn.prompt == row) == (name != "rewriting")
+            said = tokenizer(f"{end}u {more}</s>a ", add_special_tokens=False)["input_ids"]
+            assert (turn.prompt == [*last.prompt, *last.action, *said]) == (name != "rewriting")
         assert rollout.info["fresh_rows"] == (3 if name == "rewriting" else 1)
     share = of_rollouts(rollouts).result()["rollout/fresh_prompts"]
     assert share == (name == "rewriting")

@@ -11,21 +11,8 @@ from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm
 
 from operant import Learner, OperantError, Policy
-from operant.apps.prompts import measures
-from operant.apps.prompts.baselines import (
-    NAMES,
-    USUAL,
-    Classification,
-    Vocabulary,
-    compare,
-    greedy_search,
-    halving_search,
-    head,
-    in_context,
-    manual,
-    no_prompt,
-    random_search,
-)
+from operant.apps.prompts import baselines, measures
+from operant.apps.prompts.baselines import Classification, Vocabulary, compare
 from operant.apps.prompts.examples import Examples
 from operant.apps.prompts.task_models import BlackBox, TaskModel, task_model
 from operant.apps.prompts.templates import PromptTemplate
@@ -64,7 +51,7 @@ def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequen
 
 def test_no_prompt_and_its_calibration():
     of = setting()
-    bare = no_prompt(of)
+    bare = baselines.no_prompt(of)
     assert (bare.prompt, bare.calls) == ("", 0)
     assert bare.train == pytest.approx(accuracy(of, "", of.train))
     assert bare.test == pytest.approx(accuracy(of, "", of.test))
@@ -74,7 +61,7 @@ def test_no_prompt_and_its_calibration():
     with torch.no_grad():
         logits = [model(torch.tensor([tokenizer(text).input_ids])).logits[0, -1, columns] for text in of.train.texts]
     offset = torch.stack(logits).double().mean(0).tolist()
-    mean = no_prompt(replace(of, calibrate="mean"))
+    mean = baselines.no_prompt(replace(of, calibrate="mean"))
     assert mean.test == pytest.approx(accuracy(of, "", of.test, offset))
     assert mean.train == pytest.approx(accuracy(of, "", of.train, offset))
 
@@ -82,12 +69,12 @@ def test_no_prompt_and_its_calibration():
 def test_manual_takes_the_best_in_training():
     of = setting(measure="accuracy")
     prompts = ["it is", "so long and", "the plot"]
-    row = manual(of, prompts)
+    row = baselines.manual(of, prompts)
     by_hand = [accuracy(of, prompt, of.train) for prompt in prompts]
     assert row.prompt == prompts[by_hand.index(max(by_hand))]
     assert row.calls == 3 * len(set(of.train.texts))
     glued = replace(of, template=PromptTemplate("{sentence}{prompt}"))
-    assert manual(glued, prompts).prompt == f" {row.prompt}"
+    assert baselines.manual(glued, prompts).prompt == f" {row.prompt}"
 
 
 WORDY = Vocabulary(words=NOUNS[:6])
@@ -98,14 +85,14 @@ def test_random_search_finds_the_best_of_what_it_may_try():
     of = setting(measure="likelihood")
     every = [" ".join(pair) for pair in itertools.product(NOUNS[:6], repeat=2)]
     best = every[int(of.scores(every).argmax())]
-    row = random_search(of, WORDY, calls=32 * 400, length=2)
+    row = baselines.random_search(of, WORDY, calls=32 * 400, length=2)
     assert (row.prompt, row.detail["tried"]) == (best, 36)
     assert row.test == pytest.approx(accuracy(of, row.prompt, of.test))
-    few = random_search(of, WORDY, calls=32 * 10, length=2)
+    few = baselines.random_search(of, WORDY, calls=32 * 10, length=2)
     assert few.calls <= 32 * 10
     assert few.detail["tried"] <= 10
     with pytest.raises(OperantError, match="one prompt costs"):
-        random_search(of, WORDY, calls=3, length=2)
+        baselines.random_search(of, WORDY, calls=3, length=2)
 
 
 @pytest.mark.parametrize("calibrate", ["none", "mean", "contextual"])
@@ -115,8 +102,8 @@ def test_halving_tries_more_prompts_at_equal_calls(calibrate):
         of, train=Examples("a", tuple(f"{text} {i}" for i, text in enumerate(of.train.texts)), of.train.labels)
     )
     vocabulary = Vocabulary(of.model.tokenizer)
-    plain = random_search(of, vocabulary, calls=32 * 24, length=3)
-    row = halving_search(of, vocabulary, calls=32 * 24, length=3)
+    plain = baselines.random_search(of, vocabulary, calls=32 * 24, length=3)
+    row = baselines.halving_search(of, vocabulary, calls=32 * 24, length=3)
     free = 3 * (calibrate == "contextual")
     # 8 texts, then 8 more for a half of the prompts, then 16 for a quarter: 16 calls a prompt.
     assert row.detail["tried"] == int(32 * 24 / (16 + free))
@@ -141,7 +128,7 @@ def test_halving_keeps_a_prompt_that_is_best_on_all_texts():
     examples = Examples("x", tuple(f"text {i} {WORDS[i % 2]}" for i in range(64)), labels)
     of = Classification(BlackBox(ask, "ask"), PromptTemplate("{sentence}|{prompt}"), WORDS, examples, examples)
     words = Vocabulary(words=["key", "w1", "w2", "w3"])
-    row = halving_search(of, words, calls=64 * 60, length=2)
+    row = baselines.halving_search(of, words, calls=64 * 60, length=2)
     assert (row.prompt, row.test, row.detail["rounds"]) == ("key key", 1.0, 4)
 
 
@@ -152,12 +139,12 @@ def test_greedy_search_reaches_a_coordinate_optimum(kind):
     if kind == "informed":
         vocabulary = Vocabulary(of.model.tokenizer)
         vocabulary.ids = [of.model.tokenizer.convert_tokens_to_ids(f"Ġ{noun}") for noun in NOUNS[:8]]
-        row = greedy_search(of, vocabulary, calls=8 * 800, length=2, candidates=400)
+        row = baselines.greedy_search(of, vocabulary, calls=8 * 800, length=2, candidates=400)
         pieces = [f" {noun}" for noun in NOUNS[:8]]
         parts = [f" {word}" for word in row.prompt.split()]
         others = ["".join((*parts[:i], piece, *parts[i + 1 :])) for i in range(2) for piece in pieces]
     else:
-        row = greedy_search(of, WORDY, calls=8 * 800, length=2, candidates=40)
+        row = baselines.greedy_search(of, WORDY, calls=8 * 800, length=2, candidates=40)
         parts = row.prompt.split()
         others = [" ".join((*parts[:i], noun, *parts[i + 1 :])) for i in range(2) for noun in NOUNS[:6]]
     assert row.detail["gradient"] == (kind == "informed")
@@ -168,7 +155,7 @@ def test_greedy_search_reaches_a_coordinate_optimum(kind):
 
 def test_greedy_search_keeps_to_its_calls():
     of = setting(measure="likelihood")
-    row = greedy_search(of, Vocabulary(of.model.tokenizer), calls=1000, length=3, seed=1)
+    row = baselines.greedy_search(of, Vocabulary(of.model.tokenizer), calls=1000, length=3, seed=1)
     assert 1000 - 32 * 2 - 32 <= row.calls <= 1000
 
 
@@ -177,7 +164,7 @@ def test_in_context_examples_stand_before_the_text():
     examples = Examples("x", ("one", "two", "three", "four"), (0, 1, 0, 1))
     model = BlackBox(lambda filled: (seen.extend(filled), ["good"] * len(filled))[1], "ask")
     of = Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, examples, examples)
-    row = in_context(of, prompt="is", seed=2)
+    row = baselines.in_context(of, prompt="is", seed=2)
     lines = seen[0].split("\n")
     assert len(lines) == 3
     assert {line.split()[-1] for line in lines[:2]} == {"bad", "good"}
@@ -186,13 +173,13 @@ def test_in_context_examples_stand_before_the_text():
         assert WORDS[dict(examples)[text]] == word
     assert lines[2] == "one is"
     assert (row.test, row.calls) == (0.5, 0)
-    assert in_context(of, tries=3, prompt="is").calls == 3 * 4
+    assert baselines.in_context(of, tries=3, prompt="is").calls == 3 * 4
 
 
 def test_the_head_is_a_logistic_regression():
     """Against Newton's method on the difference of the two classes' weights, and on texts that a line separates."""
     of = setting(train=60, test=80)
-    row = head(of, decay=2.0)
+    row = baselines.head(of, decay=2.0)
     states = {what: of.model.features(of.template, "", getattr(of, what).texts) for what in ("train", "test")}
     centre, scale = states["train"].mean(0), states["train"].std(0) + 1e-6
     x, held_out = (
@@ -209,17 +196,17 @@ def test_the_head_is_a_logistic_regression():
     labels = torch.tensor(of.test.labels)
     assert row.test == pytest.approx(float(((held_out @ w > 0) == (labels == 1)).double().mean()))
     easy = Examples("easy", ("dull film", "so film", "dull a plot", "so the plot"), (0, 1, 0, 1))
-    assert head(replace(of, train=easy), decay=1.0).train == 1.0
-    assert head(of) == head(of, decay=head(of).detail["decay"])
+    assert baselines.head(replace(of, train=easy), decay=1.0).train == 1.0
+    assert baselines.head(of) == baselines.head(of, decay=baselines.head(of).detail["decay"])
     with pytest.raises(OperantError, match="leave this baseline out"):
-        head(replace(of, model=BlackBox(lambda filled: ["good"] * len(filled), "ask")))
+        baselines.head(replace(of, model=BlackBox(lambda filled: ["good"] * len(filled), "ask")))
 
 
 def test_shuffled_labels_are_not_learnt():
     """Random labels: what the search gains on its training texts is chance on others."""
     of = setting(train=32, test=400, measure="accuracy")
     rows = [
-        random_search(replace(of, train=replace(of.train, labels=shuffled)), WORDY, calls=32 * 36, length=2)
+        baselines.random_search(replace(of, train=replace(of.train, labels=shuffled)), WORDY, calls=32 * 36, length=2)
         for seed in range(3)
         for shuffled in [of.train.shuffled(counter(seed)).labels]
     ]
@@ -234,10 +221,10 @@ def test_compare_returns_a_row_for_each_name_and_seed():
     rows = compare(of, calls=32 * 12, length=2, seeds=(0, 1))
     names = [(row.name, row.calibrate) for row in rows]
     seeded = ("random", "halving", "greedy", "in-context")
-    expected = [tuple((*name.split("+"), "none")[:2]) for name in (*USUAL, "head")]
+    expected = [tuple((*name.split("+"), "none")[:2]) for name in (*baselines.USUAL, "head")]
     assert names == [pair for pair in expected for _ in range(2 if pair[0] in seeded else 1)]
     assert all(row.calls <= 32 * 12 and row.dev == row.test for row in rows)
-    assert {row.name for row in rows} == set(NAMES)
+    assert {row.name for row in rows} == set(baselines.NAMES)
     again = compare(of, ["halving+mean"], calls=32 * 12, length=2, seeds=(1,))
     assert again == [row for row in rows if (row.name, row.calibrate, row.seed) == ("halving", "mean", 1)]
 

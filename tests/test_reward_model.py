@@ -6,17 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from cases import cases
 from texts import write_rows
 from toys import letters, lm, on_disk
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertModel,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-)
 
 import operant
 from operant import Learner, OperantError, Rollout, Task, Turn
@@ -40,7 +33,7 @@ def save(folder: Path, kind: str, **more) -> str:
     """A tiny trunk with a tokenizer of letters."""
     torch.manual_seed(1)
     if kind == "bert":
-        model = BertModel(BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY))
+        model = t.BertModel(t.BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY))
     else:
         model = lm(kind, 40)
     tokenizer = letters()
@@ -77,8 +70,8 @@ def test_training_and_the_reward_read_as_transformers_does(kind, pad, tmp_path):
     assert float(ours.mean()) == pytest.approx(0, abs=1e-5)
     assert float(ours.std(correction=0)) == pytest.approx(1, abs=1e-5)
     folder = operant.models.loading.export(model, tmp_path / "export")
-    theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    theirs = t.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = t.AutoTokenizer.from_pretrained(folder)
     by_hand = []
     for text in texts:  # one at a time: nothing is padded
         out = float(theirs(**tokenizer(text, return_tensors="pt")).logits)
@@ -228,8 +221,8 @@ def test_what_cannot_work_is_refused(tmp_path):
     lm("gpt2", 40).save_pretrained(tmp_path / "bare")
     with pytest.raises(OperantError, match="has no tokenizer"):
         RewardModel(str(tmp_path / "bare"))
-    three = DistilBertForSequenceClassification(
-        DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
+    three = t.DistilBertForSequenceClassification(
+        t.DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
     )
     on_disk(tmp_path / "three", three)
     with pytest.raises(OperantError, match="a classifier with 3 labels"):
@@ -251,12 +244,8 @@ def test_what_cannot_work_is_refused(tmp_path):
         learner.step(["go"], ["a"])
     assert "preference/loss" in learner.step(["go", "go"], ["a", "b"], [1.0, 0.0])
     one_class = [{"prompt": "go", "replies": ["a", "b"], "ratings": [1, 1]}]
-    refusals = {
-        "pairwise": "two replies with different labels",
-        "rating": "all ratings are 1",
-        "good": "all labels are",
-    }
-    for kind, words in refusals.items():
+    refusals = {"pairwise": "two replies with different labels", "rating": "all ratings are 1"}
+    for kind, words in (refusals | {"good": "all labels are"}).items():
         options = {"algorithm": "reward-model", "steps": 1, "loss": {"kind": kind}}
         with pytest.raises(OperantError, match=words):
             operant.train({"name": "reward_model", "trunk": trunk}, one_class, **options)

@@ -19,18 +19,9 @@ from toys import on_disk
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
-from operant.rewards import check, judge, resolve
+from operant.rewards import check, judge, resolve, shaping
 from operant.rewards.combine import minus_query, weighted
-from operant.rewards.shaping import (
-    RunningMoments,
-    ScoreOptions,
-    as_seen,
-    centred,
-    first_at,
-    penalised,
-    processed,
-    scaled,
-)
+from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
 from operant.tally import Tally
 from operant.text_scores.classifier import Classifier
@@ -448,18 +439,18 @@ def test_a_constant_reward_is_not_blown_up():
     moments.update([5.0])
     assert moments.std == 1.0
     moments.update([5.0, 5.0])
-    assert scaled(5.0, moments) == pytest.approx(5.0)
-    assert scaled(centred(5.0, moments), moments) == 0.0
+    assert shaping.scaled(5.0, moments) == pytest.approx(5.0)
+    assert shaping.scaled(shaping.centred(5.0, moments), moments) == 0.0
     thirds = RunningMoments()
     for _ in range(9):
         thirds.update([0.7] * 3)  # the mean of these is 0.7 only up to rounding
-    assert centred(0.7, thirds) == 0.0 and centred(0.2, thirds, pay=0.5) == pytest.approx(-0.5)
+    assert shaping.centred(0.7, thirds) == 0.0 and shaping.centred(0.2, thirds, pay=0.5) == pytest.approx(-0.5)
 
 
 def score(reward, rollouts, options, moments, tokenizer=None):
     """The reward's scores of the rollouts as it sees them, and the scores for training."""
-    judged = judge(reward, as_seen(rollouts, options, tokenizer, Sampling()))
-    return judged.scores, processed(judged.scores, rollouts, options, moments, tokenizer)[0]
+    judged = judge(reward, shaping.as_seen(rollouts, options, tokenizer, Sampling()))
+    return judged.scores, shaping.processed(judged.scores, rollouts, options, moments, tokenizer)[0]
 
 
 def test_scores_are_scaled_then_clipped_if_there_are_any():
@@ -487,13 +478,13 @@ def test_missing_stop_replaces_or_adds():
     rollouts = [rollout_of("", end=end) for end in ("stop", "length", "length", "world")]
     scores = [3.0, 3.0, None, 3.0]
     found = [True] * 4
-    assert penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
+    assert shaping.penalised(scores, rollouts, found, ScoreOptions(missing_stop=-1.0)) == [3.0, -1.0, None, 3.0]
     adds = ScoreOptions(missing_stop=-1.0, missing_stop_mode="add")
-    assert penalised(scores, rollouts, found, adds) == [3.0, 2.0, None, 3.0]
-    assert penalised(scores, rollouts, found, ScoreOptions()) == scores
+    assert shaping.penalised(scores, rollouts, found, adds) == [3.0, 2.0, None, 3.0]
+    assert shaping.penalised(scores, rollouts, found, ScoreOptions()) == scores
     tokens = [[1.0, 2.0, 3.0]]
-    assert penalised(tokens, rollouts[1:2], [True], ScoreOptions(missing_stop=-1.0)) == [[0.0, 0.0, -1.0]]
-    assert penalised(tokens, rollouts[1:2], [True], adds) == [[1.0, 2.0, 2.0]]
+    assert shaping.penalised(tokens, rollouts[1:2], [True], ScoreOptions(missing_stop=-1.0)) == [[0.0, 0.0, -1.0]]
+    assert shaping.penalised(tokens, rollouts[1:2], [True], adds) == [[1.0, 2.0, 2.0]]
 
 
 def test_a_reply_near_its_limit_loses_score_in_proportion():
@@ -505,8 +496,8 @@ def test_a_reply_near_its_limit_loses_score_in_proportion():
 
     rollouts = [replace(of_length(n), sampling=Sampling(max_tokens=10)) for n in (1, 6, 7, 9, 10)]
     options = ScoreOptions(overlong_tokens=4, overlong_penalty=2.0)
-    assert penalised([1.0] * 5, rollouts, [True] * 5, options) == [1.0, 1.0, 0.5, -0.5, -1.0]
-    assert penalised([1.0], [of_length(10)], [True], options) == [1.0]  # from elsewhere: its limit is unknown
+    assert shaping.penalised([1.0] * 5, rollouts, [True] * 5, options) == [1.0, 1.0, 0.5, -0.5, -1.0]
+    assert shaping.penalised([1.0], [of_length(10)], [True], options) == [1.0]  # from elsewhere: its limit is unknown
 
 
 class Letters:
@@ -538,9 +529,9 @@ def test_truncation_at_a_token_as_in_ziegler_et_al():
     assert seen == ["a.cd.", "ab.", "a.cd"]
     assert used == [0.5, 0.6, -1.0]
     # Where the full stop also stops the reply, it still belongs to the text that is judged.
-    stops = as_seen(rollouts[1:2], options, Letters(), Sampling(stop_tokens=(26,)))
+    stops = shaping.as_seen(rollouts[1:2], options, Letters(), Sampling(stop_tokens=(26,)))
     assert stops[0].reply == "ab."
-    assert (first_at([26, 26], 26, 2), first_at([1, 26, 26], 26, 2)) == (None, 2)
+    assert (shaping.first_at([26, 26], 26, 2), shaping.first_at([1, 26, 26], 26, 2)) == (None, 2)
     with pytest.raises(OperantError, match="is 2 tokens"):
         score(reward, rollouts, ScoreOptions(truncate_token=".."), RunningMoments(), Letters())
 

@@ -101,11 +101,8 @@ def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[Path, dict, dict], ca
 def test_one_complete_save_stays(saved: tuple[Path, dict, dict]) -> None:
     folder, _, _ = saved
     assert sorted(path.name for path in (folder / "ppo").iterdir()) == ["learner.json", "start", "step-00002"]
-    assert sorted(path.name for path in (folder / "reference/start").iterdir()) == [
-        "manifest.json",
-        "policy",
-        "reference",
-    ]
+    begun = sorted(path.name for path in (folder / "reference/start").iterdir())
+    assert begun == ["manifest.json", "policy", "reference"]
 
 
 def test_a_save_that_fails_leaves_the_one_before(saved: tuple[Path, dict, dict], monkeypatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from operant.engines.native.capabilities import chooses_on, continues, try_decod
 from operant.engines.native.cuda_graphs import static
 from operant.engines.native.engine import NativeEngine
 from operant.models import soft_prompt as soft_prompts
-from operant.models.adapters import SoftPromptOptions
+from operant.models.adapters import SoftPromptOptions, find
 from operant.models.hidden_states import Modes
 from operant.models.options import ModelOptions
 from operant.runs import named_models
@@ -37,7 +37,7 @@ V = 20
 
 
 def vectors_of(policy):
-    return soft_prompts.find(policy.model).vectors
+    return find(policy.model, soft_prompts.SoftPrompt).vectors
 
 
 def soft_policy(kind, packing="auto", **more):

@@ -6,30 +6,15 @@ from math import exp, log
 import pytest
 import torch
 from cases import cases
-from expected_gradients import (
-    BETA,
-    EXACT,
-    PLAIN,
-    PROMPT,
-    STOPS,
-    Said,
-    T,
-    best_return,
-    critic,
-    groups_of,
-    likely,
-    of,
-    replies,
-    rewards,
-    small,
-)
-from rigs import Caught, gap, said
+from expected_gradients import BETA, EXACT, PLAIN, best_return, expected, of, replies
+from rigs import gap, said
 from toys import bare_logprobs, lm
 
-from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
+from operant import Learner, OperantError, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, token_weights
 from operant.training import update
 from operant.training.objective import Objective
+from operant.training.options import LearnerOptions
 from operant.training.rare_stages import with_importance
 from operant.training.select import with_staleness
 
@@ -68,11 +53,12 @@ def test_importance_weights_by_hand(kind, cap, floor, expected):
     batch = collate(two_episodes(), [0.0, 0.0])
     sampled, now = batch.logprobs, batch.logprobs.clone()
     now[batch.actions] = torch.tensor([-0.5, -1.0, -0.8, -0.25, -1.0])
-    found = with_importance(batch.with_(logprobs=now), sampled, kind, cap, floor=floor)
+    how = {"importance": kind, "importance_cap": cap, "importance_floor": floor}
+    found = with_importance(batch.with_(logprobs=now), sampled, LearnerOptions(**how))
     flat = torch.tensor([w for row in expected for w in row])
     torch.testing.assert_close(found.importance[batch.actions], flat)
-    how = {"floor": floor, "mask": True}
-    masked = with_importance(batch.with_(logprobs=now), sampled, kind, cap, **how).importance[batch.actions]
+    masking = LearnerOptions(**how, importance_mask=cap is not None or floor > 0)
+    masked = with_importance(batch.with_(logprobs=now), sampled, masking).importance[batch.actions]
     torch.testing.assert_close(masked, torch.where((flat == cap) | (flat == floor), 0.0, flat))
     weights = update.weighted(found, [0, 1, 2], Objective(loss=lambda out, batch: {})).weights
     torch.testing.assert_close(weights[batch.actions], flat / 5)
@@ -80,30 +66,6 @@ def test_importance_weights_by_hand(kind, cap, floor, expected):
 
 
 # --- enumeration ------------------------------------------------------------------------------------------------------
-def expected_gradient(name, shape, size, monkeypatch, **options) -> torch.Tensor:
-    """The gradient of a group of replies that another policy says, averaged over all groups as it says them."""
-    spoken = replies(shape)
-    sampler = Said.by(small(2), spoken)
-    fixed = {"max_tokens": len(spoken[-1]), "stop_tokens": STOPS, "epochs": 1, "max_grad_norm": None, "watch_every": 0}
-    policy = critic("zero") if name == "ppo" else Policy(small(0))
-    learner = Learner(
-        policy, algorithm=name, reference=Policy(small(1)), minibatch=size, temperature=T, **fixed | options
-    )
-    learner.optimizer = Caught(learner.policy.parameters())
-    groups = groups_of(spoken, size)
-    given = [
-        said(PROMPT, list(spoken[y]), group=g, logprobs=sampler.logprobs[y].tolist())
-        for g, group in enumerate(groups)
-        for y in group
-    ]
-    monkeypatch.setattr(update, "counter", lambda seed, step, epoch, number: number)
-    learner.learn(given, [float(rewards(len(spoken))[y]) for group in groups for y in group])
-    chances = sampler.whole.exp().detach()
-    weights = [likely(group, chances) for group in groups]
-    assert sum(weights) == pytest.approx(1.0) and len(learner.optimizer.gradients) == len(groups)
-    return sum(w * g for w, g in zip(weights, learner.optimizer.gradients, strict=True))
-
-
 OF_PPO = PLAIN | {"importance_cap": None}
 OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
 
@@ -117,8 +79,8 @@ OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
 def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):
     """The truth is the gradient of E[reward] - BETA KL by autograd on a bare model; a mean over two tokens is half."""
     truth = of(best_return, shape) / (len(replies(shape)[-1]) if name == "ppo" else 1)
-    mine = expected_gradient(name, shape, size, monkeypatch, importance=importance, **options)
-    without = expected_gradient(name, shape, size, monkeypatch, **options)
+    mine = expected(name, shape, size, monkeypatch, stale=True, importance=importance, **options)
+    without = expected(name, shape, size, monkeypatch, stale=True, **options)
     assert gap(mine[: len(truth)], truth) < EXACT
     assert gap(without[: len(truth)], truth) > 0.01
 
@@ -127,7 +89,7 @@ def test_weights_of_tokens_do_not_correct_what_came_before(monkeypatch):
     """Nor does a cap: both trade the exact expectation for less noise."""
     truth = of(best_return, "two") / 2
     for options in ({"importance": "token"}, {"importance": "sequence", "importance_cap": 1.0}):
-        mine = expected_gradient("ppo", "two", 1, monkeypatch, **OF_PPO | options)
+        mine = expected("ppo", "two", 1, monkeypatch, stale=True, **OF_PPO | options)
         assert gap(mine[: len(truth)], truth) > 0.01, options
 
 

@@ -5,19 +5,11 @@ import math
 
 import pytest
 import torch
+import transformers as t
 from cases import cases
 from tokenizers import Tokenizer, models
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm, on_disk
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForMaskedLM,
-)
 
 from operant.apps.prompts.examples import Examples
 from operant.apps.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
@@ -35,11 +27,11 @@ def masked(kind: str, vocab: int):
     torch.manual_seed(0)
     match kind:
         case "bert":
-            return BertForMaskedLM(BertConfig(**shape, **size)).eval()
+            return t.BertForMaskedLM(t.BertConfig(**shape, **size)).eval()
         case "roberta":
-            return RobertaForMaskedLM(RobertaConfig(**shape, **size)).eval()
+            return t.RobertaForMaskedLM(t.RobertaConfig(**shape, **size)).eval()
     small = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
-    return DistilBertForMaskedLM(DistilBertConfig(**shape, **small)).eval()
+    return t.DistilBertForMaskedLM(t.DistilBertConfig(**shape, **small)).eval()
 
 
 def filled(pieces: list[str]) -> str:
@@ -225,7 +217,7 @@ def test_other_models_are_refused(tmp_path):
     with pytest.raises(OperantError, match="has no mask token"):
         task_model((masked("bert", len(tokenizer)), tokenizer), "masked")
     with pytest.raises(OperantError, match="neither a mask token nor"):
-        bare = PreTrainedTokenizerFast(
+        bare = t.PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
         )
         task_model((lm("t5"), bare)).check(PromptTemplate("{sentence} {prompt} {mask}"), WORDS)

@@ -12,7 +12,6 @@ from toys import lm
 from operant import Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.models.options import ModelOptions
 from operant.rollouts.collate import collate
-from operant.training.objective import TokenBudget
 from operant.training.trust_region import TrustRegion, conjugate_gradients
 from operant.training.update import weighted
 
@@ -57,7 +56,7 @@ def test_products_are_those_of_the_dense_fisher_matrix(kind, tokens):
     rule = learner.rule
     truth = dense_fisher(policy, sampling)
     assert rule.moved and len(truth) == sum(p.numel() for p in rule.moved)
-    fisher = rule.fisher(batch, sampling, TokenBudget(tokens))
+    fisher = rule.fisher(batch, sampling, tokens)
     draw = torch.Generator().manual_seed(0)
     v = torch.randn(len(truth), generator=draw, dtype=torch.float64)
     assert float((fisher(v) - truth @ v).norm() / (truth @ v).norm()) < 1e-6
@@ -162,7 +161,7 @@ def test_a_refused_critic_leaves_the_step_of_the_policy(monkeypatch):
     def broken(out, batch):
         return {"loss": out.values * float("nan")}
 
-    monkeypatch.setattr("operant.training.trust_region.critic_loss", broken)
+    monkeypatch.setattr("operant.training.objective.critic_loss", broken)
     learner = Learner(lm(), algorithm="trpo", **{"kl.coef": 0.0})
     head, before = flat(learner.policy.value_head.parameters()), flat(learner.rule.moved)
     with pytest.warns(UserWarning):

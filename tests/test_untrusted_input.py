@@ -91,11 +91,7 @@ def test_unusual_but_valid_input(tmp_path):
     """Marks of spreadsheets, control characters, huge numbers beside the text, rows with more or fewer fields."""
     for name, content, prompts in (
         ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b", "n": ' + b"9" * 400 + b"}\r\n", ["a", "b"]),
-        (
-            "b.jsonl",
-            b'{"text": "\\u0000\\u001b[31m\\t\\u202e"}\n{"text": "b", "more": [[]]}',
-            ["\0\x1b[31m\t\u202e", "b"],
-        ),
+        ("b.jsonl", b'{"text": "\\u0000\\u001b[31m\\t\\u202e"}\n{"text": "b", "n": [[]]}', ["\0\x1b[31m\t\u202e", "b"]),
         ("c.csv", b'\xef\xbb\xbftext,label\r\n"a, ""b""\r\nc",1\r\n\r\nd,\r\n', ['a, "b"\r\nc', "d"]),
         ("d.txt", b"\xef\xbb\xbfa\x07\r\rb\n", ["a\x07", "b"]),
         ("e.json", b'["a", {"text": "b"}]', ["a", "b"]),
@@ -331,13 +327,8 @@ def test_attention_from_elsewhere_is_not_fetched(model):
 def test_tokenizers_that_lack_something(model, missing, tmp_path):
     path = model / "tokenizer_config.json"
     told = json.loads(path.read_text(encoding="utf-8"))
-    gone = {
-        "eos": ["eos_token"],
-        "pad": ["pad_token"],
-        "both": ["eos_token", "pad_token"],
-        "template": ["chat_template"],
-    }
-    path.write_text(json.dumps({k: v for k, v in told.items() if k not in gone[missing]}), encoding="utf-8")
+    gone = {"eos": "eos_token", "pad": "pad_token", "both": "eos_token pad_token", "template": "chat_template"}
+    path.write_text(json.dumps({k: v for k, v in told.items() if k not in gone[missing].split()}), encoding="utf-8")
     if missing in ("eos", "both"):
         for name in ("config.json", "generation_config.json"):
             changed(model / name, eos_token_id=None)
@@ -515,18 +506,11 @@ def told(tmp_path):
     config = {"steps": 2, "recipe": EVIL, "reward": {NAME: 1.0}, "kl": {"coef": 0.1}}
     folder = RunFolder.create(tmp_path / NAME, config, environment={"command": EVIL, NAME: [EVIL]})
     for step in (1, 2):
-        named = {
-            NAME: 1.0,
-            f"reward/{NAME}/mean": 1.0,
-            f"own/{EVIL}": 2.0,
-            "kl/per_reply": 40.0 * step,
-            "reward/mean": 0.5,
-        }
-        folder.log(step, named)
+        named = {NAME: 1.0, f"reward/{NAME}/mean": 1.0, f"own/{EVIL}": 2.0}
+        folder.log(step, named | {"kl/per_reply": 40.0 * step, "reward/mean": 0.5})
         histogram = {"width": 1.0, "start": 0, "counts": [1, 2]}
-        folder.distributions(
-            step, {"histograms": {"reward": histogram}, "blocks": {"gradient": {EVIL: 1.0, NAME: 2.0}}}
-        )
+        blocks = {"gradient": {EVIL: 1.0, NAME: 2.0}}
+        folder.distributions(step, {"histograms": {"reward": histogram}, "blocks": blocks})
         folder.rollouts(step, [row(i, EVIL) for i in range(3)])
         folder.probes(step, [row(i, EVIL) for i in range(3)])
     folder.probes(None, [row(i, EVIL) for i in range(3)])

@@ -484,11 +484,7 @@ def test_the_check_refuses_what_a_run_refuses(tmp_path):
     """Each world's sentence in the check; a run with it ends before its first step."""
     count = iter(range(100))
     table = [
-        (
-            without(games=lambda self, split: [Task(split, "")]),
-            "task 'train' has the prompt '', and a run leaves",
-            True,
-        ),
+        (without(games=lambda self, part: [Task(part, "")]), "task 'train' has the prompt '', and a run leaves", True),
         (without(games=lambda self, split: [Task("a", "x")] * 2 * (split == "train")), "the id 'a' occurs twice", True),
         (without(most=0), "most=0; it must be a number of at least 1", True),
         (without(waves=0), "waves=0; it must be a number of at least 1", True),
@@ -504,11 +500,7 @@ def test_the_check_refuses_what_a_run_refuses(tmp_path):
             r"'train\d+'.* in its place the second time",
             False,
         ),
-        (
-            without(step=lambda self, r: {s: Step(fresh=True) for s in r}),
-            "with an empty prompt; fresh=True needs",
-            False,
-        ),
+        (without(step=lambda self, r: {s: Step(fresh=True) for s in r}), "an empty prompt; fresh=True needs", False),
     ]
     for i, (world, error, refused) in enumerate(table):
         with pytest.raises(OperantError, match=f"(?s)world 'Odd'.*{error}|the state of world 'Odd'{error}"):

@@ -1,22 +1,8 @@
 """Tiny random models and a tokenizer of letters, made in milliseconds and the same every time."""
 
 import torch
+import transformers as t
 from tokenizers import Tokenizer, decoders, models
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 torch.set_num_threads(1)
 
@@ -32,23 +18,23 @@ def lm(kind: str = "gpt2", vocab: int = 20, *, seed: int = 0, spread: float = 0.
     more = SPECIAL | {"vocab_size": vocab, "initializer_range": spread} | more
     match kind:
         case "gpt2":  # its config has dropout, as that of the published model
-            model = GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **more))
+            model = t.GPT2LMHeadModel(t.GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, **more))
         case "gpt_neox":
-            model = GPTNeoXForCausalLM(GPTNeoXConfig(intermediate_size=48, hidden_dropout=0.1, **WIDE, **more))
+            model = t.GPTNeoXForCausalLM(t.GPTNeoXConfig(intermediate_size=48, hidden_dropout=0.1, **WIDE, **more))
         case "llama":
-            model = LlamaForCausalLM(LlamaConfig(**GATED | more))
+            model = t.LlamaForCausalLM(t.LlamaConfig(**GATED | more))
         case "qwen2":
-            model = Qwen2ForCausalLM(Qwen2Config(**GATED, **more))
+            model = t.Qwen2ForCausalLM(t.Qwen2Config(**GATED, **more))
         case "t5":
             shape = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2}
             shape |= {"num_heads": 2, "tie_word_embeddings": False}
             more["initializer_factor"] = more.pop("initializer_range")
-            model = T5ForConditionalGeneration(T5Config(decoder_start_token_id=0, **shape, **more))
+            model = t.T5ForConditionalGeneration(t.T5Config(decoder_start_token_id=0, **shape, **more))
         case "bart":
             shape = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _HALF.items()}
             shape |= {"d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 2}
-            more = {k: v for k, v in more.items() if k != "initializer_range"}
-            model = BartForConditionalGeneration(BartConfig(init_std=spread, forced_eos_token_id=None, **shape, **more))
+            more = {k: v for k, v in more.items() if k != "initializer_range"} | {"init_std": spread}
+            model = t.BartForConditionalGeneration(t.BartConfig(forced_eos_token_id=None, **shape, **more))
     return model.eval()
 
 
@@ -56,11 +42,11 @@ _HALF = {"layers": 2, "attention_heads": 2, "ffn_dim": 48}
 PIECES = ["<pad>", "<s>", "</s>", *" abcdefghijklmnopqrstuvwxyz.!", "the", "d.", "en", "end.a", " b"]
 
 
-def letters() -> PreTrainedTokenizerFast:
+def letters() -> t.PreTrainedTokenizerFast:
     """A tokenizer with one token per letter and a few longer ones, some of which overlap: `en`, `d.`, `end.a`."""
     core = Tokenizer(models.Unigram([(p, -float(i > 31) - 1) for i, p in enumerate(PIECES)], unk_id=0))
     core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return t.PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
     )
 

@@ -102,7 +102,6 @@ def branches_exactly(policy: HiddenStates) -> bool:
 def check_trunk(policy: HiddenStates) -> None:
     """Freeze the trunk, and compare the states computed from its cached states with those of the whole model."""
     trunk = policy.trunk
-    assert trunk is not None  # the constructor has just made it
     rows = three_rows(policy)
     batch = Batch.given([row[:2] for row in rows], [row[2:] for row in rows]).to(policy.device)
     other = batch.with_(tokens=(batch.tokens + 1) % policy.vocabulary)

@@ -32,11 +32,8 @@ class Branch:
 
 def branches(batch: Batch, end: int | None) -> list[Branch]:
     """The options of a batch, choice by choice. `end`: a stop token that is appended to each, or None."""
-    assert batch.choices is not None  # the caller has checked
     width, stop = batch.tokens.shape[1], [] if end is None else [end]
-    return [
-        Branch(*divmod(place, width), option + stop) for place, _, among in batch.choices.listed() for option in among
-    ]
+    return [Branch(*divmod(place, width), ids + stop) for place, _, among in batch.choices.listed() for ids in among]
 
 
 def tree(batch: Batch, options: Sequence[Branch], numbers: torch.dtype) -> ModelInput:
@@ -108,12 +105,11 @@ def states_with_options(
         inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
         return states, model.selected_states(rows, inputs)
     if len(batch) > 1 and not model.modes.padded:
-        states, before = [], []
+        parts = []
         for i in range(len(batch)):
             own = [replace(option, row=0) for option in options if option.row == i]
-            parts = states_with_options(model, batch.rows(slice(i, i + 1)), own, branched=True)
-            states.append(parts[0])
-            before.append(parts[1])
+            parts.append(states_with_options(model, batch.rows(slice(i, i + 1)), own, branched=True))
+        states, before = zip(*parts, strict=True)
         return torch.cat(states), torch.cat(before)
     moved = [replace(option, column=option.column + len(model.virtual)) for option in options]
     inputs = tree(in_front(model.virtual, batch), moved, model.head.weight.dtype)

@@ -11,7 +11,8 @@ a gradient from that input reaches.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,7 +49,6 @@ class Trunk:
     def __init__(self, model: LanguageModel, options: ModelOptions):
         self.stack = find_blocks(model)
         trained = options.blocks(len(self.stack))
-        assert trained is not None  # the caller has checked
         self.cut = len(self.stack) - trained
         """Index of the first trained block."""
         self.last = torch.empty(0)
@@ -87,9 +87,8 @@ class Trunk:
         """[B, S, D] the input of the first trained block. `run` calls the model, which stops there."""
         self._stop = True
         try:
-            run()
-        except Reached:
-            pass
+            with suppress(Reached):
+                run()
         finally:
             self._stop = False
         return self.last
@@ -99,19 +98,16 @@ class Trunk:
         seen: dict[int, list[int | str | None] | None] = {}
         own: set[int] = set()
 
-        def record(i: int) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: object) -> None:
-                if not isinstance(out, tuple):
-                    seen[i] = None
-                    return
-                names = {id(v): k for k, v in [*enumerate(args), *kwargs.items()] if v is not None}
-                seen[i] = [names.get(id(extra)) for extra in out[1:]]
-                if any(isinstance(e, Tensor) and id(e) not in names for e in out[1:]):
-                    own.add(i)  # it computes something for the blocks above it, such as T5's position bias
+        def record(i: int, module: object, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], out: object) -> None:
+            if not isinstance(out, tuple):
+                seen[i] = None
+                return
+            names = {id(v): k for k, v in [*enumerate(args), *kwargs.items()] if v is not None}
+            seen[i] = [names.get(id(extra)) for extra in out[1:]]
+            if any(isinstance(e, Tensor) and id(e) not in names for e in out[1:]):
+                own.add(i)  # it computes something for the blocks above it, such as T5's position bias
 
-            return hook
-
-        hooks = [self.stack[i].register_forward_hook(record(i), with_kwargs=True) for i in range(self.cut)]
+        hooks = [self.stack[i].register_forward_hook(partial(record, i), with_kwargs=True) for i in range(self.cut)]
         try:
             run()
         finally:

@@ -7,7 +7,7 @@ tries them.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -166,8 +166,7 @@ class HiddenStates(nn.Module):
     @property
     def start_token(self) -> int:
         """The first token that an encoder-decoder's decoder is given. Raises: OperantError if its configs have none."""
-        configs = (self.config, self.generation)
-        named = (getattr(config, "decoder_start_token_id", None) for config in configs)
+        named = (getattr(config, "decoder_start_token_id", None) for config in (self.config, self.generation))
         start = next((token for token in named if token is not None), None)
         if start is None:
             raise OperantError(
@@ -200,13 +199,11 @@ class HiddenStates(nn.Module):
     @contextmanager
     def _attention(self, batch: Batch, inputs: layout.ModelInput) -> Iterator[None]:
         """Inside this context, attention stays within packed rows, and uses the fastest kernel of the machine."""
-        with ExitStack() as during:
-            # The kernel depends on the width of the whole batch, and not on gradients or micro-batches: scoring before
-            # the update and the update itself then compute the same numbers.
-            width = max(batch.longest, batch.tokens.shape[1])
-            during.enter_context(plain_attention(self.head.weight.dtype, self.device, width))
-            if inputs.rows is not None:
-                during.enter_context(self.packing.within(inputs.rows.lengths, self.device))
+        # The kernel depends on the width of the whole batch, and not on gradients or micro-batches: scoring before the
+        # update and the update itself then compute the same numbers.
+        width = max(batch.longest, batch.tokens.shape[1])
+        packed = nullcontext() if inputs.rows is None else self.packing.within(inputs.rows.lengths, self.device)
+        with plain_attention(self.head.weight.dtype, self.device, width), packed:
             yield
 
     @torch.no_grad()
@@ -215,7 +212,6 @@ class HiddenStates(nn.Module):
 
         For an encoder-decoder: the encoder's output at the source, the first trained block's input at the reply.
         """
-        assert self.trunk is not None  # the caller has checked
         batch = batch.to(self.device).with_(states=None)
         if self._row_by_row(batch):
             rows = [self.trunk_states(batch.rows(slice(i, i + 1)))[0] for i in range(len(batch))]
@@ -248,10 +244,8 @@ class HiddenStates(nn.Module):
 
     def blocks(self) -> list[nn.ModuleList]:
         """The stacks of blocks: the decoder's, and the encoder's if the model has one."""
-        stacks = [find_blocks(self.model)]
-        if self.encoder_decoder:
-            stacks.append(find_blocks(self.model.get_encoder()))
-        return stacks
+        encoder = [self.model.get_encoder()] if self.encoder_decoder else []
+        return [find_blocks(part) for part in (self.model, *encoder)]
 
     # --- calls of the model -------------------------------------------------------------------------------------------
 

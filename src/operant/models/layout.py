@@ -88,7 +88,6 @@ def to_model_layout(batch: Batch, inputs: ModelInput, *, encoder_decoder: bool) 
     For an encoder-decoder, the encoder's cached output becomes an argument in `inputs`.
     """
     states, kwargs = batch.states, inputs.kwargs
-    assert states is not None  # the caller has checked
     if inputs.rows is not None:
         return states[inputs.rows.read][None]
     if not encoder_decoder:

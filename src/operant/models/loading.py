@@ -52,8 +52,7 @@ def load_policy(
     seed: int = 0,
     device: str | torch.device = "cpu",
 ) -> Any:
-    """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned
-    unchanged.
+    """Load a policy by name, or make one around a loaded model. A `Policy` or `PolicyBase` is returned unchanged.
 
     `name` can also be the folder of an adapter, soft prompt or output MLP, whose training then continues on the model
     that its config names. With `value`, the critic that was saved beside the model is loaded; if there is none, a new

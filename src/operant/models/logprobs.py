@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -145,11 +145,7 @@ def _fused(function: Callable[..., Any], z: Tensor, *arguments: object) -> Any:
 
 
 _UNFUSED: set[Callable[..., Any]] = set()
-
-
-@cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+compiled = cache(partial(torch.compile, dynamic=True))
 
 
 def _statistics(z: Tensor, other: Tensor | None, ids: Tensor, how: How) -> tuple[Tensor, ...]:

@@ -53,12 +53,9 @@ def quantisation(kind: str, dtype: torch.dtype, device: torch.device) -> dict[st
     """
     from transformers import BitsAndBytesConfig
 
-    if kind == "8bit":
-        config = BitsAndBytesConfig(load_in_8bit=True)
-    else:
-        four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
-        config = BitsAndBytesConfig(load_in_4bit=True, **four)
-    return {"quantization_config": config, "device_map": {"": device}}
+    four = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": True}
+    how = {"load_in_8bit": True} if kind == "8bit" else {"load_in_4bit": True, **four}
+    return {"quantization_config": BitsAndBytesConfig(**how), "device_map": {"": device}}
 
 
 def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None, seed: int = 0) -> LanguageModel:
@@ -66,11 +63,10 @@ def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None
 
     Matrix B of a new adapter is 0, so its output is 0; matrix A is drawn from `seed`. `base`: the model's name.
     """
-    weights = None
     if options.adapter is not None:
         config, weights = _read(Path(options.adapter))
     else:
-        config = _new_config(model, options)
+        config, weights = _new_config(model, options), None
         config.base_model_name_or_path, config.revision = hub.split(base) if base else (None, None)
     device = next(model.parameters()).device
     # The adapter depends on `seed` only, and torch's own random numbers go on as if nothing had been drawn.

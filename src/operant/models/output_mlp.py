@@ -107,7 +107,6 @@ def _hash(weights: Mapping[str, Tensor]) -> str:
 def save(model: LanguageModel, folder: Path) -> Path:
     """Write the MLP, with the name and hash of its frozen model, which is saved in `base/` if no file holds it."""
     mlp = find(model)
-    assert mlp is not None  # the caller has checked
     config = mlp.belongs_to() | {
         "peft_type": mlp.kind,
         "base_digest": _hash(adapters.frozen_weights(model)),

@@ -8,7 +8,7 @@ exact, by trying them on three short rows (`capabilities.py`).
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -113,11 +113,9 @@ class Policy(HiddenStates):
         slower and takes several times the memory. Outside, a second derivative of log-probs is an error.
         """
         modes, self.modes, self._twice = self.modes, replace(self.modes, packed=False), True
+        of_critic = nullcontext() if self.critic is None else self.critic.double_backward()
         try:
-            with ExitStack() as during:
-                during.enter_context(sdpa_kernel(SDPBackend.MATH))
-                if self.critic is not None:
-                    during.enter_context(self.critic.double_backward())
+            with sdpa_kernel(SDPBackend.MATH), of_critic:
                 yield
         finally:
             self.modes, self._twice = modes, False
@@ -188,7 +186,6 @@ class Policy(HiddenStates):
 
     def _option_logprobs(self, batch: Batch, options: list[Branch], states: Tensor, sampling: Sampling) -> Tensor:
         """[C, O] log-prob of each option of each choice, -inf beyond a choice's last option."""
-        assert batch.choices is not None  # there are options
         ids = torch.tensor([token for branch in options for token in branch.ids], device=states.device)
         plain = sampling.of_options
         known = {"vocabulary": self.vocabulary, "double_backward": self._twice}

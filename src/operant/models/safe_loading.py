@@ -144,12 +144,11 @@ def _check_weight_files(folder: Path) -> None:
             raise OperantError(f"{index} leads out of its folder, to {odd[0]!r}: put the file beside it")
     if any(folder.glob("*.safetensors")):
         return
-    for pattern in PICKLES:
-        for path in folder.glob(pattern):
-            raise OperantError(
-                f"{folder} has its weights in {path.name}, and reading such a file may run any program: "
-                "convert it where you trust it, with save_pretrained, to safetensors"
-            )
+    if pickled := [path.name for pattern in PICKLES for path in folder.glob(pattern)]:
+        raise OperantError(
+            f"{folder} has its weights in {pickled[0]}, and reading such a file may run any program: "
+            "convert it where you trust it, with save_pretrained, to safetensors"
+        )
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

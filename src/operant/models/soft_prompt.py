@@ -54,10 +54,6 @@ def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> 
         options.check_frozen(SoftPrompt.alone)
 
 
-def find(model: LanguageModel) -> SoftPrompt | None:
-    return adapters.find(model, SoftPrompt)
-
-
 @torch.no_grad()
 def first_vectors(model: LanguageModel, options: SoftPromptOptions, tokenizer: Tokenizer | None, seed: int) -> Tensor:
     """[n, D] the vectors that a new soft prompt begins with."""
@@ -134,8 +130,7 @@ def _embedding(model: LanguageModel) -> Any:
 
 def save(model: LanguageModel, folder: Path) -> Path:
     """Write the soft prompt. A model that is built in, or on the Hub, is only named."""
-    soft = find(model)
-    assert soft is not None  # the caller has checked
+    soft = adapters.find(model, SoftPrompt)
     config = soft.belongs_to() | {
         "peft_type": soft.kind,
         "task_type": "SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",

@@ -62,7 +62,8 @@ def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         piece = slice(start, min(start + chunk, p.numel()))
         rows = slice(start // BLOCK, -(-piece.stop // BLOCK))
         packed = {name: state[name][rows] for name in ("first", "first_scale", "second", "second_scale")}
-        g = _blocks(gradient[piece].float())
+        g = gradient[piece].float()
+        g = torch.nn.functional.pad(g, (0, -len(g) % BLOCK)).view(-1, BLOCK)
         first = unpack_first(packed["first"], packed["first_scale"]).lerp_(g, 1 - beta1)
         second = unpack_second(packed["second"], packed["second_scale"]).mul_(beta2).addcmul_(g, g, value=1 - beta2)
         change = first / (second.sqrt() / root + group["eps"])
@@ -71,11 +72,6 @@ def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
         pack_second(second, turn, packed["second"], packed["second_scale"])
     if flat.data_ptr() != p.data_ptr():  # `p` is not contiguous, so `flat` is a copy
         p.copy_(flat.view_as(p))
-
-
-def _blocks(x: Tensor) -> Tensor:
-    """[N] -> [ceil(N / 256), 256], padded with zeros."""
-    return torch.nn.functional.pad(x, (0, -len(x) % BLOCK)).view(-1, BLOCK)
 
 
 def _turn(step: int, device: torch.device) -> Tensor:

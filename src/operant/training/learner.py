@@ -34,7 +34,7 @@ from operant.rollouts.play import Attempts, play
 from operant.sampling import Sampling, check_ids
 from operant.tally import Tally
 from operant.training import step_arguments
-from operant.training.objective import measure_terms
+from operant.training.objective import forward
 from operant.training.parts import SOMETIMES, LearnerParts, default_engine
 from operant.training.select import select_all
 from operant.training.stages import Stages, TrainingStep, credited, sync
@@ -42,8 +42,6 @@ from operant.types import Batch, Engine, EngineParts, Env, OperantError, Rollout
 
 HISTORY = 2000
 """The number of steps whose metrics stay in memory for `diagnose`."""
-
-
 OF_TRL = {
     "save_pretrained": "operant.export(learner.policy, FOLDER) writes a transformers folder, learner.save(FOLDER) all "
     "that a later run goes on from",
@@ -179,8 +177,8 @@ class Learner(LearnerParts):
         `learner.refused` describes it, and only `progress.step` changes.
         Raises: OperantError for an error of the caller, with nothing changed.
         """
-        arguments = {"episodes": episodes, "groups": groups, "next_values": next_values, "generation": generation}
-        parsed = step_arguments.parsed(self, first, second, scores, arguments)
+        named = dict(scores=scores, episodes=episodes, groups=groups, next_values=next_values, generation=generation)
+        parsed = step_arguments.parsed(self, first, second, named)
         judged, before = step_arguments.judged(parsed), self.history[-1] if self.history else None
         metrics = self.learn(parsed.rollouts, judged.scores if judged else parsed.scores, parsed.sampling)
         if judged is not None:
@@ -259,9 +257,12 @@ class Learner(LearnerParts):
         step.selected = step.learnt = select_all(rollouts)
         batch = self._credited(step)
         objective, budget = self.objective(sampling), self.budget.tokens
-        with self.present():
+        with self.present(), torch.no_grad():
             for rows in cut(batch, units(batch, self.algorithm.unit), budget, packed=self.policy.packs(batch)):
-                measure_terms(self.policy, batch.rows(torch.tensor(rows)), objective, sampling, tally)
+                piece = batch.rows(torch.tensor(rows))
+                for name, x in forward(self.policy, piece, objective, sampling)[1].items():
+                    if name != "loss":
+                        tally.mean(name, x, piece.actions if x.ndim == 2 else ~x.isnan())
         return tally.result()
 
     def threads(self, tokens: int) -> AbstractContextManager[None]:

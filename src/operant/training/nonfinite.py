@@ -69,8 +69,7 @@ def find_in_batch(batch: Batch) -> NonFinite | None:
 def find_at_actions(named: Mapping[str, Tensor | None], batch: Batch) -> NonFinite | None:
     """The first NaN or infinity at an action in named [B, T] tensors. Other positions are not checked."""
     for what, x in named.items():
-        bad = None if x is None else (~x.isfinite() & batch.actions).nonzero()
-        if x is not None and bad is not None and len(bad):
+        if x is not None and len(bad := (~x.isfinite() & batch.actions).nonzero()):
             row, column = bad[0].tolist()
             return NonFinite(what, str(float(x[row, column].detach())), row, column)
     return None

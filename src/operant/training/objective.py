@@ -125,15 +125,6 @@ def backward(
         _record(tally, out, batch, terms | {"loss/total": whole.detach()}, gap)
 
 
-@torch.no_grad()
-def measure_terms(policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tally: Tally) -> None:
-    """Add the metrics of the loss itself on a batch to the tally, without a gradient."""
-    _, terms = forward(policy, batch, objective, sampling)
-    for name in (name for name in terms if name != "loss"):
-        x = terms[name]
-        tally.mean(name, x, batch.actions if x.ndim == 2 else ~x.isnan())
-
-
 def forward(
     policy: Policy | GradientSum, batch: Batch, objective: Objective, sampling: Sampling
 ) -> tuple[Outputs, dict[str, Tensor]]:

@@ -165,14 +165,9 @@ def schema(algorithm: Algorithm) -> Schema:
 
 def missing_parts(algorithm: Algorithm) -> dict[str, str]:
     """The option groups that a method does not use, and the part that it lacks: a reference, a critic or a reward."""
-    missing = {}
-    if not algorithm.kl:
-        missing["kl"] = "reference to measure KL to"
-    if not algorithm.needs.critic:
-        missing["value"] = "critic"
-    if algorithm.source == "data":
-        missing["score"] = "reward"
-    return missing
+    missing = {} if algorithm.kl else {"kl": "reference to measure KL to"}
+    missing |= {} if algorithm.needs.critic else {"value": "critic"}
+    return missing | ({"score": "reward"} if algorithm.source == "data" else {})
 
 
 def option_names(algorithm: Algorithm) -> list[str]:
@@ -255,9 +250,8 @@ def _check_loss_and_advantage(algorithm: Algorithm, options: OptionGroups) -> No
     """Call the method's functions on four replies of two tokens with every field, so that they refuse options early."""
     batch = Batch.given([[0], [0], [1], [1]], [[0, 0]] * 4)
     zeros = torch.zeros(batch.tokens.shape)
-    known = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
-    batch = batch.with_(**known, groups=torch.tensor([0, 0, 1, 1]), advantages=zeros, returns=zeros)
-    batch = batch.with_(anchors=batch.turns)
+    made = {name: zeros for name in ("logprobs", "raw_logprobs", "ref_logprobs", "values", "kl", "price", "weights")}
+    batch = batch.with_(**made, groups=torch.tensor([0, 0, 1, 1]), anchors=batch.turns, advantages=zeros, returns=zeros)
     out = Outputs(zeros, zeros, entropy=zeros, logsumexp=zeros, values=zeros, kl=dict.fromkeys(EXACT, zeros))
     out = replace(out, outcomes=torch.zeros(*zeros.shape, len(OUTCOMES)))
     if algorithm.needs.action_values:

@@ -18,6 +18,7 @@ from operant.rollouts.branches import branches
 from operant.rollouts.prompts import returns_to_go, with_hints, with_prompts, with_returns
 from operant.tally import Tally
 from operant.training import scoring, select
+from operant.training.options import LearnerOptions
 from operant.training.parts import LearnerParts
 from operant.training.select import TrainingBatch, parse
 from operant.training.stages import TrainingStep, collated, credit
@@ -32,7 +33,6 @@ def check_single_tokens(learner: LearnerParts, step: TrainingStep) -> None:
 
 def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
     """Learn from some of the replies of this step, and from earlier ones."""
-    assert learner.buffer is not None
     step.learnt = learner.buffer.mixed(step.selected, learner.policy.version)
 
 
@@ -89,7 +89,6 @@ def add_hints(learner: LearnerParts, step: TrainingStep) -> None:
     """Add the rows as the teacher reads them."""
     hinted = step.collated
     if step.learnt.rollouts:
-        assert learner.reference is not None  # `check_reference` has refused it
         scores = totals(step.learnt.raw_scores, step.rollouts)
         own = [scores[place] for place in step.learnt.places]
         rollouts = with_hints(step.learnt.rollouts, own, learner.policy.tokenizer, learner.options["teacher"])
@@ -136,43 +135,36 @@ def within_context(batch: Batch, policy: Policy) -> Batch:
 
 def weigh(learner: LearnerParts, step: TrainingStep) -> None:
     """Add importance weights."""
-    own, sampled, unscored = learner.own, step.collated.logprobs, step.collated.unscored
-    how = {"floor": own.importance_floor, "mask": own.importance_mask, "unscored": unscored}
-    step.batch = with_importance(step.batch, sampled, own.importance, own.importance_cap, **how)
+    step.batch = with_importance(step.batch, step.collated.logprobs, learner.own, step.collated.unscored)
 
 
 def with_importance(
-    batch: Batch,
-    sampled: Tensor | None,
-    kind: str,
-    cap: float | None,
-    *,
-    floor: float = 0.0,
-    mask: bool = False,
-    unscored: Tensor | None = None,
+    batch: Batch, sampled: Tensor | None, options: LearnerOptions, unscored: Tensor | None = None
 ) -> Batch:
     """Add importance weights to a batch whose `logprobs` are those of the policy before the update.
 
-    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. kind: `token`: one weight a
-    token; `sequence`: the product over all actions of an episode, at each of them. cap: the largest weight; None: any.
-    floor: the smallest. mask: a weight beyond these is 0. A demonstration has no sampler, and the weight 1.
+    sampled: [B, T] log-probs under the sampler, but for the actions `unscored` [B, T]. A sequence's weight is the
+    product over all actions of an episode, at each of them. A demonstration has no sampler, and the weight 1.
     """
     own = batch.actions if batch.demonstrated is None else batch.actions & ~batch.demonstrated[:, None]
     unknown = own if sampled is None else own & unscored if unscored is not None else torch.zeros_like(own)
     if bool(unknown.any()):
         raise OperantError(
-            f"learner.importance={kind!r} needs the log-probs under the sampler, and a reply of this step has none: "
-            "train on replies of `generate`, give every Turn its logprobs, or set learner.importance=none"
+            f"learner.importance={options.importance!r} needs the log-probs under the sampler, and a reply of this "
+            "step has none: train on replies of `generate`, give every Turn its logprobs, or set "
+            "learner.importance=none"
         )
     log_ratio = batch.logprobs.new_zeros(own.shape) if sampled is None else batch.logprobs - sampled
     log_ratio = torch.where(own, log_ratio, 0.0)
-    if kind == "sequence":
+    if options.importance == "sequence":
         sums = log_ratio.new_zeros(len(batch.bootstrap)).index_add(0, batch.episodes, log_ratio.sum(1))
         log_ratio = torch.where(batch.actions, sums[batch.episodes][:, None], 0.0)
-    most, weights = float("inf") if cap is None else cap, log_ratio.exp()
+    cap, floor, weights = options.importance_cap, options.importance_floor, log_ratio.exp()
+    most = float("inf") if cap is None else cap
     tiny = torch.finfo(weights.dtype).tiny  # so that 0 is what was masked, and not what is too small for the type
     masked = torch.where((weights > most) | (weights < floor), 0.0, weights.clamp(min=tiny))
-    return batch.with_(importance=torch.where(own, masked if mask else weights.clamp(floor, most), 1.0))
+    kept = masked if options.importance_mask else weights.clamp(floor, most)
+    return batch.with_(importance=torch.where(own, kept, 1.0))
 
 
 def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
@@ -182,7 +174,6 @@ def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
     mean of a group, it computes from all of them; the others are then left out of the update.
     """
     own, places = learner.own, [rollout.place for rollout in step.learnt.rollouts] or [None]
-    assert own.select is not None
     with learner.timing("advantage"):
         charged = {"discount": learner.between_turns, "kl_coef": step.coef}
         kept, tally = best(step.batch, own.select, own.select_unit, places, **charged)
@@ -249,7 +240,6 @@ def only(batch: Batch, kept: Tensor) -> Batch:
 
 def see_returns(learner: LearnerParts, step: TrainingStep) -> None:
     """Keep the best returns, which the next step asks for."""
-    assert learner.wanted is not None
     if learner.refused is None or not learner.refused.whole:
         found = distributed.gathered(_reached(learner, step.selected))
         learner.wanted.see([whole[0] for part in found for whole in part])

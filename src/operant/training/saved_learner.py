@@ -128,8 +128,7 @@ def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Ma
     set_modes(learner, content["decided"])
     learner.policy.version = step
     learner.engine.sync(learner.policy, step)
-    nan = math.nan
-    learner.history = [{name: nan if x is None else x for name, x in row.items()} for row in content["history"]]
+    learner.history = [{name: math.nan if x is None else x for name, x in row.items()} for row in content["history"]]
     if len(content["attempts"]) == distributed.world():
         learner.attempts.load_state_dict(content["attempts"][distributed.rank()])
     return learner
@@ -139,11 +138,9 @@ def _state(learner: LearnerParts) -> RunState:
     """Everything that changes in the learner, its environment and its engine."""
     state = RunState()
     state.ranks = distributed if learner.policy.shards is not None else None
-    for name, part in learner.parts().items():
+    of_user = (*stateful_parts("env", learner.env), *stateful_parts("engine", learner.engine))
+    for name, part in (*learner.parts().items(), *of_user):
         state.register(name, part)
-    for kind, thing in (("env", learner.env), ("engine", learner.engine)):
-        for name, part in stateful_parts(kind, thing):
-            state.register(name, part)
     return state
 
 

@@ -165,13 +165,13 @@ def bootstrap_prompts(rollouts: list[Rollout], *, lengths_too: bool = False) -> 
     """
     found: Bootstraps = {}
     for i, rollout in enumerate(rollouts):
-        last, after = rollout.turns[-1], None
+        last = rollout.turns[-1]
+        if last.next_value:
+            continue
         if rollout.end in ("cut", "outgrown") and rollout.following is not None:
-            after = (rollout.following, list[int]())
+            found[i] = (rollout.following, [])
         elif lengths_too and rollout.end == "length":
-            after = (last.prompt, last.action)
-        if after is not None and not last.next_value:
-            found[i] = after
+            found[i] = (last.prompt, last.action)
     return found
 
 
@@ -194,8 +194,7 @@ def with_bootstraps(
     values, last = rows.rewards.new_zeros(len(rows)), rows.mask.sum(1) - 1
     for some in cut(rows, units(rows), micro_tokens, packed=policy.packs(rows)):
         index = torch.tensor(some)
-        found = policy.values(rows.rows(index))
-        assert found is not None  # there are bootstraps only with a critic
+        found = policy.values(rows.rows(index))  # there are bootstraps only with a critic
         values[index] = found.cpu()[torch.arange(len(some)), last[index]].to(values)
     known = batch.bootstrap.clone()
     known[torch.tensor(list(after), device=known.device)] = values.to(known)

@@ -78,15 +78,9 @@ def select_given(learner: LearnerParts, step: TrainingStep) -> None:
 def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
     """Select the replies that have a score, and process their scores."""
     rollouts, scores, own = step.rollouts, step.scores, learner.own
-    shaping = {
-        "options": learner.options["score"],
-        "moments": learner.moments,
-        "tokenizer": learner.policy.tokenizer,
-        "drop_lengths": own.on_length == "drop",
-        "drop_equal": own.drop_equal,
-        "version": learner.policy.version,
-        "max_staleness": own.max_staleness,
-    }
+    shaping = {"options": learner.options["score"], "moments": learner.moments, "tokenizer": learner.policy.tokenizer}
+    shaping |= {"drop_lengths": own.on_length == "drop", "drop_equal": own.drop_equal}
+    shaping |= {"version": learner.policy.version, "max_staleness": own.max_staleness}
     scored = learner.algorithm.needs.reward or any(score is not None for score in scores or ())
     if own.select is not None and not learner.pays and not distributed.largest(int(scored)):
         raise OperantError(select.unscored_selection(own.select, learner.named["algorithm"]))
@@ -103,12 +97,11 @@ def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
 
 def make_rows(learner: LearnerParts, step: TrainingStep) -> None:
     """Collate the replies."""
-    policy, numbers = learner.policy, learner.policy.numbers
     if not step.learnt.rollouts:  # another rank has some
-        step.collated = nothing(numbers)
+        step.collated = nothing(learner.policy.numbers)
         return
     rows = collated(learner, step, step.learnt.rollouts)
-    step.collated = select.with_staleness(rows, step.learnt.rollouts, policy.version)
+    step.collated = select.with_staleness(rows, step.learnt.rollouts, learner.policy.version)
 
 
 def move_rows(learner: LearnerParts, step: TrainingStep) -> None:
@@ -137,15 +130,9 @@ def collated(learner: LearnerParts, step: TrainingStep, rollouts: Sequence[Rollo
 
 def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
     """Add log-probs, values, reference log-probs and KL."""
-    scored = scoring.score_batch(
-        step.batch.with_(hinted=None),
-        learner.policy,
-        learner.reference.policy if learner.reference is not None else None,
-        step.sampling,
-        learner.kl,
-        micro_tokens=learner.budget.tokens,
-        rescore=learner.rescores,
-    )
+    models = (learner.policy, learner.reference.policy if learner.reference is not None else None)
+    how = {"micro_tokens": learner.budget.tokens, "rescore": learner.rescores}
+    scored = scoring.score_batch(step.batch.with_(hinted=None), *models, step.sampling, learner.kl, **how)
     step.batch = scored.with_(hinted=step.batch.hinted)
 
 
@@ -258,8 +245,7 @@ def sync(learner: LearnerParts, metrics: dict[str, float]) -> None:
     for copied in learner.all_copies:
         copied.update(learner.policy, learner.progress.step)
     if "kl/per_reply" in metrics:
-        replies = int(metrics["rollout/count"])
-        learner.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], replies)
+        learner.controller.update(metrics["kl/per_reply"], metrics["kl/per_token"], int(metrics["rollout/count"]))
 
 
 # --- which learner has which stages -----------------------------------------------------------------------------------
@@ -279,11 +265,6 @@ def _compares(learner: LearnerParts) -> bool:
     return not (_given(learner) and learner.reference is None) and "condition" not in learner.options
 
 
-def _stated(learner: LearnerParts) -> bool:
-    """Whether prompts say which return is wanted."""
-    return "condition" in learner.options
-
-
 Stage = Callable[[LearnerParts, TrainingStep], None]
 When = Callable[[LearnerParts], bool]
 STAGES: dict[str, list[tuple[Stage | str, When]]] = {
@@ -297,9 +278,9 @@ STAGES: dict[str, list[tuple[Stage | str, When]]] = {
     "rows": [
         ("refuse_undrawn", lambda it: "replay" in it.options),
         ("forget_guidance", lambda it: it.algorithm.needs.action_values),
-        ("state_returns", _stated),
+        ("state_returns", lambda it: "condition" in it.options),
         (make_rows, _always),
-        ("check_stated", _stated),
+        ("check_stated", lambda it: "condition" in it.options),
         ("add_hints", lambda it: "teacher" in it.options),
         ("mark_rows", lambda it: it.algorithm.collated is not None),
         (move_rows, _always),

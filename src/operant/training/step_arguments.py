@@ -26,33 +26,28 @@ class ScoredRollouts(NamedTuple):
 
 
 def parsed(
-    learner: LearnerParts,
-    first: Sequence[object],
-    second: Sequence[object],
-    scores: Sequence[object] | None,
-    named: Mapping[str, Any],
+    learner: LearnerParts, first: Sequence[object], second: Sequence[object], named: Mapping[str, Any]
 ) -> ScoredRollouts:
     """The arguments of `Learner.step` as rollouts with scores. Every rank must call.
 
-    named: `episodes`, `groups`, `next_values` and `generation`; None: not given.
+    named: `scores`, `episodes`, `groups`, `next_values` and `generation`; None: not given.
     """
-    for given in (first, second, scores):
+    for given in (first, second, named["scores"]):
         if isinstance(given, (str, int, float)):
             raise OperantError(f"step takes lists with one entry a reply, and got {shown(given)}: put it into [...]")
     algorithm = learner.algorithm
-    labelled = algorithm.source == "data" and algorithm.needs.labels
     if algorithm.source == "data":
-        found = _from_demonstrations(learner, first, second, {"scores": scores, **named})
-    elif scores is None:
+        found = _from_demonstrations(learner, first, second, named)
+    elif named["scores"] is None:
         if others := _not_none(named):
             raise OperantError(f"{others}: they go with step(queries, responses, scores)")
         grouped = distributed.together(lambda: _group_by_task(first))
         sampling = distributed.together(lambda: drawn_with(grouped, learner.sampling))
         found = ScoredRollouts(grouped, list(second), sampling)
     else:
-        found = _from_triplets(learner, first, second, scores, named)
+        found = _from_triplets(learner, first, second, named)
     _check_comparable(found.rollouts, algorithm, learner.named["algorithm"], groups_named=named["groups"] is not None)
-    if labelled and algorithm.usable is not None:  # of the labels of all ranks
+    if algorithm.source == "data" and algorithm.needs.labels and algorithm.usable is not None:  # of all ranks' labels
         labels: dict[int, list[float]] = {}
         for rollout in found.rollouts:
             labels.setdefault(rollout.group, []).append(rollout.paid)
@@ -88,11 +83,7 @@ def _from_demonstrations(
 
 
 def _from_triplets(
-    learner: LearnerParts,
-    queries: Sequence[object],
-    responses: Sequence[object],
-    scores: Sequence[object],
-    named: Mapping[str, Any],
+    learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], named: Mapping[str, Any]
 ) -> ScoredRollouts:
     """Queries, responses and scores from elsewhere.
 
@@ -106,7 +97,7 @@ def _from_triplets(
     sampling, unscored = declared(learner.sampling, generation)
     if unscored:
         warn_of_unscored(unscored)
-    plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in scores]
+    plain = [score.tolist() if isinstance(score, torch.Tensor) else score for score in named["scores"]]
     alone = named["episodes"] is None
     given = {name: named[name] for name in ("episodes", "groups", "next_values")} | {"declared": generation}
     rollouts = _external(learner, queries, responses, sampling, rewards=None if alone else plain, **given)
@@ -138,7 +129,9 @@ def _check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: s
     if samples < 2:
         return
     if not groups_named:
-        ranks = Counter(query for part in distributed.gathered({_query(r) for r in rollouts}) for query in part)
+        # Rollouts of the same query share its prompt if they are from elsewhere, and otherwise its task.
+        own = {tuple(r.turns[0].prompt) if r.task.id.startswith("given/") else r.task.id for r in rollouts}
+        ranks = Counter(query for part in distributed.gathered(own) for query in part)
         spread = sum(count > 1 for count in ranks.values())
         if spread:
             raise OperantError(
@@ -165,8 +158,3 @@ def _group_by_task(rollouts: Sequence[object]) -> list[Rollout]:
         raise OperantError(f"step(replies, scores) takes the rollouts that generate returned, and not {shown(wrong)}")
     numbers: dict[str, int] = {}
     return [replace(r, group=numbers.setdefault(r.task.id, len(numbers))) for r in kept]
-
-
-def _query(rollout: Rollout) -> Any:
-    """The key that rollouts of the same query share: the prompt of external ones, the task of all others."""
-    return tuple(rollout.turns[0].prompt) if rollout.task.id.startswith("given/") else rollout.task.id

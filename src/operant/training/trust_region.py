@@ -21,27 +21,10 @@ from operant.objectives import losses
 from operant.objectives.kl import estimate
 from operant.rollouts.collate import units
 from operant.sampling import Sampling
-from operant.tally import Tally
-from operant.training.objective import (
-    MicroBatchOptions,
-    Objective,
-    TokenBudget,
-    critic_loss,
-    forward,
-    frozen,
-    micro_batches,
-)
+from operant.training.objective import MicroBatchOptions, Objective, critic_alone, forward, frozen, micro_batches
 from operant.training.optimizer import RateOptions, make_optimizer
-from operant.training.update import (
-    UpdateOptions,
-    UpdateResult,
-    UpdateRun,
-    minibatches,
-    numbered_units,
-    update,
-    weighted,
-)
-from operant.training.update_rules import GradientUpdate
+from operant.training.update import UpdateRun, minibatches, numbered_units, update, weighted
+from operant.training.update_rules import GradientUpdate, UpdateOptions, UpdateResult
 from operant.types import Batch, OperantError, require
 
 vector = nn.utils.parameters_to_vector
@@ -104,16 +87,13 @@ class TrustRegion(GradientUpdate):
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the critic."""
-        assert self.critic is not None  # the constructor has refused it
         return make_optimizer(self.critic, self.options["optimizer"])
 
     def update(
         self, batch: Batch, objective: Objective, sampling: Sampling, *, lr: float, **run: Unpack[UpdateRun]
     ) -> UpdateResult:
         """Move the policy once, then train the critic."""
-        assert self.critic is not None  # the constructor has refused it
         options: TrustRegionOptions = self.options["update"]
-        found = Tally()
         train = partial(update, self.policy, self.optimizer, batch, sampling=sampling)
         plain = replace(objective, whiten=None)
         rows, numbers = numbered_units(batch, objective.unit, run["places"])
@@ -123,23 +103,23 @@ class TrustRegion(GradientUpdate):
         even = batch.with_(importance=None)
         whole = weighted(even, range(len(batch)), plain).with_(importance=batch.importance)
         share = weighted(even, [row for unit in first for row in rows[unit]], plain)
+        given, found = (whole, share, objective, sampling), dict[str, float]()
         with frozen(self.critic.parameters()):
             result = train(
                 objective,
                 options=UpdateOptions(epochs=1),
                 optimizer_options=RateOptions(max_grad_norm=None),
                 **run,
-                step_on=lambda trained, shrink: self._move(
-                    trained, whole, share, objective, sampling, run["budget"], found
-                ),
+                step_on=lambda trained, shrink: found.update(self._move(trained, *given, run["budget"].tokens)),
             )
-        result.tally.merge(found)
+        for name, number in found.items():
+            result.tally.add(name, number)
         if result.refused is not None:
             return result
         gradients = [p.grad for p in self.moved]  # kept, if they are wanted: the critic's passes would clear them
         with frozen(self.moved):
             of_critic = train(
-                replace(objective, loss=critic_loss, kl=None, whiten=None),
+                critic_alone(objective, self.policy)[0],
                 options=UpdateOptions(epochs=options.critic_epochs, minibatch=options.critic_minibatch),
                 optimizer_options=self.options["optimizer"],
                 **{**run, "detailed": False, "keep_gradients": False},
@@ -154,35 +134,28 @@ class TrustRegion(GradientUpdate):
         return UpdateResult(result.tally, refused and replace(refused, first=False))
 
     def _move(
-        self,
-        trained: Batch,
-        whole: Batch,
-        share: Batch,
-        objective: Objective,
-        sampling: Sampling,
-        budget: TokenBudget,
-        found: Tally,
-    ) -> None:
-        """Take the step along the natural gradient that the line search accepts; the gradients are in place.
+        self, trained: Batch, whole: Batch, share: Batch, objective: Objective, sampling: Sampling, tokens: int
+    ) -> dict[str, float]:
+        """Take the step along the natural gradient that the line search accepts, and return its metrics.
 
-        trained: the batch with the weights of the surrogate. whole, share: all of it, and what the Fisher matrix is
-        computed from, both with the weights of a mean over tokens, into which no importance weight is multiplied.
+        The gradients are in place. trained: the batch with the weights of the surrogate. whole, share: all of it, and
+        what the Fisher matrix is computed from, both with the weights of a mean over tokens, into which no importance
+        weight is multiplied.
         """
         options: TrustRegionOptions = self.options["update"]
         gradient = vector([torch.zeros_like(p) if p.grad is None else p.grad for p in self.moved])
-        fisher = self.fisher(share, sampling, budget)
+        fisher = self.fisher(share, sampling, tokens)
         direction, residual = conjugate_gradients(
             lambda v: fisher(v) + options.damping * v, gradient, options.solver_steps
         )
         curvature = float(direction.dot(gradient - residual) - options.damping * direction.dot(direction))
         if curvature <= 0:  # only if the gradient is 0, or rounding
-            found.add("trust/accepted", 0.0)
-            return
+            return {"trust/accepted": 0.0}
         full = math.sqrt(2 * options.target_kl / curvature) * direction
         before = vector(self.moved).clone()
 
         def pieces(batch: Batch) -> list[Batch]:
-            return micro_batches(batch, units(batch, objective.unit), budget.tokens, packed=self.policy.packs(batch))
+            return micro_batches(batch, units(batch, objective.unit), tokens, packed=self.policy.packs(batch))
 
         def loss_of(piece: Batch) -> Tensor:
             return forward(self.policy, piece, objective, sampling)[1]["loss"]
@@ -197,13 +170,9 @@ class TrustRegion(GradientUpdate):
                 break
         else:
             self._put(before)
-            found.add("trust/accepted", 0.0)
-            return
-        found.add("trust/accepted", 1.0)
-        found.add("trust/kl", kl)
-        found.add("trust/backtracks", float(tried))
-        found.add("trust/improvement", start - loss)
-        found.add("trust/predicted", length * float(gradient.dot(full)))
+            return {"trust/accepted": 0.0}
+        taken = {"trust/accepted": 1.0, "trust/kl": kl, "trust/backtracks": float(tried)}
+        return taken | {"trust/improvement": start - loss, "trust/predicted": length * float(gradient.dot(full))}
 
     @torch.no_grad()
     def _distance(self, pieces: list[Batch], sampling: Sampling) -> tuple[list[Batch], Callable[[Batch], Tensor]]:
@@ -214,9 +183,8 @@ class TrustRegion(GradientUpdate):
         """
         if self.options["update"].kl == "exact":
             old = PolicyCopy(self.policy).policy
-            return pieces, lambda piece: self.policy(piece, sampling, against=old, divergences=("forward",)).kl[
-                "forward"
-            ]
+            compared = partial(self.policy, sampling=sampling, against=old, divergences=("forward",))
+            return pieces, lambda piece: compared(piece).kl["forward"]
         drawn = []
         for piece in pieces:
             now = self.policy(piece, sampling).logprobs
@@ -233,18 +201,17 @@ class TrustRegion(GradientUpdate):
         for p, part in zip(self.moved, weights.split([p.numel() for p in self.moved]), strict=True):
             p.copy_(part.view_as(p))
 
-    def fisher(self, batch: Batch, sampling: Sampling, budget: TokenBudget) -> Callable[[Tensor], Tensor]:
+    def fisher(self, batch: Batch, sampling: Sampling, tokens: int) -> Callable[[Tensor], Tensor]:
         """The function from a vector of the policy's parameters to its product with the Fisher matrix.
 
         The matrix is the second derivative, at the policy itself, of the weighted mean over tokens of the KL from the
         policy to its neighbours. If the batch is one micro-batch, the graph of its first derivative is kept.
         """
-        pieces = micro_batches(batch, units(batch), budget.tokens)
+        pieces = micro_batches(batch, units(batch), tokens)
 
         def slopes(piece: Batch) -> Tensor:
-            kl = self.policy(piece, sampling, against=self.policy, divergences=("forward",)).kl
-            assert kl is not None  # `against` was given
-            total = losses.total(kl["forward"], piece)
+            kl = self.policy(piece, sampling, against=self.policy, divergences=("forward",)).kl["forward"]
+            total = losses.total(kl, piece)
             return vector(torch.autograd.grad(total, self.moved, create_graph=True, materialize_grads=True))
 
         with self.policy.double_backward():

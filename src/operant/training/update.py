@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -206,8 +205,9 @@ def update(
             measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
             first = False
             norms = recorder.whole(_gradient_norms(recorder.parameters))
+            norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
             faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
-            if distributed.largest(int(faults > 0 or not math.isfinite(math.hypot(*norms.values())))):  # on any rank
+            if distributed.largest(int(faults > 0 or not math.isfinite(norm))):  # on any rank
                 _clear(recorder.parameters)
                 together.gather()
                 fault = IF_REFUSED["first_fault"](policy, minibatch, objective, sampling, budget.tokens)
@@ -218,11 +218,19 @@ def update(
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
                 _clear(recorder.parameters)
                 return UpdateResult(_ended(tally, recorder, measured, early=True), None)
-            bound, made = optimizer_options.max_grad_norm, partial(step_on, minibatch)
-            stepped = _clip_and_step(recorder, norms, made, bound, options.ratio_threshold, measured)
-            if not (keep_gradients and stepped):
+            skipped = _mean_exceeds(measured, "policy/ratio_mean", options.ratio_threshold)
+            loss, _ = measured.sums.pop("loss/total", (0.0, 0.0))
+            if not skipped:
+                recorder.gradients(norms)
+                measured.add("update/grad_norm", norm)
+                measured.add("update/grad_norm_clipped", min(norm, bound))
+                measured.add("update/steps", 1.0 / distributed.world(), 0.0)  # all ranks make the same steps
+                measured.add("loss/total", loss, 1.0 / distributed.world())  # the loss is the sum of the ranks' parts
+                step_on(minibatch, min(1.0, bound / (norm + 1e-6)))
+            measured.add("policy/skipped_steps", float(skipped))
+            if skipped or not keep_gradients:
                 _clear(recorder.parameters)
-            for p, master in masters(optimizer) if keep_gradients and stepped else ():
+            for p, master in masters(optimizer) if keep_gradients and not skipped else ():
                 p.grad.copy_(master.grad)  # that of the master weight was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
@@ -282,29 +290,6 @@ def _mean_exceeds(tally: Tally, metric: str, limit: float | None) -> bool:
         return False
     total, count = tally.sums.get(metric, (0.0, 0.0))
     return distributed.total_float(total) / max(distributed.total_float(count), 1.0) > limit
-
-
-def _clip_and_step(
-    recorder: NormRecorder,
-    norms: dict[str, float],
-    make_step: Callable[[float], None],
-    bound: float | None,
-    ratio_threshold: float | None,
-    measured: Tally,
-) -> bool:
-    """Make the optimizer step with clipped gradients, unless the mean ratio is above its threshold; whether it was."""
-    norm, bound = math.hypot(*norms.values()), bound or float("inf")
-    skipped = _mean_exceeds(measured, "policy/ratio_mean", ratio_threshold)
-    loss, _ = measured.sums.pop("loss/total", (0.0, 0.0))
-    if not skipped:
-        recorder.gradients(norms)
-        measured.add("update/grad_norm", norm)
-        measured.add("update/grad_norm_clipped", min(norm, bound))
-        measured.add("update/steps", 1.0 / distributed.world(), 0.0)  # all ranks make the same steps
-        measured.add("loss/total", loss, 1.0 / distributed.world())  # the loss is the sum of the ranks' parts
-        make_step(min(1.0, bound / (norm + 1e-6)))
-    measured.add("policy/skipped_steps", float(skipped))
-    return not skipped
 
 
 def _clear(parameters: Mapping[str, nn.Parameter]) -> None:
