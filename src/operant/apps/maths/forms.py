@@ -30,21 +30,15 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
     the generated ones, stay as they are. The reference is the published solution, or else the answer.
     """
     if isinstance(row.get("target"), Mapping):
-        return {
-            "prompt": found_in(row, ("prompt",)),
-            "references": row.get("completion") or (),
-            "target": row["target"],
-        }
+        own = found_in(row, ("prompt",))
+        return {"prompt": own, "references": row.get("completion") or (), "target": row["target"]}
     require(ask in ASKS, f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
     asked = {"before": prefix, "cue": ASKS[ask] + cue}
     if "nums" in row or {"numbers", "target"} <= row.keys():
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
-        if not isinstance(numbers, (list, tuple)) or not numbers or None in (target, *map(whole, numbers)):
-            raise OperantError(
-                f"Countdown with the numbers {shown(numbers)} and target {shown(row.get('target'))}: "
-                "both must be whole numbers"
-            )
-        listed = [whole(number) for number in numbers]
+        listed = [*map(whole, numbers)] if isinstance(numbers, (list, tuple)) else []
+        what = f"Countdown with the numbers {shown(numbers)} and target {shown(row.get('target'))}"
+        require(listed and None not in (target, *listed), f"{what}: both must be whole numbers")
         prompt = COUNTDOWN.format(target=target, numbers=" ".join(map(str, listed)))
         return asked | {"prompt": prompt, "target": {"numbers": listed, "target": target}}
     if "Body" in row:
@@ -55,11 +49,8 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
     published = found_in(row, ("answer", "Answer", "solution"))
     if not isinstance(published, (str, int, float)):
         raise OperantError(f"the answer is {shown(published)}; it must be a text or a number")
-    return asked | {
-        "prompt": question,
-        "references": str(row.get("solution") or published),
-        "target": {"answer": answer_in(str(published))},
-    }
+    target = {"answer": answer_in(str(published))}
+    return asked | {"prompt": question, "references": str(row.get("solution") or published), "target": target}
 
 
 def whole(value: object) -> int | None:
@@ -75,8 +66,7 @@ def answer_in(published: str) -> str:
     """
     found = marked(published)
     answer = (published if found is None else found).strip()
-    if not answer or (found is None and len(answer) > 200):
-        raise OperantError(
-            f"the answer {shown(answer, 60)} marks no final answer, as GSM8K does with #### and MATH with \\boxed{{}}"
-        )
+    good = answer and (found is not None or len(answer) <= 200)
+    marks = "marks no final answer, as GSM8K does with #### and MATH with \\boxed{}"
+    require(good, f"the answer {shown(answer, 60)} {marks}")
     return re.sub(r"^(-?\d+)\.0+$", r"\1", answer)

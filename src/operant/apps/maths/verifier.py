@@ -75,9 +75,7 @@ def tested(suite: ModuleType, name: str, options: str) -> dict[str, object]:
     first = suite.first(name, options)
     known = [paid(i, answer) if isinstance(answer, str) and answer else None for i, (_, answer) in enumerate(first)]
     until = time.monotonic() + PATIENCE  # a reward may ask a judge
-    nonsense = {
-        reply: [paid(index, reply) for index in range(len(first)) if time.monotonic() < until] for reply in NONSENSE
-    }
+    nonsense = {reply: [paid(i, reply) for i in range(len(first)) if time.monotonic() < until] for reply in NONSENSE}
     return {"known": known, "nonsense": nonsense, "asked": first}
 
 
