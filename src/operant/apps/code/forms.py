@@ -171,8 +171,9 @@ def apps(
         return code(row)
     _check_language(row)
     given = _parsed(found_in(row, ("input_output",)), "input_output")
-    good = isinstance(given, Mapping) and given.get("inputs")
-    require(good, f"input_output is {shown(given)}: it has no tests, so no program can be judged; leave it out")
+    if not isinstance(given, Mapping) or not given.get("inputs"):
+        why = "it has no tests, so no program can be judged; leave it out"
+        raise OperantError(f"input_output is {shown(given)}: {why}")
     inputs, outputs, name = given["inputs"], given.get("outputs") or (), given.get("fn_name")
     if len(inputs) != len(outputs):
         raise OperantError(f"input_output has {len(inputs)} inputs and {len(outputs)} outputs; give as many of both")
