@@ -421,11 +421,11 @@ def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int
 
 
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
-    read = passed["read"]
-    if not read:
+    rows = passed["read"]
+    if not rows:
         return f"tasks of {name}: it has no rows"
-    if passed["no label"] == read:
-        return f"tasks of {name}: none of {read} rows has a label; those that are all bad or skipped say nothing"
+    if passed["no label"] == rows:
+        return f"tasks of {name}: none of {rows} rows has a label; those that are all bad or skipped say nothing"
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
         "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",
@@ -433,7 +433,7 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     }
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
-    return f"tasks of {name}: none of {read} rows passes the filters ({left}); loosen {settings[guilty]}"
+    return f"tasks of {name}: none of {rows} rows passes the filters ({left}); loosen {settings[guilty]}"
 
 
 def check_texts(task: Task, where: str) -> None:
