@@ -244,11 +244,14 @@ def _request(
         if context is not None and len(prompt) + tokens > context:
             why = f"the model reads {context} tokens, and the prompt has {len(prompt)}: {tokens} more do not fit"
             raise RefusedRequestError(400, f"{why}; lower max_tokens or the prompt", "prompt")
+    sampling, model = _sampling(fields, policy, tokens), fields.fields.get("model", "")
+    if not isinstance(model, str):
+        raise RefusedRequestError(400, f"model={shown(model)}: it must be a text", "model")
     return ModelRequest(
         prompts=prompts,
         names=names,
-        sampling=_sampling(fields, policy, tokens),
-        model=_text(fields, "model"),
+        sampling=sampling,
+        model=model,
         chat="messages" in fields.fields,
         n=n,
         seed=fields.number("seed", int, secrets.randbits(62), -(2**63), 2**63 - 1),
@@ -284,11 +287,6 @@ def _sampling(fields: _Body, policy: Policy, tokens: int) -> Sampling:
         raise RefusedRequestError(400, str(error).removeprefix("sampling.")) from error
 
 
-def _text(fields: _Body, name: str) -> str:
-    value = fields.fields.get(name, "")
-    if not isinstance(value, str):
-        raise RefusedRequestError(400, f"{name}={shown(value)}: it must be a text", name)
-    return value
 
 
 def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
@@ -336,11 +334,8 @@ def _call(call: Any, place: int) -> Json:
         function = call["function"]
         arguments = function["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {
-            "type": "function",
-            "id": call.get("id"),
-            "function": {"name": function["name"], "arguments": arguments},
-        }
+        named = {"name": function["name"], "arguments": arguments}
+        return {"type": "function", "id": call.get("id"), "function": named}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"messages[{place}]: {shown(call)} is no call of a function"
         raise RefusedRequestError(400, why, "messages") from error
