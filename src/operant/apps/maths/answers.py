@@ -24,7 +24,6 @@ _AMOUNT = set(
     "thousandth and or not plus minus times squared cubed factorial".split()
 )
 """Words behind a number that change it, and so are no unit."""
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 
 
 def after_thought(reply: str) -> str | None:
@@ -155,6 +154,6 @@ def _evaluated(node: ast.expr, used: list[int]) -> Fraction:
 
 def is_thought_and_answer(text: str) -> bool:
     """Whether a text is one <think>...</think> and then one <answer>...</answer>, neither empty, and nothing else."""
-    found = _THOUGHT.fullmatch(text)
+    found = re.fullmatch(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", text, re.DOTALL)
     tags = all(text.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
     return found is not None and tags and all(part.strip() for part in found.groups())

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from operant.apps.maths import reasoning_gym
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
-from operant.apps.maths.reasoning_gym import need, packed
 from operant.apps.maths.verifier import judged, suite_of
 from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
@@ -101,11 +100,12 @@ class Maths(RewardBase):
         target = target_of(task)
         if "set" in target:
             suite, _ = suite_of(target["set"])
-            need(suite.PACKAGE, suite.EXTRA, f"task {task.id!r} of {suite.PACKAGE}")
+            reasoning_gym.need(suite.PACKAGE, suite.EXTRA, f"task {task.id!r} of {suite.PACKAGE}")
         elif self.verifier == "math_verify" or not plain(target):
             odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
             require(self.verifier != "exact", f"{odd}, and verifier=exact compares these alone: use verifier=auto")
-            need("math_verify", "maths", "verifier=math_verify" if self.verifier == "math_verify" else odd)
+            what = "verifier=math_verify" if self.verifier == "math_verify" else odd
+            reasoning_gym.need("math_verify", "maths", what)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
         """Start the workers if the tasks need them, with their packages loaded beforehand, and test each set once.
@@ -133,7 +133,9 @@ class Maths(RewardBase):
         asks = not plain(target)
         if not asks and "numbers" not in target and target.get("order") != "units":
             asks = self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
-        return {"reply": reply, "marked": self.only_marked} | sent(target) if asks else None
+        if "set" in target and suite_of(target["set"])[0] is reasoning_gym:
+            target = target | {"entry": reasoning_gym.packed(target["set"], target["options"], target["index"])}
+        return {"reply": reply, "marked": self.only_marked} | target if asks else None
 
     def _read(self, response: Response) -> Judgement:
         content = response.content
@@ -167,8 +169,7 @@ def findings(found: Mapping[str, Any]) -> list[str]:
     numbers = {text: [p for p in paid if not isinstance(p, str)] for text, paid in found["nonsense"].items()}
     text, most = max(((text, max(paid, default=0.0)) for text, paid in numbers.items()), key=lambda pair: pair[1])
     said.append(f"nonsense such as {text!r} pays up to {most:g}" if most > 0 else "nonsense pays 0")
-    raised = [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]
-    if raised:
+    if raised := [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]:
         said.append(f"it raises on some replies ({raised[0]}), which count as crash and score 0")
     return said
 
@@ -187,12 +188,6 @@ def target_of(task: Task) -> dict[str, Any]:
             "rows with --form maths, name the field with --data.target-field answer, or give Task(target=...)"
         )
     return dict(target)
-
-
-def sent(target: dict[str, Any]) -> dict[str, Any]:
-    """A target as a worker gets it: one of reasoning-gym with its problem."""
-    packs = "set" in target and suite_of(target["set"])[0] is reasoning_gym
-    return target | {"entry": packed(target["set"], target["options"], target["index"])} if packs else target
 
 
 def plain(target: Mapping[str, object]) -> bool:
