@@ -351,7 +351,6 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
 
 
 def _check_together(config: Config) -> None:
-    """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
     if config.evaluation.metrics and not train.evaluates:
         raise OperantError(

@@ -67,9 +67,8 @@ def number(text: str) -> Fraction | None:
     text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", text)
     value, _, unit = re.sub(r"^([-+])\s+", r"\1", text).partition(" ")
     words = {re.sub(r"(?<=...)s$", "", word) for word in unit.lower().split()}
-    if not re.fullmatch(r"[A-Za-z ]*", unit) or _AMOUNT & words:
-        return None
-    return _value(_NUMBER.fullmatch(value))
+    is_unit = re.fullmatch(r"[A-Za-z ]*", unit) and not _AMOUNT & words
+    return _value(_NUMBER.fullmatch(value)) if is_unit else None
 
 
 def _slashed(text: str) -> str:

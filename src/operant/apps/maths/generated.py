@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from operant.types import OperantError, shown
 
-Part, Order = Literal["train", "held-out"], Literal["units", "usual"]
+Part = Literal["train", "held-out"]
+Order = Literal["units", "usual"]
 Row = dict[str, Any]
 HELD_OUT = 5
 """One in this many sets of numbers is held out."""
