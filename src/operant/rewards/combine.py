@@ -167,8 +167,6 @@ class MinusGreedy(MinusQuery):
         return held_out(self.reward)
 
 
-
-
 def _minus(scores: list[Any], others: list[Any]) -> list[object]:
     return [None if x is None or y is None else x - y for x, y in zip(scores, others)]
 

@@ -287,8 +287,6 @@ def _sampling(fields: _Body, policy: Policy, tokens: int) -> Sampling:
         raise RefusedRequestError(400, str(error).removeprefix("sampling.")) from error
 
 
-
-
 def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
