@@ -26,7 +26,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, Rollout, Task, Turn, distributed, isolated, train
 from operant.import_by_name import find_function
 from operant.rewards import judge, parts_of, resolve
-from operant.rewards.combine import minus_query, weighted
+from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import IsolatedReward, under
 from operant.runs.scored_rollouts import join_judgements, play_and_score
@@ -290,7 +290,7 @@ def test_a_failed_part_differs_from_one_that_abstained():
         assert judged.outcomes[17] == outcome and judged.scores[17] == (None if outcome == "error" else 0.0)
     parts = weighted({"a": (isolated(hostile.raises, on_error=-3.0), 2.0), "b": (hostile.good, 1.0)})
     assert judge(parts, sample).scores[17] == 2.0 * -3.0 + 17
-    judged = judge(minus_query(isolated(hostile.raises, on_error=-3.0)), sample)
+    judged = judge(MinusQuery(isolated(hostile.raises, on_error=-3.0)), sample)
     assert judged.scores[16:18] == [0.0, -3.0]
 
 

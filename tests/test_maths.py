@@ -13,7 +13,7 @@ from operant import OperantError, Rollout, Task, Turn, rewards
 from operant.apps.maths import answers, reasoning_gym, verifier
 from operant.apps.maths.forms import maths
 from operant.apps.maths.generated import arithmetic, arithmetic_held_out, countdown, countdown_held_out, is_held_out
-from operant.apps.maths.rewards import Maths, findings, sent, target_of
+from operant.apps.maths.rewards import Maths, findings, target_of
 from operant.data import load_tasks
 from operant.data.sources import SOURCES
 from operant.rewards import judge
@@ -307,7 +307,7 @@ def test_the_defaults_of_a_set_may_be_given_and_a_wrong_choice_is_named():
 def test_the_time_of_a_reply_is_not_spent_on_making_its_problem_again(monkeypatch):
     """The request has the problem; a problem with more than plain values is made again where it is judged."""
     [task] = tasks_of("chain_sum", size=1)
-    request = {"reply": task.references[0], "marked": False} | sent(target_of(task))
+    request = Maths()._request(task.references[0], target_of(task))
     monkeypatch.setattr(type(reasoning_gym.data_set("chain_sum", task.target["options"])), "__getitem__", None)
     assert verifier.verifier([])(request) == {"score": 1.0, "outcome": "right"}
     assert reasoning_gym.packed("knights_knaves", '{"seed": 0, "size": 1}', 0) is None

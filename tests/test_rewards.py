@@ -20,7 +20,7 @@ from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
 from operant.rewards import check, judge, resolve, shaping
-from operant.rewards.combine import minus_query, weighted
+from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
 from operant.tally import Tally
@@ -278,14 +278,14 @@ def test_minus_query_scores_and_subtracts_each_query_once():
         return [None if "?" in r.reply else float(len(r.text)) for r in rollouts]
 
     rollouts = [rollout_of(" is good"), rollout_of(" was"), rollout_of("??"), rollout_of("!", query="Her", task="t/1")]
-    reward = minus_query(count)
+    reward = MinusQuery(count)
     assert judge(reward, rollouts).scores == [8.0, 4.0, None, 1.0]
     assert calls[0] == ["The film", "Her"]
     assert judge(reward, rollouts).parts == {"count": [8.0, 4.0, None, 1.0]}
-    parts = {"x": (minus_query(fixed([1.0])), 1.0), "y": (minus_query(resolve("letters:e")), 3.0)}
+    parts = {"x": (MinusQuery(fixed([1.0])), 1.0), "y": (MinusQuery(resolve("letters:e")), 3.0)}
     assert judge(weighted(parts), [rollout_of("eel")]).parts == {"x": [0.0], "y": [2.0]}
     with pytest.raises(OperantError, match="scores each token"):
-        judge(minus_query(lambda rs: [[0.0] * len(r.ids) for r in rs]), [rollout_of("")])
+        judge(MinusQuery(lambda rs: [[0.0] * len(r.ids) for r in rs]), [rollout_of("")])
     assert judge(resolve("minus_query:letters:e"), [rollout_of("eel")]).scores == [2.0]
 
 

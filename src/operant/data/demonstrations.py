@@ -175,7 +175,5 @@ def whole_text(tokenizer: Tokenizer | None, task: Task, reply: Reply) -> str:
         before = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         after = reply if isinstance(reply, list) else [{"role": "assistant", "content": reply}]
         return render(tokenizer, [*before, *after], prompting=False)
-    parts = [
-        part if isinstance(part, str) else tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, reply)
-    ]
-    return "".join(parts)
+    both = [x if isinstance(x, str) else tokenizer.decode(x, skip_special_tokens=True) for x in (prompt, reply)]
+    return "".join(both)

@@ -103,10 +103,8 @@ def read_recorded(
     groups, ids = dict[str, list[Rollout]](), dict[Any, Task]()
     for record in records:
         fields, where = record.fields, record.where
-        if ("reward" in fields) != paid:
-            raise OperantError(
-                f"{where}: all records have a reward, or none; {'it has none' if paid else 'this has one'}"
-            )
+        same = ("reward" in fields) == paid
+        require(same, f"{where}: all records have a reward, or none; {'it has none' if paid else 'this has one'}")
         _check_temperature(fields, sampling, where)
         if not record.turns:
             (made,) = demonstrations.rollouts([task_with_reply(fields, where, "text", None, where)])
@@ -147,10 +145,8 @@ def _rollout(record: _Record, name: str, policy: Any, sampling: Sampling) -> Rol
         texts = [reply_text(tokenizer, turn.prompt, turn.action, sampling) for turn in turns]
     query = tokenizer.decode(turns[0].prompt, skip_special_tokens=True) if tokenizer is not None else ""
     group = record.fields.get("group")
-    if group is not None and (not isinstance(group, (str, int)) or not 0 < len(str(group)) <= LONGEST):
-        raise OperantError(
-            f"{where}: group={shown(group)}; it must be a number, or a text of at most {LONGEST} letters"
-        )
+    good = group is None or (isinstance(group, (str, int)) and 0 < len(str(group)) <= LONGEST)
+    require(good, f"{where}: group={shown(group)}; it must be a number, or a text of at most {LONGEST} letters")
     task = Task(where if group is None else f"{name}/{group}", turns[0].prompt)
     return Rollout(task, 0, turns, texts, turns[-1].end if len(turns) == 1 else "world", query=query)
 
@@ -206,9 +202,8 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
         given = given if isinstance(given, list) else [given]
         odd = [x for x in given if not _number(x) or x > 1e-4]
         require(not odd, f"{where}: {odd and shown(odd[0])} is no log-prob; each is a finite number, and at most 0")
-        require(
-            len(given) == len(action), f"{where}: {len(given)} log-probs for {len(action)} token_ids; give one for each"
-        )
+        have, want = len(given), len(action)
+        require(have == want, f"{where}: {have} log-probs for {want} token_ids; give one for each")
     end = "length" if choice.get("finish_reason") == "length" else "stop"
     return Turn(ids["prompt_token_ids"], action, given, end=end), text
 

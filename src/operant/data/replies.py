@@ -24,6 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from operant.data.forms import names_in
 from operant.types import OUTCOMES, OperantError, Task, require, shown
 
 TIMID = 1e-12
@@ -61,8 +62,7 @@ def task_with_reply(row: object, task_id: str, text_field: str, reply_field: str
     elif text_field in row:
         return Task(task_id, "", replies=(_text(row[text_field], text_field, where),))
     else:
-        fields = shown(", ".join(map(str, row)) or "none", 300)[1:-1]
-        raise OperantError(f"{where}: no reply to learn from (fields: {fields}); a row needs {DEMONSTRATIONS}")
+        raise OperantError(f"{where}: no reply to learn from (fields: {names_in(row)}); a row needs {DEMONSTRATIONS}")
     prompt, reply = part("" if prompt is None else prompt, "prompt", where), part(reply, "reply", where)
     if reply and isinstance(reply[0], dict) and all(message["role"] != "assistant" for message in reply):
         raise OperantError(f"{where}: the reply has no message with role 'assistant', so there is nothing to learn")
@@ -125,16 +125,13 @@ def labelled_task(row: object, task_id: str, where: str) -> Task:
     elif "completions" in fields and "labels" in fields:
         prompt, replies = fields.get("prompt", ""), until_each_step(fields["completions"], where)
         labels = fields["labels"]
-        if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != len(replies):
-            raise OperantError(
-                f"{where}: labels={shown(labels)}; it must be a list, one for each of {len(replies)} steps"
-            )
+        good = isinstance(labels, Sequence) and not isinstance(labels, str) and len(labels) == len(replies)
+        require(good, f"{where}: labels={shown(labels)}; it must be a list, one for each of {len(replies)} steps")
         given = scores_of({"good": labels}, len(replies), where)
     else:
-        known = shown(", ".join(map(str, fields)) or "none", 300)[1:-1]
         raise OperantError(
-            f"{where}: no labelled replies (fields: {known}); a row of tasks, as of held-out ones (evaluate), "
-            f"needs {LABELLED}"
+            f"{where}: no labelled replies (fields: {names_in(fields)}); a row of tasks, as of held-out ones "
+            f"(evaluate), needs {LABELLED}"
         )
     prompt, replies = part(prompt, "prompt", where), [part(reply, "reply", where) for reply in replies]
     kept = [(reply, score) for reply, score in zip(replies, given, strict=True) if score is not None]
@@ -185,10 +182,8 @@ def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer
         if isinstance(labels, bool) or not isinstance(labels, int) or not 0 <= labels < count:
             raise OperantError(f"{where}: best={shown(labels)}; it must be the index of a reply, 0 to {count - 1}")
         return [float(i == labels) for i in range(count)]
-    if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != count:
-        raise OperantError(
-            f"{where}: {kind}={shown(labels)}; it must be a list with one entry for each of {count} replies"
-        )
+    good = isinstance(labels, Sequence) and not isinstance(labels, str) and len(labels) == count
+    require(good, f"{where}: {kind}={shown(labels)}; it must be a list with one entry for each of {count} replies")
     numbers = _numbers(labels, kind, where)
     if kind == "good" and any(x not in (None, 0, 1) for x in numbers):
         raise OperantError(f"{where}: good={shown(labels)}; each entry must be true, false or null")

@@ -63,9 +63,8 @@ def read(source: object, text_field: str = "text") -> tuple[str, Iterator[tuple[
     if isinstance(source, Mapping):
         refuse_splits(source)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        raise OperantError(
-            f"tasks: a {type(source).__name__} is not a source; give a list, a function, a file or a name"
-        )
+        kind = type(source).__name__
+        raise OperantError(f"tasks: a {kind} is not a source; give a list, a function, a file or a name")
     return "tasks", enumerate(source)
 
 
@@ -91,20 +90,16 @@ def _named(name: str, text_field: str) -> tuple[str, Rows]:
     path = there or Path(name)
     suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
     if there and there.is_dir():
-        if (train := part_of("train", there)) is None:
-            raise OperantError(
-                f"tasks: {name!r} is a folder without a file train.* ({_endings()}); give one of its files"
-            )
+        train = part_of("train", there)
+        require(train, f"tasks: {name!r} is a folder without a file train.* ({_endings()}); give one of its files")
         return _named(str(train), text_field)
     if there and not there.is_file():
         raise OperantError(f"tasks: {name!r} is a pipe or device, and reading it may never end; give a file")
     if there or suffix.removesuffix(".gz") in FORMATS or re.match(r"[.~/\\]", name):
         return path.name.removesuffix(".gz").rsplit(".", 1)[0], _file(path, suffix)
-    of_hub = re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}(:[\w.-]+)?", name, re.ASCII)
-    if not of_hub or len(name) > 200 or re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix):
-        raise OperantError(
-            f"tasks: there is no file {shown(name)}, and a data set of the Hub has a name such as owner/name"
-        )
+    named = re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}(:[\w.-]+)?", name, re.ASCII)
+    good = named and len(name) <= 200 and not re.fullmatch(r"\.[a-z]\w{1,7}", path.suffix)
+    require(good, f"tasks: there is no file {shown(name)}, and a data set of the Hub has a name such as owner/name")
     return _hub(name)
 
 

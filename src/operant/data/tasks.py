@@ -154,11 +154,8 @@ def load_tasks(
         raise OperantError(_nothing_left(source_name, passed, options))
     if options.target_field == EVERY:
         tasks = _even(tasks)
-    twice = [task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1]
-    if twice:
-        raise OperantError(
-            f"tasks of {source_name}: the id {twice[0]!r} occurs twice; give every task an id of its own"
-        )
+    twice = next((task_id for task_id, times in Counter(t.id for t in tasks).items() if times > 1), None)
+    require(twice is None, f"tasks of {source_name}: the id {twice!r} occurs twice; give every task an id of its own")
     if not with_replies and (context is not None or vocabulary is not None):
         _check_prompts(tasks, tokenizer, context, max_new, vocabulary)
     return tasks
@@ -167,12 +164,10 @@ def load_tasks(
 def _even(tasks: list[Task]) -> list[Task]:
     """The tasks with the columns of all of them in every mapping that is a target: None where a row has none."""
     names = dict.fromkeys(name for task in tasks if isinstance(task.target, Mapping) for name in task.target)
-    lacks = [
-        task.target is None or (isinstance(task.target, Mapping) and len(task.target) < len(names)) for task in tasks
-    ]
+    known = [{} if task.target is None else task.target for task in tasks]
     return [
-        replace(task, target=names | (task.target or {})) if names and lack else task
-        for task, lack in zip(tasks, lacks)
+        replace(task, target=names | own) if isinstance(own, Mapping) and len(own) < len(names) else task
+        for task, own in zip(tasks, known)
     ]
 
 
@@ -202,9 +197,7 @@ def _filtered(
         passed["read"] += 1
         was_task = isinstance(row, Task)
         where = f"{source_name}, {place_of(number)}"
-        task: Task = (
-            row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
-        )
+        task = row if isinstance(row, Task) else _task(row, f"{name}/{number}", where, options, with_replies, labelled)
         if options.reference_field and not was_task:
             fields = row if isinstance(row, Mapping) else {options.text_field: row}
             task = replace(task, references=_references(fields, options.reference_field, where))
@@ -213,10 +206,8 @@ def _filtered(
             passed["no label"] += 1
             continue
         require(task.replies or not with_replies, f"{where}: the task {task.id!r} has no replies to learn from")
-        if labelled and len(task.scores) != len(task.replies):
-            raise OperantError(
-                f"{where}: the task {task.id!r} has {len(task.replies)} replies, {len(task.scores)} labels"
-            )
+        paired = not labelled or len(task.scores) == len(task.replies)
+        require(paired, f"{where}: the task {task.id!r} has {len(task.replies)} replies, {len(task.scores)} labels")
         parts = [task.prompt, *task.replies] if with_replies else [task.prompt]
         text = "".join(map(str, parts)) if all(isinstance(part, str) for part in parts) else None
         around = (row.before, row.cue if cue else "") if isinstance(row, FormedRow) else ("", "")
@@ -228,10 +219,8 @@ def _filtered(
             continue
         passed["length in characters"] += 1
         task = replace(task, prompt=around[0] + task.prompt + around[1]) if any(around) else task
-        if options.chat and task.prompt and isinstance(task.prompt[0], int):
-            raise OperantError(
-                f"{where}: data.chat=true, and its prompt is token ids, which are read as they are: leave it out"
-            )
+        good = not (options.chat and task.prompt and isinstance(task.prompt[0], int))
+        require(good, f"{where}: data.chat=true, and its prompt is token ids, which are read as they are: leave it out")
         if options.chat and isinstance(task.prompt, str):
             task = replace(task, prompt=[{"role": "user", "content": task.prompt}])
         passed["texts"] += isinstance(task.prompt, str)
@@ -284,9 +273,8 @@ def _references(fields: Mapping[str, object], name: str, where: str) -> tuple[st
     given = _field(fields, name, where, "reference_field")
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, (list, tuple)) or not texts or not all(isinstance(text, str) for text in texts):
-        raise OperantError(
-            f"{where}: the reference in {name!r} is {shown(given)}; it must be a text or a list of texts"
-        )
+        why = f"the reference in {name!r} is {shown(given)}; it must be a text or a list of texts"
+        raise OperantError(f"{where}: {why}")
     return tuple(texts)
 
 
@@ -302,11 +290,10 @@ def _field(fields: Mapping[str, object], name: str, where: str, option: str) -> 
         known = [str(field) for field in fields]
         near = difflib.get_close_matches(name[:100], known, 1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        there = shown(", ".join(known) or "none", 300)[1:-1]
         if "messages" in known and option == "text_field":
             hint = "; a chat is read by --data.text-field messages"
         raise OperantError(
-            f"{where}: there is no field {shown(name)}{hint} (fields: {there}); set data.{option}, or "
+            f"{where}: there is no field {shown(name)}{hint} (fields: {names_in(fields)}); set data.{option}, or "
             "name the form of rows of a public data set, as in --form summarize (docs/tasks.md)"
         )
     return fields[name]
@@ -325,15 +312,14 @@ def _encoded(
     """Tasks with prompts as ids, cut to queries or to `prompt_tokens` if `options` ask for it. Messages stay as they
     are, and so do the prompts of demonstrations that are not cut: their ids are made with those of the replies."""
     span, most = options.query_range(), options.prompt_tokens
+    cuts = bool(span or most)
     special: set[int] = set(getattr(tokenizer, "all_special_ids", ()))
     while chunk := list(islice(tasks, CHUNK)):
-        wanted = [
-            isinstance(t.prompt, str) and tokenizer is not None and bool(span or most or not was) for t, was, _ in chunk
-        ]
+        wanted = [isinstance(t.prompt, str) and tokenizer is not None and (cuts or not was) for t, was, _ in chunk]
         ids = iter(_ids([str(task.prompt) for (task, _, _), w in zip(chunk, wanted) if w], tokenizer, span))
         for (task, _, around), text in zip(chunk, wanted):
             prompt: Any = next(ids) if text else task.prompt
-            if (span or most) and tokenizer is not None and prompt and isinstance(prompt[0], dict):
+            if cuts and tokenizer is not None and prompt and isinstance(prompt[0], dict):
                 if span:
                     raise OperantError(
                         f"data.query_tokens={options.query_tokens!r}: the prompt of task {task.id!r} is a chat, whose "
@@ -384,10 +370,8 @@ def shortened_chat(
     (before, behind), messages = around, list[Any](task.prompt)
     *others, last = messages
     text = last.get("content")
-    if not isinstance(text, str):
-        raise OperantError(
-            f"data.prompt_tokens={most}: the last message of task {task.id!r} has no text to cut; leave it out"
-        )
+    good = isinstance(text, str)
+    require(good, f"data.prompt_tokens={most}: the last message of task {task.id!r} has no text to cut; leave it out")
     core = encode_more(tokenizer, text[len(before) : len(text) - len(behind)])
     while (over := len(encode_prompt(tokenizer, messages)) - most) > 0:
         if over >= len(core):
@@ -437,12 +421,11 @@ def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int
 
 
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
-    if not passed["read"]:
+    rows = passed["read"]
+    if not rows:
         return f"tasks of {name}: it has no rows"
-    if passed["no label"] == passed["read"]:
-        return (
-            f"tasks of {name}: none of {passed['read']} rows has a label; those that are all bad or skipped say nothing"
-        )
+    if passed["no label"] == rows:
+        return f"tasks of {name}: none of {rows} rows has a label; those that are all bad or skipped say nothing"
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
         "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",
@@ -450,15 +433,14 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
     }
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
-    return f"tasks of {name}: none of {passed['read']} rows passes the filters ({left}); loosen {settings[guilty]}"
+    return f"tasks of {name}: none of {rows} rows passes the filters ({left}); loosen {settings[guilty]}"
 
 
 def check_texts(task: Task, where: str) -> None:
     """Raises: OperantError for text that cannot be written to a file of the run, before hours of training."""
     if not isinstance(task.id, (str, int)) or len(str(task.id)) > MAX_ID:
-        raise OperantError(
-            f"{where}: the id {shown(task.id)} is not valid: ids are texts of at most {MAX_ID} characters"
-        )
+        why = f"the id {shown(task.id)} is not valid: ids are texts of at most {MAX_ID} characters"
+        raise OperantError(f"{where}: {why}")
     for what, text in (("id", task.id), ("prompt", task.prompt)):
         if isinstance(text, str) and not text.isascii():
             try:

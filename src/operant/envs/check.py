@@ -101,22 +101,18 @@ def _same_games(env: Env, split: Literal["train", "test"]) -> list[Task]:
 
 def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
     """Raises: OperantError for what a run refuses or leaves out of its tasks."""
+    world, remedy = f"world {name_of(env)!r}", "give a list of operant.Task, or None for the world's"
     if odd := [task for task in tasks if not isinstance(task, Task)]:
-        raise OperantError(
-            f"check_env: {shown(odd[0])} is no task; give a list of operant.Task, or None for the world's"
-        )
+        raise OperantError(f"check_env: {shown(odd[0])} is no task; {remedy}")
     ids = Counter(task.id for task in tasks)
     for task in tasks:
-        check_texts(task, f"world {name_of(env)!r}")
+        check_texts(task, world)
         if not (task.prompt.strip() if isinstance(task.prompt, str) else task.prompt):
             raise OperantError(
-                f"world {name_of(env)!r}: task {task.id!r} has the prompt {shown(task.prompt)}, and a run leaves such "
-                "tasks out: give it a text, also if reset replaces it"
+                f"{world}: task {task.id!r} has the prompt {shown(task.prompt)}, and a run leaves such tasks out: give "
+                "it a text, also if reset replaces it"
             )
-        if ids[task.id] > 1:
-            raise OperantError(
-                f"world {name_of(env)!r}: the id {task.id!r} occurs twice; give every task one of its own"
-            )
+        require(ids[task.id] == 1, f"{world}: the id {task.id!r} occurs twice; give every task one of its own")
 
 
 def _play(

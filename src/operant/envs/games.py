@@ -49,7 +49,7 @@ class GameState:
 
 
 class Game(Protocol):
-    """One game, played by one player."""
+    """One game, played by one player. A subclass inherits a game without a solution, a map, or anything to free."""
 
     def reset(self) -> GameState:
         """Begin, or begin again."""
@@ -61,20 +61,16 @@ class Game(Protocol):
 
     def expert(self) -> str | None:
         """The next command of a solution from here; None: no solution is known."""
-        ...
 
     def close(self) -> None:
         """Free what the game holds."""
-        ...
 
     @property
     def optimum(self) -> int | None:
         """Number of commands of a shortest solution from the beginning; None: unknown."""
-        ...
 
     def map(self) -> dict[str, object] | None:
         """`{"rooms": {name: [x, y]}, "ways": [[name, name, "open" | "closed" | "locked"], ...]}`; None: no map."""
-        ...
 
 
 @dataclass

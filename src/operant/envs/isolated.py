@@ -71,10 +71,7 @@ def isolated_maker(prefix: str, spec: str, world: object) -> Callable[..., "Isol
     make.__signature__ = signature.replace(parameters=in_order)  # pyright: ignore[reportFunctionMemberAccess]
     annotated = make_world.__init__ if inspect.isclass(make_world) else make_world
     make.__wrapped__ = annotated  # pyright: ignore[reportFunctionMemberAccess]  its annotations are read there
-    make.__annotations__ = {
-        **inspect.get_annotations(annotated),
-        **{p.name: p.annotation for p in form_parameters},
-    }
+    make.__annotations__ = {**inspect.get_annotations(annotated), **{p.name: p.annotation for p in form_parameters}}
     return declared_as(make_world, make)
 
 

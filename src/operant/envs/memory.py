@@ -58,10 +58,8 @@ def template(given: str | Mapping[str, object]) -> Template:
         given = read_mapping(Path(given))
     if isinstance(given, str):
         if given not in TEMPLATES:
-            hint = nearest(given, [*TEMPLATES]) or "."
-            raise OperantError(
-                f"env.template={shown(given)} is unknown{hint} Templates: {', '.join(TEMPLATES)}, or a .yaml file"
-            )
+            hint = f"{nearest(given, [*TEMPLATES]) or '.'} Templates: {', '.join(TEMPLATES)}, or a .yaml file"
+            raise OperantError(f"env.template={shown(given)} is unknown{hint}")
         return TEMPLATES[given]
     if not isinstance(given, Mapping):
         raise OperantError(f"env.template={shown(given)}: it must be a name, a .yaml file, or a mapping of parts")

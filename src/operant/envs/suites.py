@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from operant.bounds import bounded
-from operant.envs.games import GameState, Playing, Split, TextGames
+from operant.envs.games import Game, GameState, Playing, Split, TextGames
 from operant.envs.isolated import IsolatedEnv
 from operant.import_by_name import nearest
 from operant.types import OperantError, Step, Task, shown
@@ -30,21 +30,11 @@ class GameError(Exception):
     """A game has done something that cannot be trained on; the text says what, after the word "it"."""
 
 
-class SuiteGame:
+class SuiteGame(Game):
     """One game of a suite. What its package draws from Python's and NumPy's own generators comes from its seed."""
-
-    optimum: int | None = None
-    """Suites do not say how many commands a solution needs."""
 
     def __init__(self, seed: int):
         self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
-
-    def expert(self) -> str | None:
-        """The next command of a solution, in suites that have one."""
-        return None
-
-    def map(self) -> None:
-        """Suites have no maps."""
 
     def close(self) -> None:
         """Free what the game holds, at the end of its episode and once more before its slot is begun again."""

@@ -142,9 +142,8 @@ class Client:
         try:
             return json.loads(answer)
         except (ValueError, RecursionError) as error:
-            raise OperantError(
-                f"{address} answered {shown(answer)}, which is no JSON object; does another program listen there?"
-            ) from error
+            what = f"{shown(answer)}, which is no JSON object"
+            raise OperantError(f"{address} answered {what}; does another program listen there?") from error
 
     def send(self, address: str, body: str) -> str:
         """Post a JSON text once; what the server answers, without the key, which some repeat in their errors.
@@ -227,10 +226,8 @@ def host_of(url: object, option: str) -> str:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
         private = parts.username or parts.password or parts.query
         host = parts.hostname if parts.scheme in ("http", "https") and parts.port != 0 else None
-    if private:
-        raise OperantError(
-            f"{option} holds a user, password or query, which are not sent: a key goes into key_variable instead"
-        )
+    remedy = "which are not sent: a key goes into key_variable instead"
+    require(not private, f"{option} holds a user, password or query, {remedy}")
     if not host:
         raise OperantError(
             f"{option}={shown(url)}: it must be an address such as http://127.0.0.1:8000/v1, and must begin with "

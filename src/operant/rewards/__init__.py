@@ -141,10 +141,8 @@ def factory(spec: object) -> Factory | None:
         several = [part.strip() for part in spec.split(",")]
         named = [part.partition(":")[0] in NAMES or re.fullmatch(r"[\w./~-]+:\w+", part) for part in several]
         if len(several) > 1 and all(named) and not spec.startswith("pattern:"):  # such an expression may have commas
-            weights = ", ".join(f"{part}: 1" for part in several)
-            raise OperantError(
-                f"reward {spec!r} names {len(several)}: give each its weight, as in --reward '{{{weights}}}'"
-            )
+            given = "{" + ", ".join(f"{part}: 1" for part in several) + "}"
+            raise OperantError(f"reward {spec!r} names {len(several)}: give each its weight, as in --reward '{given}'")
         name, _, argument = spec.strip().partition(":")
         row = NAMES.get(name) or (NAMES["reward_model"] if _is_run(spec) else None)
         if row is not None and row.of_another:

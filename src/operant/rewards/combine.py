@@ -1,7 +1,7 @@
 """Rewards made of rewards: weighted sums that report their parts by name, what a reply adds to its query, and what
 each of its tokens adds.
 
-reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
+reward = weighted({"sentiment": (MinusQuery(sentiment), 1.0), "length": (length(20), 0.3)})
 judge(reward, rollouts).parts["length"]    # as that part returned it, before the weight
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Remark, joined_remarks, judge, name_of, no_greedy
+from operant.rewards.evaluate import Judged, Outcome, Remark, check_greedy, joined_remarks, judge, name_of
 from operant.rewards.wrapper import Wrapper, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
@@ -50,9 +50,7 @@ class Weighted(Wrapper):
         remarks: list[Remark] = []
         if any(judged.remarks for judged in results):
             named = list(zip(self.rewards, results))
-            remarks = [
-                joined_remarks([judged.remark(i).under(name) for name, judged in named]) for i in range(len(scores))
-            ]
+            remarks = [joined_remarks([one.remark(i).under(name) for name, one in named]) for i in range(len(scores))]
         notes = [note for judged in results for note in judged.notes]
         passing = next((judged.passing for judged in results if judged.passing), [])
         return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)
@@ -127,10 +125,8 @@ class MinusQuery(Wrapper):
         others, where = self.compared(rollouts)
         alone = judge(self.reward, others)
         query, whole = alone.at(where), judge(self.reward, rollouts)
-        if any(isinstance(score, list) for score in whole.scores):
-            raise OperantError(
-                f"reward {name_of(self.reward)!r} scores each token: there are no such scores to subtract"
-            )
+        single = not any(isinstance(score, list) for score in whole.scores)
+        require(single, f"reward {name_of(self.reward)!r} scores each token: there are no such scores to subtract")
         none = [None] * len(rollouts)
         parts = {part: _minus(values, query.parts.get(part, none)) for part, values in whole.parts.items()}
         scores = _minus(whole.scores, query.scores)
@@ -164,17 +160,11 @@ class MinusGreedy(MinusQuery):
     def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:
         """Raises: OperantError if a prompt has no greedy reply."""
         places = {rollout.task.id: i for i, rollout in enumerate(self.greedy)}
-        for rollout in rollouts:
-            if rollout.task.id not in places:
-                raise OperantError(no_greedy(self, rollout))
+        check_greedy(self, rollouts, places)
         return list(self.greedy), [places[rollout.task.id] for rollout in rollouts]
 
     def held_out(self) -> RewardFn:
         return held_out(self.reward)
-
-
-minus_query = MinusQuery
-"""Subtracts from each score the reward of the query alone."""
 
 
 def _minus(scores: list[Any], others: list[Any]) -> list[object]:

@@ -209,12 +209,13 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
     return judged_of(results, [result.total for result in results], name)
 
 
-def no_greedy(reward: RewardFn, rollout: Rollout) -> str:
-    """The message about a prompt whose greedy reply is unknown."""
-    return (
-        f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
-        f"{rollout.task.id!r}: a run plays them; elsewhere call its see_greedy(rollouts) first"
-    )
+def check_greedy(reward: RewardFn, rollouts: list[Rollout], known: Mapping[str, object]) -> None:
+    """Raises: OperantError for a task whose greedy reply is not known."""
+    if missing := [rollout.task.id for rollout in rollouts if rollout.task.id not in known]:
+        raise OperantError(
+            f"reward {name_of(reward)!r} compares with the policy's greedy replies, and has none to task "
+            f"{missing[0]!r}: a run plays them; elsewhere call its see_greedy(rollouts) first"
+        )
 
 
 def check(reward: RewardFn) -> None:
@@ -261,9 +262,7 @@ def reward_metrics(judged: Judged, before: Mapping[str, float] | None = None) ->
     counts = {name.removeprefix("outcome/"): n for name, n in metrics.items() if name.startswith("outcome/")}
     known = [name.removeprefix("outcome/") for name in before or () if name.startswith("outcome/")]
     shares = outcome_shares(counts, count, known)
-    kept = {
-        n: x for n, x in metrics.items() if n.startswith("reward/outcome/") or (several and n.startswith("reward/"))
-    }
+    kept = {n: x for n, x in metrics.items() if n.startswith("reward/" if several else "reward/outcome/")}
     return kept | {f"outcome/{name}": share for name, share in shares.items()}
 
 

@@ -30,7 +30,7 @@ from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.parts import Progress
 from operant.training.saved_learner import stateful_parts
-from operant.types import Completion, EngineParts, OperantError, RewardFn, Task
+from operant.types import Completion, EngineParts, OperantError, RewardFn, Task, require
 
 
 @dataclass
@@ -103,14 +103,11 @@ class Ahead:
         """What `InTurn` has given the engine, until the thread uses it."""
         self.kept = KeptWeights(learner.policy, n + 1 if n else 0)
         self.thread: ThreadPoolExecutor | None = None
-        if carry and not isinstance(learner.env, SingleTurn):
-            name = type(learner.env).__name__
-            raise OperantError(f"partial_rollout_tokens={carry} with the world {name}: it plays more than one reply")
-        if carry and not hasattr(learner.engine, "generate_more"):
-            name = type(learner.engine).__name__
-            raise OperantError(
-                f"partial_rollout_tokens={carry} with the engine {name}: it cannot continue a reply; use native"
-            )
+        if carry:
+            option, env, engine = f"partial_rollout_tokens={carry}", learner.env, learner.engine
+            single, more = isinstance(env, SingleTurn), hasattr(engine, "generate_more")
+            require(single, f"{option} with the world {type(env).__name__}: it plays more than one reply")
+            require(more, f"{option} with the engine {type(engine).__name__}: it cannot continue a reply; use native")
         if n:
             self._start()
 
@@ -248,17 +245,14 @@ class InTurn:
         return getattr(self.__dict__["engine"], name)
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Use the weights of `policy` in later calls."""
         self.wanted = policy, version
 
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
-        """As the engine's."""
         return self._ready().generate(prompts, sampling, keys)
 
     def choose(
         self, prompts: Sequence[list[int]], options: Sequence[list[list[int]]], sampling: Sampling, keys: Sequence[int]
     ) -> list[tuple[int, Completion]]:
-        """As the engine's."""
         return self._ready().choose(prompts, options, sampling, keys)
 
     def _ready(self) -> Any:

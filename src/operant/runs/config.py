@@ -131,10 +131,9 @@ class TrainOptions:
                 f"batch={self.batch} is not a multiple of samples={self.samples}, the replies to a prompt; use "
                 f"batch={-(-self.batch // self.samples) * self.samples}"
             )
-        if self.reward_chunks > (prompts := self.batch // self.samples):
-            raise OperantError(
-                f"reward_chunks={self.reward_chunks}: a step has only {prompts} prompts; use at most {prompts}"
-            )
+        prompts = self.batch // self.samples
+        few = f"a step has only {prompts} prompts; use at most {prompts}"
+        require(self.reward_chunks <= prompts, f"reward_chunks={self.reward_chunks}: {few}")
 
     @property
     def evaluates(self) -> bool:
@@ -302,10 +301,8 @@ def _recipe_options(recipe: Mapping[str, object], chosen: str, named: Mapping[st
 
 def opened(replies: Any) -> tuple[Iterable[tuple[int, Any]], str]:
     """The rows of recorded conversations, and what errors call them. Raises: OperantError as `data.sources.read`."""
-    lasting = isinstance(replies, (str, Path, list, tuple)) or callable(replies)
-    require(
-        lasting, f"replies is of type {type(replies).__name__}: give a file, a list, or a function that returns one"
-    )
+    good = isinstance(replies, (str, Path, list, tuple)) or callable(replies)
+    require(good, f"replies is of type {type(replies).__name__}: give a file, a list, or a function that returns one")
     with option_of_error("replies"):
         name, rows = read(replies)
         return _told(rows), str(replies) if isinstance(replies, (str, Path)) else name.replace("tasks", "replies")
@@ -354,7 +351,6 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
 
 
 def _check_together(config: Config) -> None:
-    """Refuse options that do not go together."""
     train, algorithm = config.train, find(config.train.algorithm)
     if config.evaluation.metrics and not train.evaluates:
         raise OperantError(
@@ -449,9 +445,8 @@ def check_ahead(train: TrainOptions, own: LearnerOptions, tokens: int) -> None:
     ]
     age = train.rollouts_ahead + (-(-tokens // train.partial_rollout_tokens) - 1 if train.partial_rollout_tokens else 0)
     long = f"learner.max_staleness={stale}: the longest replies are {age} steps old, and would be left out"
-    whole = (
-        f"sampling.max_tokens={tokens}: no reply would be carried over; lower partial_rollout_tokens, or leave it out"
-    )
+    none = f"sampling.max_tokens={tokens}: no reply would be carried over"
+    whole = f"{none}; lower partial_rollout_tokens, or leave it out"
     carry = [(stale is not None and stale < age, long), (train.partial_rollout_tokens >= tokens, whole)]
     scored = [
         (algorithm.source != "play", f"{method}: it learns from demonstrations; leave it out"),
@@ -500,9 +495,8 @@ def load_recipe(name: str) -> dict[str, object]:
             hint = f"there is no file {str(Path(name).absolute())[:300]}"
         raise OperantError(f"recipe {shown(name)} is unknown; {hint}")
     recipe = old_names.current(options.read_mapping(path), path)
-    require(
-        "out" not in recipe, f"{path}: out is no option of a recipe, as each run has its own folder: give --out FOLDER"
-    )
+    why = "out is no option of a recipe, as each run has its own folder: give --out FOLDER"
+    require("out" not in recipe, f"{path}: {why}")
     return recipe
 
 

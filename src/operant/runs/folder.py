@@ -240,9 +240,8 @@ class RunFolder:
             behind = error.__cause__ if isinstance(error, OperantError) else error
             if behind is not None and not isinstance(behind, (OperantError, OSError)):  # such as of a user's reward
                 self.log_message("".join(traceback.format_exception(behind)).rstrip())
-            self.log_message(
-                f"{FAILED if self.going_on else NOT_RESUMED}{' '.join(str(error).split()) or type(error).__name__}"
-            )
+            what = FAILED if self.going_on else NOT_RESUMED
+            self.log_message(f"{what}{' '.join(str(error).split()) or type(error).__name__}")
         self.close()
 
 
@@ -308,9 +307,8 @@ def _dump(config: Mapping[str, object]) -> str:
     try:
         return yaml.safe_dump({"schema": old_names.SCHEMA, **config}, sort_keys=False, allow_unicode=True, width=120)
     except yaml.YAMLError as error:
-        raise OperantError(
-            f"the configuration cannot be written: {error}; use numbers, strings, lists, mappings"
-        ) from error
+        why = f"{error}; use numbers, strings, lists, mappings"
+        raise OperantError(f"the configuration cannot be written: {why}") from error
 
 
 def _claim(out: Path) -> Path:

@@ -77,9 +77,8 @@ class OwnPlayer:
         try:
             self.player: Player = made()
         except (Exception, SystemExit) as error:
-            raise OperantError(
-                f"player {shown(name)} cannot be made without arguments: {describe_error(error)}"
-            ) from error
+            why = describe_error(error)
+            raise OperantError(f"player {shown(name)} cannot be made without arguments: {why}") from error
         if not callable(getattr(self.player, "act", None)):
             raise OperantError(f"player {shown(name)} has no act(state, game, chance), which returns the next command")
 

@@ -140,11 +140,8 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
     if option == "policy":
         kinds = {"soft_prompt": SoftPromptOptions, "output_mlp": OutputMlpOptions}
         own = compose(kinds, {kind: config.get(kind) or {} for kind in kinds})
-        how |= {
-            "soft": own["soft_prompt"],
-            "mlp": own["output_mlp"],
-            "seed": (config.get("learner") or {}).get("seed", 0),
-        }
+        seed = (config.get("learner") or {}).get("seed", 0)
+        how |= {"soft": own["soft_prompt"], "mlp": own["output_mlp"], "seed": seed}
     if option == "policy" and named_parts.is_object("policy", name):
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)

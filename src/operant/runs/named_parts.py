@@ -150,17 +150,16 @@ def check_owned(named: Mapping[str, object], options: Mapping[str, object]) -> N
     """Refuse flat options of a part that is not named, or that has no options, as a file of tasks has none."""
     having = groups(named)
     for kind in [kind for kind in KINDS if kind not in having]:
+        what = KINDS[kind].what
         for name in options_of(options, kind):
             if named.get(kind) is None:
                 if kind == "tasks":
                     refuse_splits({name[6:]: options[name] for name in options_of(options, kind)})
                 more = ", or give one data set of several" if kind == "tasks" else ""
-                raise OperantError(
-                    f"option {name}: the run names no {KINDS[kind].what} that has it; set {kind} too{more}"
-                )
+                raise OperantError(f"option {name}: the run names no {what} that has it; set {kind} too{more}")
             several = f", or give one of several its own as {kind}: {{NAME: {{option: value}}}}"
             remedy = f"leave it out{several if KINDS[kind].several else ''}"
-            raise OperantError(f"option {name}: {KINDS[kind].what} {shown(named[kind])} has no options; {remedy}")
+            raise OperantError(f"option {name}: {what} {shown(named[kind])} has no options; {remedy}")
 
 
 def make(kind: str, value: object, options: Mapping[str, object], *given: object) -> Any:

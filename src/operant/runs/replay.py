@@ -56,9 +56,8 @@ def replay(path: str | Path, *, policy: object = None, reference: object = None)
     try:
         PolicyState(learner.policy).load_state_dict(weights)
     except RuntimeError as error:
-        raise OperantError(
-            f"the weights of {path} do not fit its policy: pass the model that the run started from"
-        ) from error
+        remedy = "pass the model that the run started from"
+        raise OperantError(f"the weights of {path} do not fit its policy: {remedy}") from error
     learner.budget.tokens = refusal.tokens
     with _first_nonfinite_module(learner.policy) as modules:
         found = first(_repeat(learner, refusal, rank) for rank in range(len(refusal.parts)))

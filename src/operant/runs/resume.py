@@ -72,16 +72,12 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     above = {name: describe(value) for name, value in changed.items()}
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
-    for name in OBJECTS:
+    for name in [*OBJECTS, *(n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind))]:
         if is_object(config.get(name)) and name not in changed:
+            call = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
             raise OperantError(
                 f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
-                f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
-            )
-    for name in [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]:
-        if is_object(config[name]) and name not in changed:
-            raise OperantError(
-                f"{out} was started from Python with {name}={config[name]}: resume it from Python, with that option"
+                f"{call if name in OBJECTS else 'that option'}"
             )
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options

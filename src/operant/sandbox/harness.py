@@ -745,9 +745,7 @@ FIXED_METHODS = {
 }
 """Of values and exceptions that stand-ins are: they have their plain value here, and ask for the rest."""
 
-CONTAINER_METHODS = {
-    f"__{name}__": vars(Remote)[f"__{name}__"] for name in "getattr setattr delattr copy deepcopy".split()
-}
+CONTAINER_METHODS = {f"__{n}__": vars(Remote)[f"__{n}__"] for n in "getattr setattr delattr copy deepcopy".split()}
 """Of an object that is built on a list, or the like: it has its content here, and asks for the rest."""
 
 
@@ -1055,10 +1053,8 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     try:
         code = make(source, FILE, "exec", dont_inherit=True)
     except BaseException as error:
-        os.write(
-            4,
-            message_of(type(error).__name__, getattr(error, "msg", None) or str(error), line_of(error, FILE)).encode(),
-        )
+        why = getattr(error, "msg", None) or str(error)
+        os.write(4, message_of(type(error).__name__, why, line_of(error, FILE)).encode())
         os._exit(1)
     os.write(4, b"\n")
     try:
@@ -1069,9 +1065,8 @@ def run_program(order: bytes, link: int, fault: int, null: int, given: dict) -> 
     except BaseException as error:
         status = error.code if isinstance(error, SystemExit) else 1
         if order == b"c" or not isinstance(error, SystemExit) or isinstance(status, str):
-            os.write(
-                4, message_of(type(error).__name__, str(error)[:1000], line_of(error, FILE)).encode(errors="replace")
-            )
+            why = str(error)[:1000]
+            os.write(4, message_of(type(error).__name__, why, line_of(error, FILE)).encode(errors="replace"))
     if order != b"c":
         try:  # what an interpreter does at its end
             if "threading" in sys.modules:
@@ -1333,9 +1328,8 @@ class Checker:
             trusting = bool(self.peer and self.peer.trusting)
             if os.getpid() != self.process:  # a test has forked: the copy has nothing to report
                 os._exit(1)
-            rest = self.nonce + frame(
-                [index, outcome, message if outcome == PASSED else message[:300], self.used(), trusting]
-            )
+            message = message if outcome == PASSED else message[:300]
+            rest = self.nonce + frame([index, outcome, message, self.used(), trusting])
             while rest:
                 rest = rest[os.write(self.results, rest) :]
 
@@ -1517,9 +1511,8 @@ def like_apps(printed: str, expected: str) -> bool:
         return True
     try:
         numbers = [[float(word) for line in lines for word in line] for lines in (found, wanted)]
-        if len(numbers[0]) == len(numbers[1]) and all(
-            abs(one - other) <= 1e-8 + 1e-5 * abs(other) for one, other in zip(*numbers)
-        ):
+        close = all(abs(one - other) <= 1e-8 + 1e-5 * abs(other) for one, other in zip(*numbers))
+        if close and len(numbers[0]) == len(numbers[1]):
             return True
         rounded = [{frozenset(round(float(word), 3) for word in line) for line in lines} for lines in (found, wanted)]
         if rounded[0] == rounded[1]:

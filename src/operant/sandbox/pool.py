@@ -72,9 +72,8 @@ class Worker:
         try:
             self.process = SupervisedProcess(argv, limits, fds=[requests, answers], output=output)
         except OSError as error:
-            raise OperantError(
-                f"a worker process cannot be started: {error}; is memory or the limit of processes used up?"
-            ) from error
+            why = f"{error}; is memory or the limit of processes used up?"
+            raise OperantError(f"a worker process cannot be started: {why}") from error
         finally:
             for fd in (requests, answers, output):
                 os.close(fd)
@@ -306,15 +305,13 @@ class Pool:
             self._drop([worker])
 
     def _kill_orphans(self) -> None:
-        running = [worker for worker in self.workers if worker.ready and worker.process.level]
-        for worker in running:
-            worker.process.kill_orphans()
+        running = [worker.process for worker in self.workers if worker.ready and worker.process.level]
+        for process in running:
+            process.kill_orphans()
         end = time.monotonic() + 0.5
-        while time.monotonic() < end and any(
-            worker.process.orphans_killed is None and worker.process.ended is None for worker in running
-        ):
+        while time.monotonic() < end and any(p.orphans_killed is None and p.ended is None for p in running):
             self._wait(end)
-        self.left_behind += sum(worker.process.orphans_killed or 0 for worker in running)
+        self.left_behind += sum(process.orphans_killed or 0 for process in running)
 
 
 def _end(workers: Sequence[Worker]) -> None:

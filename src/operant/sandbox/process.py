@@ -35,12 +35,7 @@ class SupervisedProcess:
     """A running program and its supervisor."""
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        limits: Limits,
-        *,
-        fds: Sequence[int] = (),
-        output: int = subprocess.DEVNULL,
+        self, argv: Sequence[str], limits: Limits, *, fds: Sequence[int] = (), output: int = subprocess.DEVNULL
     ):
         """Start the program. It inherits `fds` under the same numbers; its output goes to the descriptor `output`."""
         require(os.name == "posix", "isolated rewards need Linux or macOS: use the reward without isolation here")

@@ -115,10 +115,9 @@ def keywords(reward: Callable[..., object], rollouts: Sequence[Rollout], log: ob
         known["completion_ids"].append(rollout.ids)
     targets = [r.task.target for r in rollouts]
     rows = [{} if target is None else target for target in targets]
-    columns = (
-        dict.fromkeys(name for row in rows for name in row) if all(isinstance(row, Mapping) for row in rows) else {}
-    )
-    columns = [name for name in columns if isinstance(name, str) and name not in GIVEN]
+    mappings = rows if all(isinstance(row, Mapping) for row in rows) else []
+    named = dict.fromkeys(name for row in mappings for name in row)
+    columns = [name for name in named if isinstance(name, str) and name not in GIVEN]
     known |= {name: [row.get(name) for row in rows] for name in columns}
     known |= {name: getattr(log or _Log(), name) for name in LOGS}
     parameters = inspect.signature(reward).parameters.values()

@@ -223,15 +223,9 @@ class Supervisor:
             stopped |= alive
 
     def _remove_cgroup(self) -> None:
-        end = time.monotonic() + 1.0
-        while self.cgroup and time.monotonic() < end:
-            try:
-                os.rmdir(self.cgroup)
-                self.cgroup = None
-            except FileNotFoundError:
-                self.cgroup = None
-            except OSError:
-                time.sleep(0.01)
+        left = [self.cgroup] if self.cgroup else []
+        linux.remove_cgroups(left, 1.0)
+        self.cgroup = next(iter(left), None)
 
 
 def main(setup_json: str) -> None:

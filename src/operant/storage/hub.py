@@ -63,10 +63,8 @@ def find_model(name: str | os.PathLike[str]) -> str:
 
     _ask_commit(repository, revision)
     folder = snapshot_download(repository, revision=revision, allow_patterns=WANTED)
-    if not _has_weights(Path(folder)):
-        raise OperantError(
-            f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder"
-        )
+    whole = _has_weights(Path(folder))
+    require(whole, f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder")
     return folder
 
 
@@ -94,10 +92,8 @@ def _on_hub(text: str) -> tuple[str, str | None]:
     repository, at, revision = text.partition("@")
     if not re.fullmatch(_HUB_NAME, repository, re.ASCII):
         raise OperantError(f"model {shown(text)}: there is no such folder; {_local_remedy('model')}")
-    if at and not re.fullmatch(_REVISION, revision):
-        raise OperantError(
-            f"model {shown(text)}: {shown(revision)} is not a revision; give a branch, tag or commit after @"
-        )
+    good = not at or re.fullmatch(_REVISION, revision)
+    require(good, f"model {shown(text)}: {shown(revision)} is not a revision; give a branch, tag or commit after @")
     return repository, revision or None
 
 
@@ -137,9 +133,8 @@ def found(name: str | os.PathLike[str]) -> Path | None:
 def _name(name: object) -> str:
     text = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(text, str) or not text.strip():
-        raise OperantError(
-            f"model {shown(name)} is not a name: {_local_remedy('model')}, a Hub name, or a model from Python"
-        )
+        remedy = f"{_local_remedy('model')}, a Hub name, or a model from Python"
+        raise OperantError(f"model {shown(name)} is not a name: {remedy}")
     return text
 
 

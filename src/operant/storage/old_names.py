@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from operant.types import OperantError
+from operant.types import OperantError, require
 
 SCHEMA = 3
 """The current schema of names, stored as `schema` in `config.yaml`, `sweep.yaml` and each record of `changes.jsonl`;
@@ -22,10 +22,8 @@ def current(config: Mapping[str, object], where: object) -> dict[str, Any]:
     """
     options: dict[str, Any] = dict(config)
     schema = options.pop("schema", 1)
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise OperantError(
-            f"{where} has schema {schema!r}, and this operant reads 1 to {SCHEMA}: use the version that wrote it"
-        )
+    good = type(schema) is int and 1 <= schema <= SCHEMA
+    require(good, f"{where} has schema {schema!r}, and this operant reads 1 to {SCHEMA}: use the version that wrote it")
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
             _rename(options, old, new, where)

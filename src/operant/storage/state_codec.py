@@ -62,9 +62,8 @@ def encode(value: object, name: str, tensors: NamedTensors) -> object:
     if isinstance(value, dict):
         for key in value:
             if type(key) not in (str, int, bool) and key is not None:
-                raise OperantError(
-                    f"{name} has the key {key!r}, of type {type(key).__name__}; use a string or an integer"
-                )
+                kind = type(key).__name__
+                raise OperantError(f"{name} has the key {key!r}, of type {kind}; use a string or an integer")
         return {"dict": [[k, encode(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, (list, tuple)):
         items = [encode(v, f"{name}.{i}", tensors) for i, v in enumerate(value)]
@@ -75,10 +74,8 @@ def encode(value: object, name: str, tensors: NamedTensors) -> object:
         return float(value)
     if value is None or type(value) in (bool, int, str):
         return value
-    kind = type(value).__name__
-    raise OperantError(
-        f"{name} is of type {kind}, which no checkpoint can store; make it a tensor, number, string, list or dict"
-    )
+    what = f"{name} is of type {type(value).__name__}, which no checkpoint can store"
+    raise OperantError(f"{what}; make it a tensor, number, string, list or dict")
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor | Divided]) -> Any:

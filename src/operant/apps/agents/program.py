@@ -315,9 +315,7 @@ class ModelClient:
         self._pending = False  # only now: another thread that asked before could take this reply
         return request, answered
 
-    def _joined(
-        self, request: ModelRequest, body: object, text: str
-    ) -> tuple[OpenRow | None, str, Conversation | None]:
+    def _joined(self, request: ModelRequest, body: Json, text: str) -> tuple[OpenRow | None, str, Conversation | None]:
         """The row that a request continues, what it adds to it, and its conversation; without a row, its whole text."""
         for row in reversed(self._rows):
             if request.chat:

@@ -145,13 +145,11 @@ class _Body:
         self.fields = {name: value for name, value in body.items() if value is not None}
         for name, value in self.fields.items():
             if name in IDLE and value not in IDLE[name]:
-                raise RefusedRequestError(
-                    400, f"{name}={shown(value)}: the engine has no such thing; leave it out", name
-                )
+                why = f"{name}={shown(value)}: the engine has no such thing; leave it out"
+                raise RefusedRequestError(400, why, name)
             if name not in (*known, *UNREAD, *IDLE):
-                raise RefusedRequestError(
-                    400, f"unknown field {name[:100]!r}; there are: {', '.join(known)}", name[:100]
-                )
+                why = f"unknown field {name[:100]!r}; there are: {', '.join(known)}"
+                raise RefusedRequestError(400, why, name[:100])
 
     def number(self, name: str, kind: type, default: Any, least: float, most: float) -> Any:
         value = self.fields.get(name, default)
@@ -180,9 +178,8 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelR
     for prompt in prompts:
         ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and type(t) is int for t in prompt)
         if not (isinstance(prompt, str) or ids):
-            raise RefusedRequestError(
-                400, f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either", "prompt"
-            )
+            why = f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either"
+            raise RefusedRequestError(400, why, "prompt")
     echo = fields.flag("echo")
     tokens = fields.number("max_tokens", int, COMPLETION_TOKENS, 0, 1_000_000)
     if not tokens and not echo:
@@ -245,15 +242,16 @@ def _request(
         tokens = most if context is None else max(1, min(most, context - max(map(len, prompts))))
     for prompt in prompts:
         if context is not None and len(prompt) + tokens > context:
-            room = f"the model reads {context} tokens, and the prompt has {len(prompt)}"
-            raise RefusedRequestError(
-                400, f"{room}: {tokens} more do not fit; lower max_tokens or the prompt", "prompt"
-            )
+            why = f"the model reads {context} tokens, and the prompt has {len(prompt)}: {tokens} more do not fit"
+            raise RefusedRequestError(400, f"{why}; lower max_tokens or the prompt", "prompt")
+    sampling, model = _sampling(fields, policy, tokens), fields.fields.get("model", "")
+    if not isinstance(model, str):
+        raise RefusedRequestError(400, f"model={shown(model)}: it must be a text", "model")
     return ModelRequest(
         prompts=prompts,
         names=names,
-        sampling=_sampling(fields, policy, tokens),
-        model=_text(fields, "model"),
+        sampling=sampling,
+        model=model,
         chat="messages" in fields.fields,
         n=n,
         seed=fields.number("seed", int, secrets.randbits(62), -(2**63), 2**63 - 1),
@@ -289,13 +287,6 @@ def _sampling(fields: _Body, policy: Policy, tokens: int) -> Sampling:
         raise RefusedRequestError(400, str(error).removeprefix("sampling.")) from error
 
 
-def _text(fields: _Body, name: str) -> str:
-    value = fields.fields.get(name, "")
-    if not isinstance(value, str):
-        raise RefusedRequestError(400, f"{name}={shown(value)}: it must be a text", name)
-    return value
-
-
 def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
@@ -329,10 +320,9 @@ def read_messages(given: object) -> list[Json]:
         known = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio"}
         if more := next((name for name in message if name not in known and message[name] is not None), None):
             raise RefusedRequestError(400, f"messages[{i}] has the unknown field {more[:100]!r}", "messages")
-        read = {"role": role, "content": content or ""} | {
-            k: message[k] for k in ("name", "tool_call_id") if k in message
-        }
-        out.append(read | ({"tool_calls": [_call(call, i) for call in calls]} if calls else {}))
+        named = {key: message[key] for key in ("name", "tool_call_id") if key in message}
+        asked = {"tool_calls": [_call(call, i) for call in calls]} if calls else {}
+        out.append({"role": role, "content": content or "", **named, **asked})
     return out
 
 
@@ -342,11 +332,8 @@ def _call(call: Any, place: int) -> Json:
         function = call["function"]
         arguments = function["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {
-            "type": "function",
-            "id": call.get("id"),
-            "function": {"name": function["name"], "arguments": arguments},
-        }
+        named = {"name": function["name"], "arguments": arguments}
+        return {"type": "function", "id": call.get("id"), "function": named}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"messages[{place}]: {shown(call)} is no call of a function"
         raise RefusedRequestError(400, why, "messages") from error

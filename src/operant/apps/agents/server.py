@@ -132,9 +132,8 @@ class ModelServer(Listener):
             raise RefusedRequestError(405, f"use {_PATHS[path]}")
         sent = headers.get("authorization", "").removeprefix("Bearer ")
         if self.key and path != "/health" and not hmac.compare_digest(sent.encode(), self.key.encode()):
-            raise RefusedRequestError(
-                401, f"the key is wrong: send that of {self.options.key_variable} as a bearer token"
-            )
+            why = f"the key is wrong: send that of {self.options.key_variable} as a bearer token"
+            raise RefusedRequestError(401, why)
         if method == "POST" and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             raise RefusedRequestError(415, "send JSON, with the content type application/json")
 

@@ -226,11 +226,9 @@ def search_tool(folder: str | None) -> Callable[[str], str]:
         if not words:
             raise ValueError("the query has no words")
         asked = " OR ".join(f'"{word}"' for word in words)
+        select = "SELECT name, text FROM texts WHERE texts MATCH ? ORDER BY rank, rowid LIMIT 3"
         with one:
-            rows = index.execute(
-                "SELECT name, text FROM texts WHERE texts MATCH ? ORDER BY rank, rowid LIMIT 3", [asked]
-            )
-            found = [f"[{name}] {text}" for name, text in rows]
+            found = [f"[{name}] {text}" for name, text in index.execute(select, [asked])]
         return "\n".join(found) or "nothing was found"
 
     return search

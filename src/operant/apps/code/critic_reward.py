@@ -31,7 +31,7 @@ from operant import distributed
 from operant.apps.code.critic_score import CriticScore, Reading
 from operant.apps.code.outcome_critic import PASSED
 from operant.rewards import resolve
-from operant.rewards.evaluate import Judged, check, judge, name_of, no_greedy
+from operant.rewards.evaluate import Judged, check, check_greedy, judge, name_of
 from operant.rewards.wrapper import Wrapper, held_out
 from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout, Total, require
 
@@ -76,8 +76,6 @@ class CriticReward(Wrapper):
         self.scorer, self.reward, self.returns = CriticScore(path, batch=batch, device=device), reward, returns
         self.worth = torch.tensor(list(worth), dtype=torch.float64)
         self.refresh = refresh
-        self.tokenizer: Any = None
-        """The policy's, which a run sets before training (`read_with`)."""
         self.greedy: list[Rollout] = []
         self._optimizer: torch.optim.Optimizer | None = None
 
@@ -102,9 +100,6 @@ class CriticReward(Wrapper):
                 f"critic:{self.scorer.path} with refresh={self.refresh:g} on {distributed.world()} ranks: each would "
                 "train another critic; leave it out, or train on one rank"
             )
-
-    def __call__(self, rollouts: list[Rollout]) -> list[Total]:
-        return self.judged(rollouts).scores
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """Pay each token. A reply from which the other reward abstains is left out.
@@ -142,9 +137,7 @@ class CriticReward(Wrapper):
         if self.wants_greedy:
             paid = judge(self.reward, self.greedy).scores
             greedy = dict(zip((one.task.id for one in self.greedy), paid, strict=True))
-            for rollout in rollouts:
-                if rollout.task.id not in greedy:
-                    raise OperantError(no_greedy(self, rollout))
+            check_greedy(self, rollouts, greedy)
             return [greedy[rollout.task.id] for rollout in rollouts]  # type: ignore[misc]  # no list, as above
         if self.returns != "group":
             return [0.0] * len(rollouts)

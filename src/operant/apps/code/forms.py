@@ -172,9 +172,8 @@ def apps(
     _check_language(row)
     given = _parsed(found_in(row, ("input_output",)), "input_output")
     if not isinstance(given, Mapping) or not given.get("inputs"):
-        raise OperantError(
-            f"input_output is {shown(given)}: it has no tests, so no program can be judged; leave it out"
-        )
+        why = "it has no tests, so no program can be judged; leave it out"
+        raise OperantError(f"input_output is {shown(given)}: {why}")
     inputs, outputs, name = given["inputs"], given.get("outputs") or (), given.get("fn_name")
     if len(inputs) != len(outputs):
         raise OperantError(f"input_output has {len(inputs)} inputs and {len(outputs)} outputs; give as many of both")
@@ -276,10 +275,9 @@ def _parsed(value: object, what: str) -> Any:
 def _check_language(row: Row) -> None:
     """Raises: OperantError for a row that names a language other than Python."""
     for field in LANGUAGES:
-        if (named := row.get(field)) and not str(named).lower().startswith("py"):
-            raise OperantError(
-                f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages"
-            )
+        named = row.get(field) or "python"
+        python = str(named).lower().startswith("py")
+        require(python, f"{field} is {shown(named)}: tests run in Python only; leave out rows of other languages")
 
 
 def check_template(template: str) -> str:

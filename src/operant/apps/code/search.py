@@ -53,10 +53,8 @@ class SearchOptions:
     def __post_init__(self) -> None:
         require(self.refine in (None, *CUTS), f"refine={self.refine!r}: programs are cut by {', '.join(CUTS)}")
         check_bounds(self)
-        if self.budget is not None and self.budget < self.samples:
-            raise OperantError(
-                f"budget={self.budget} is below samples={self.samples}: it counts the programs of all rounds"
-            )
+        enough = self.budget is None or self.budget >= self.samples
+        require(enough, f"budget={self.budget} is below samples={self.samples}: it counts the programs of all rounds")
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,7 @@ class Search:
             self._write(tasks, found, drafts, number)
         return found
 
-    def plan(
-        self, tasks: Sequence[Task], found: Sequence[Sequence[Candidate]], place: int, number: int
-    ) -> list[_Draft]:
+    def plan(self, tasks: Sequence[Task], found: Sequence[list[Candidate]], place: int, number: int) -> list[_Draft]:
         """What is written for a task in a round: each parent has as many of the N drafts, or one more."""
         options, known = self.options, list(enumerate(found[place]))
         count = options.samples if options.budget is None else min(options.samples, options.budget - len(known))
@@ -223,9 +219,7 @@ class Search:
             places = [i + 1 for i, piece in enumerate(pieces) if "\n" in piece] or places
         return places[counter(self.seed, "cut", task.id, sample, number) % len(places)]
 
-    def _write(
-        self, tasks: Sequence[Task], found: Sequence[list[Candidate]], drafts: Sequence[_Draft], number: int
-    ) -> None:
+    def _write(self, tasks: Sequence[Task], found: list[list[Candidate]], drafts: list[_Draft], number: int) -> None:
         written: dict[int, tuple[int, ...]] = {}
         for w, writer in enumerate(self.writers):
             own = [i for i, draft in enumerate(drafts) if draft.writer == w]
@@ -239,9 +233,7 @@ class Search:
                 made = writer.engine.generate(prompts, writer.sampling, keys) if own else []
             written |= {i: (*drafts[i].begun, *completion.action) for i, completion in zip(own, made, strict=True)}
         texts = [_text(self.writers[d.writer], d.prompt, written[i]) for i, d in enumerate(drafts)]
-        programs = [
-            problem_of(tasks[d.place]).program(text, examples=True) for d, text in zip(drafts, texts, strict=True)
-        ]
+        programs = [problem_of(tasks[d.place]).program(text, examples=True) for d, text in zip(drafts, texts)]
         for i, (draft, verdict) in enumerate(zip(drafts, self.verdicts(programs), strict=True)):
             task, writer = tasks[draft.place], self.writers[draft.writer]
             scores = self._scores(task, written[i], writer.tokenizer)

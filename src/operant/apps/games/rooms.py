@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from operant.bounds import bounded
-from operant.envs.games import GameState, Split, TextGames
+from operant.envs.games import Game, GameState, Split, TextGames
 from operant.types import Task
 
 NAMES = (
@@ -156,7 +156,7 @@ def solution(fixed: Layout, start: Situation) -> list[str]:
     return []
 
 
-class RoomsGame:
+class RoomsGame(Game):
     """A `Game` of rooms."""
 
     def __init__(self, rooms: int, seed: str):
@@ -192,9 +192,8 @@ class RoomsGame:
             text = self._description()
         elif verb == "open":
             inside = [self.fixed.items[i] for i in self._in_container(rest)]
-            holds = (
-                f" It holds {_listed(inside)}." if inside else "" if rest == self.fixed.door_name else " It is empty."
-            )
+            empty = "" if rest == self.fixed.door_name else " It is empty."
+            holds = f" It holds {_listed(inside)}." if inside else empty
             text = f"You open the {rest}.{holds}"
         else:
             text = {"take": "You take", "drop": "You drop", "unlock": "You unlock"}[verb] + f" the {rest}."
@@ -204,9 +203,6 @@ class RoomsGame:
         if self._solution is None:
             self._solution = solution(self.fixed, self.now)
         return self._solution[0] if self._solution else None
-
-    def close(self) -> None:
-        pass
 
     def map(self) -> dict[str, object]:
         fixed = self.fixed

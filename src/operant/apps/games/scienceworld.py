@@ -13,7 +13,7 @@ from typing import Any
 from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Split, TextGames
 from operant.envs.suites import SuiteGame, SuiteGames, needed
-from operant.types import OperantError, Task
+from operant.types import Task, require
 
 REFUSED = ("No known action matches that input.", "Ambiguous request", "It's not clear how")
 """How the simulator answers a command that it does not carry out."""
@@ -65,8 +65,7 @@ class ScienceWorld(SuiteGames):
 
     def simulator(self) -> Any:
         """A new simulator: one that has played lists things in another order."""
-        if shutil.which("java") is None:
-            raise OperantError("env=scienceworld needs Java, such as apt-get install default-jre-headless")
+        require(shutil.which("java"), "env=scienceworld needs Java, such as apt-get install default-jre-headless")
         return package().ScienceWorldEnv("", envStepLimit=1_000_000)
 
 

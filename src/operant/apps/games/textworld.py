@@ -163,15 +163,11 @@ def start(path: str) -> Any:
 def whole_game(path: Path) -> None:
     """Raises: OperantError for a file that is no Z-machine game, or a part of one."""
     head = path.read_bytes()
-    if len(head) < 64 or not 1 <= head[0] <= 8 or not 64 <= int.from_bytes(head[14:16], "big") <= len(head):
-        raise OperantError(
-            f"{path} is no Z-machine game: such a file (.z3, .z5, .z8) begins with its version, a byte of 1 to 8"
-        )
+    size = len(head)
+    good = size >= 64 and 1 <= head[0] <= 8 and 64 <= int.from_bytes(head[14:16], "big") <= size
+    require(good, f"{path} is no Z-machine game: such a file (.z3, .z5, .z8) begins with its version, a byte of 1 to 8")
     whole = int.from_bytes(head[26:28], "big") * (2 if head[0] <= 3 else 4 if head[0] <= 5 else 8)
-    if whole > len(head):
-        raise OperantError(
-            f"{path} is damaged: it has {len(head):,} bytes, and says that it has {whole:,}; copy it again"
-        )
+    require(whole <= size, f"{path} is damaged: it has {size:,} bytes, and says that it has {whole:,}; copy it again")
 
 
 def stop(machine: object) -> None:

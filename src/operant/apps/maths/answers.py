@@ -24,7 +24,6 @@ _AMOUNT = set(
     "thousandth and or not plus minus times squared cubed factorial".split()
 )
 """Words behind a number that change it, and so are no unit."""
-_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 
 
 def after_thought(reply: str) -> str | None:
@@ -68,9 +67,8 @@ def number(text: str) -> Fraction | None:
     text = re.sub(r"^[A-Za-z]\w*\s*=\s*", "", text)
     value, _, unit = re.sub(r"^([-+])\s+", r"\1", text).partition(" ")
     words = {re.sub(r"(?<=...)s$", "", word) for word in unit.lower().split()}
-    if not re.fullmatch(r"[A-Za-z ]*", unit) or _AMOUNT & words:
-        return None
-    return _value(_NUMBER.fullmatch(value))
+    is_unit = re.fullmatch(r"[A-Za-z ]*", unit) and not _AMOUNT & words
+    return _value(_NUMBER.fullmatch(value)) if is_unit else None
 
 
 def _slashed(text: str) -> str:
@@ -155,6 +153,6 @@ def _evaluated(node: ast.expr, used: list[int]) -> Fraction:
 
 def is_thought_and_answer(text: str) -> bool:
     """Whether a text is one <think>...</think> and then one <answer>...</answer>, neither empty, and nothing else."""
-    found = _THOUGHT.fullmatch(text)
+    found = re.fullmatch(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", text, re.DOTALL)
     tags = all(text.count(tag) == 1 for tag in ("<think>", "</think>", "<answer>", "</answer>"))
     return found is not None and tags and all(part.strip() for part in found.groups())

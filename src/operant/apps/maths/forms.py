@@ -10,7 +10,7 @@ from typing import Literal
 
 from operant.apps.maths.answers import marked
 from operant.data.forms import Row, found_in, text_of
-from operant.types import OperantError, require, shown
+from operant.types import require, shown
 
 ASKS = {
     "answer": "",
@@ -18,7 +18,6 @@ ASKS = {
     "think": "\nReason between <think> and </think>, then give the final answer between <answer> and </answer>.",
 }
 """What a prompt says about the form of a reply."""
-COUNTDOWN = "Make {target} from the numbers {numbers} with + - * / and brackets. Use each number once."
 
 
 def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", prefix: str = "", cue: str = "\n") -> Row:
@@ -29,37 +28,27 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
     for the thought and the answer (`think`). prefix, cue: text before and behind. Own prompts with a target, such as
     the generated ones, stay as they are. The reference is the published solution, or else the answer.
     """
-    if isinstance(row.get("target"), Mapping):
-        return {
-            "prompt": found_in(row, ("prompt",)),
-            "references": row.get("completion") or (),
-            "target": row["target"],
-        }
+    if isinstance(target := row.get("target"), Mapping):
+        return {"prompt": found_in(row, ("prompt",)), "references": row.get("completion") or (), "target": target}
     require(ask in ASKS, f"form.ask={shown(ask)}: it must be {', '.join(ASKS)}")
     asked = {"before": prefix, "cue": ASKS[ask] + cue}
     if "nums" in row or {"numbers", "target"} <= row.keys():
         numbers, target = row.get("nums", row.get("numbers")), whole(row.get("target"))
-        if not isinstance(numbers, (list, tuple)) or not numbers or None in (target, *map(whole, numbers)):
-            raise OperantError(
-                f"Countdown with the numbers {shown(numbers)} and target {shown(row.get('target'))}: "
-                "both must be whole numbers"
-            )
-        listed = [whole(number) for number in numbers]
-        prompt = COUNTDOWN.format(target=target, numbers=" ".join(map(str, listed)))
+        listed = [*map(whole, numbers)] if isinstance(numbers, (list, tuple)) else []
+        what = f"Countdown with the numbers {shown(numbers)} and target {shown(row.get('target'))}"
+        require(listed and None not in (target, *listed), f"{what}: both must be whole numbers")
+        numbers = " ".join(map(str, listed))
+        prompt = f"Make {target} from the numbers {numbers} with + - * / and brackets. Use each number once."
         return asked | {"prompt": prompt, "target": {"numbers": listed, "target": target}}
     if "Body" in row:
         body, asks = text_of(row["Body"], "Body").strip(), text_of(found_in(row, ("Question",)), "Question")
         question = f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {asks}"
     else:
         question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
-    published = found_in(row, ("answer", "Answer", "solution"))
-    if not isinstance(published, (str, int, float)):
-        raise OperantError(f"the answer is {shown(published)}; it must be a text or a number")
-    return asked | {
-        "prompt": question,
-        "references": str(row.get("solution") or published),
-        "target": {"answer": answer_in(str(published))},
-    }
+    given = found_in(row, ("answer", "Answer", "solution"))
+    require(isinstance(given, (str, int, float)), f"the answer is {shown(given)}; it must be a text or a number")
+    target = {"answer": answer_in(str(given))}
+    return asked | {"prompt": question, "references": str(row.get("solution") or given), "target": target}
 
 
 def whole(value: object) -> int | None:
@@ -75,8 +64,7 @@ def answer_in(published: str) -> str:
     """
     found = marked(published)
     answer = (published if found is None else found).strip()
-    if not answer or (found is None and len(answer) > 200):
-        raise OperantError(
-            f"the answer {shown(answer, 60)} marks no final answer, as GSM8K does with #### and MATH with \\boxed{{}}"
-        )
+    good = answer and (found is not None or len(answer) <= 200)
+    marks = "marks no final answer, as GSM8K does with #### and MATH with \\boxed{}"
+    require(good, f"the answer {shown(answer, 60)} {marks}")
     return re.sub(r"^(-?\d+)\.0+$", r"\1", answer)

@@ -15,15 +15,11 @@ from typing import Any, Literal
 from operant.types import OperantError, shown
 
 Part = Literal["train", "held-out"]
+Order = Literal["units", "usual"]
 Row = dict[str, Any]
 HELD_OUT = 5
 """One in this many sets of numbers is held out."""
-OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def is_held_out(numbers: Iterable[int]) -> bool:
@@ -36,7 +32,7 @@ def arithmetic(
     count: int = 2000,
     digits: int = 2,
     operations: str = "+",
-    order: Literal["units", "usual"] = "units",
+    order: Order = "units",
     seed: int = 0,
     part: Part = "train",
 ) -> Iterator[Row]:
@@ -67,12 +63,7 @@ def arithmetic(
 
 
 def arithmetic_held_out(
-    *,
-    count: int = 256,
-    digits: int = 2,
-    operations: str = "+",
-    order: Literal["units", "usual"] = "units",
-    seed: int = 0,
+    *, count: int = 256, digits: int = 2, operations: str = "+", order: Order = "units", seed: int = 0
 ) -> Iterator[Row]:
     """As `arithmetic`, with pairs of numbers that training never has."""
     return arithmetic(count=count, digits=digits, operations=operations, order=order, seed=seed, part="held-out")

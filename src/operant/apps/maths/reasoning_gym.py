@@ -97,10 +97,7 @@ def as_plain(value: object) -> object:
 
 @cache
 def data_set(name: str, options: str) -> Any:
-    """A set of reasoning-gym, whose problems are made again from seed and index when they are asked for.
-
-    options: of the set, as JSON.
-    """
+    """A set of reasoning-gym, with its options as JSON. A problem is made from seed and index when it is asked for."""
     from reasoning_gym import create_dataset
     from reasoning_gym.factory import DATASETS
 

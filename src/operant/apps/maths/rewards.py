@@ -6,12 +6,10 @@ operant train maths --reward "{maths: 1, think_answer: 0.1, 'length:<=300': 0.1}
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, Literal
 
 from operant.apps.maths import reasoning_gym
 from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_answer, makes, marked, number
-from operant.apps.maths.reasoning_gym import need, packed
 from operant.apps.maths.verifier import judged, suite_of
 from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
@@ -58,21 +56,20 @@ class Maths(RewardBase):
             )
         self.verifier, self.only_marked, self.every, self.seconds = verifier, only_marked, every, seconds
         self._symbolic = verifier == "math_verify"
-        self._limits, self._workers = Limits(memory=int(memory_gb * (1 << 30))), workers
-        self._packages: set[str] = set()
-        self._pool = self._workers_with()
+        job, limits = Job("operant.apps.maths.verifier:verifier", []), Limits(memory=int(memory_gb * (1 << 30)))
+        self._pool = Pool(job, limits, workers)
         self.notes: list[str] = []
         """Sentences for the log of a run: what the tests of its sets found."""
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
-        """The judgement of the answer in each last reply."""
+        """The judgement of the answer in each last reply. Workers get equal requests once."""
         pairs = [(rollout.reply, target_of(rollout.task)) for rollout in rollouts]
-        asked = [self._asks(*pair) for pair in pairs]
-        requests = [
-            {"reply": reply, "marked": self.only_marked} | sent(target) for reply, target in compress(pairs, asked)
-        ]
-        verified = iter(self._verified(requests))
-        return [next(verified) if asks else self.exactly(*pair) for pair, asks in zip(pairs, asked, strict=True)]
+        requests = [self._request(*pair) for pair in pairs]
+        different = {repr(request): request for request in requests if request is not None}
+        until = time.monotonic() + START + self.seconds * len(different)
+        responses = self._pool.run([*different.values()], until=until, allowance=lambda: self.seconds)
+        found = dict(zip(different, map(self._read, responses), strict=True))
+        return [found.get(repr(request)) or self.exactly(*pair) for pair, request in zip(pairs, requests, strict=True)]
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """The checked answers, with a sentence if the verifier failed on every reply that has an answer."""
@@ -86,14 +83,15 @@ class Maths(RewardBase):
 
     def exactly(self, reply: str, target: Mapping[str, Any]) -> Judgement:
         """The verdict on a plain number or an expression."""
-        if "numbers" in target:
-            found = marked(reply)
-            lines = (after_thought(reply) or "").strip().splitlines() if found is None and not self.only_marked else []
-            found = lines[-1] if lines else found
-            odd = None if found is None else makes(found, target["numbers"], target["target"], every=self.every)
-            return verdict(None if odd is None else not odd, odd or "")
-        order = target.get("order", "usual")
-        return verdict(is_equal(reply, str(target["answer"]), order=order, only_marked=self.only_marked))
+        if "numbers" not in target:
+            order = target.get("order", "usual")
+            right = is_equal(reply, str(target["answer"]), order=order, only_marked=self.only_marked)
+            return Judgement(**judged(right))
+        found = marked(reply)
+        lines = (after_thought(reply) or "").strip().splitlines() if found is None and not self.only_marked else []
+        found = lines[-1] if lines else found
+        odd = None if found is None else makes(found, target["numbers"], target["target"], every=self.every)
+        return Judgement(**judged(None if odd is None else not odd), message=odd or "")
 
     # --- before training ----------------------------------------------------------------------------------------------
 
@@ -102,14 +100,15 @@ class Maths(RewardBase):
         target = target_of(task)
         if "set" in target:
             suite, _ = suite_of(target["set"])
-            need(suite.PACKAGE, suite.EXTRA, f"task {task.id!r} of {suite.PACKAGE}")
+            reasoning_gym.need(suite.PACKAGE, suite.EXTRA, f"task {task.id!r} of {suite.PACKAGE}")
         elif self.verifier == "math_verify" or not plain(target):
             odd = f"the answer {shown(target['answer'])} of task {task.id!r} is no plain number"
             require(self.verifier != "exact", f"{odd}, and verifier=exact compares these alone: use verifier=auto")
-            need("math_verify", "maths", "verifier=math_verify" if self.verifier == "math_verify" else odd)
+            what = "verifier=math_verify" if self.verifier == "math_verify" else odd
+            reasoning_gym.need("math_verify", "maths", what)
 
     def read_tasks(self, tasks: Sequence[Task]) -> None:
-        """Start the workers if the tasks need them, and test each set once.
+        """Start the workers if the tasks need them, with their packages loaded beforehand, and test each set once.
 
         Raises: OperantError for a set that makes other problems in another process.
         """
@@ -117,10 +116,9 @@ class Maths(RewardBase):
         sets = dict.fromkeys((target["set"], target["options"]) for target in targets if "set" in target)
         self._symbolic |= any("set" not in target and not plain(target) for target in targets)
         needed = {suite_of(name)[0].LOADS for name, _ in sets} | ({"math_verify"} if self._symbolic else set())
-        if needed - self._packages:
-            self._packages |= needed
+        if needed - {*self._pool.job.argument}:
             self._pool.close()
-            self._pool = self._workers_with()
+            self._pool.job = replace(self._pool.job, argument=sorted(needed | {*self._pool.job.argument}))
             self._pool.start(START)
         self.notes += [self._found(name, options) for name, options in sets]
 
@@ -130,24 +128,14 @@ class Maths(RewardBase):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _workers_with(self) -> Pool:
-        """Workers that import the packages of the tasks before their first reply, whose time is then its own."""
-        job = Job("operant.apps.maths.verifier:verifier", sorted(self._packages))
-        return Pool(job, self._limits, self._workers)
-
-    def _asks(self, reply: str, target: Mapping[str, object]) -> bool:
-        """Whether a worker judges this reply."""
-        if not plain(target) or "numbers" in target or target.get("order") == "units":
-            return not plain(target)
-        return self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
-
-    def _verified(self, requests: list[dict[str, object]]) -> list[Judgement]:
-        """The verdicts of the workers; equal requests are sent once."""
-        different = {repr(request): request for request in requests}
-        until = time.monotonic() + START + self.seconds * len(different)
-        responses = self._pool.run([*different.values()], until=until, allowance=lambda: self.seconds)
-        found = dict(zip(different, map(self._read, responses), strict=True))
-        return [found[repr(request)] for request in requests]
+    def _request(self, reply: str, target: dict[str, object]) -> dict[str, object] | None:
+        """What a worker is asked about a reply; None: this process judges it."""
+        asks = not plain(target)
+        if not asks and "numbers" not in target and target.get("order") != "units":
+            asks = self.verifier == "math_verify" or (self._symbolic and number(marked(reply) or "") is None)
+        if "set" in target and suite_of(target["set"])[0] is reasoning_gym:
+            target = target | {"entry": reasoning_gym.packed(target["set"], target["options"], target["index"])}
+        return {"reply": reply, "marked": self.only_marked} | target if asks else None
 
     def _read(self, response: Response) -> Judgement:
         content = response.content
@@ -181,8 +169,7 @@ def findings(found: Mapping[str, Any]) -> list[str]:
     numbers = {text: [p for p in paid if not isinstance(p, str)] for text, paid in found["nonsense"].items()}
     text, most = max(((text, max(paid, default=0.0)) for text, paid in numbers.items()), key=lambda pair: pair[1])
     said.append(f"nonsense such as {text!r} pays up to {most:g}" if most > 0 else "nonsense pays 0")
-    raised = [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]
-    if raised:
+    if raised := [paid for paids in (known, *found["nonsense"].values()) for paid in paids if isinstance(paid, str)]:
         said.append(f"it raises on some replies ({raised[0]}), which count as crash and score 0")
     return said
 
@@ -203,20 +190,9 @@ def target_of(task: Task) -> dict[str, Any]:
     return dict(target)
 
 
-def sent(target: dict[str, Any]) -> dict[str, Any]:
-    """A target as a worker gets it: one of reasoning-gym with its problem."""
-    packs = "set" in target and suite_of(target["set"])[0] is reasoning_gym
-    return target | {"entry": packed(target["set"], target["options"], target["index"])} if packs else target
-
-
 def plain(target: Mapping[str, object]) -> bool:
     """Whether this process judges the right reply to a target: a plain number, or numbers for an expression."""
     return "numbers" in target or ("answer" in target and number(str(target["answer"])) is not None)
-
-
-def verdict(right: bool | None, message: str = "") -> Judgement:
-    """The judgement of an answer; None: there is none."""
-    return Judgement(**judged(right), message=message)
 
 
 def think_answer() -> RewardFn:

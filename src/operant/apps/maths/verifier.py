@@ -75,9 +75,7 @@ def tested(suite: ModuleType, name: str, options: str) -> dict[str, object]:
     first = suite.first(name, options)
     known = [paid(i, answer) if isinstance(answer, str) and answer else None for i, (_, answer) in enumerate(first)]
     until = time.monotonic() + PATIENCE  # a reward may ask a judge
-    nonsense = {
-        reply: [paid(index, reply) for index in range(len(first)) if time.monotonic() < until] for reply in NONSENSE
-    }
+    nonsense = {reply: [paid(i, reply) for i in range(len(first)) if time.monotonic() < until] for reply in NONSENSE}
     return {"known": known, "nonsense": nonsense, "asked": first}
 
 
@@ -95,11 +93,6 @@ def equivalent(text: str, found: str | None, answer: str) -> bool | None:
     from math_verify import parse, verify
 
     # Its own time limits are signals, which stop no power of large integers: the pool ends this process instead.
-    parsed = partial(parse, parsing_timeout=None)
-    given = parsed(text if found is None else boxed(found))
-    return verify(parsed(boxed(answer)), given, timeout_seconds=None) if given else None
-
-
-def boxed(answer: str) -> str:
-    """An answer as math-verify looks for it."""
-    return f"\\boxed{{{answer.strip().strip('$')}}}"
+    parsed, boxed = partial(parse, parsing_timeout=None), "\\boxed{{{}}}".format  # as math-verify looks for answers
+    given = parsed(text if found is None else boxed(found.strip().strip("$")))
+    return verify(parsed(boxed(answer.strip().strip("$"))), given, timeout_seconds=None) if given else None

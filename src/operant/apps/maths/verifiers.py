@@ -55,9 +55,8 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
         return ({"prompt": prompt(task), "target": target | {"index": i}} for i, task in enumerate(found))
 
     verifiers.__annotations__ = kinds
-    verifiers.__signature__ = Signature(  # type: ignore[attr-defined]
-        [Parameter(key, Parameter.KEYWORD_ONLY, default=defaults.get(key)) for key in kinds]
-    )
+    arguments = [Parameter(key, Parameter.KEYWORD_ONLY, default=defaults.get(key)) for key in kinds]
+    verifiers.__signature__ = Signature(arguments)  # type: ignore[attr-defined]
     return verifiers
 
 

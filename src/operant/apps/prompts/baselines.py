@@ -163,9 +163,7 @@ def chosen(setting: Classification, name: str, prompt: str, calls: int, seed: in
             right[what] = accuracy(setting.logprobs([prompt], examples) - offset, torch.tensor(examples.labels))
     means: dict[str, Any] = {what: float(x.mean()) for what, x in right.items()}
     score = float(setting.measured(found - offset, setting.train))
-    return Baseline(
-        name, prompt, calls, calibrate=setting.calibrate, seed=seed, score=score, detail=dict(detail), **means
-    )
+    return Baseline(name, prompt, calls, calibrate=setting.calibrate, seed=seed, score=score, detail=detail, **means)
 
 
 def no_prompt(setting: Classification) -> Baseline:
@@ -194,8 +192,7 @@ def random_search(
     Raises: OperantError for calls that do not pay for one prompt.
     """
     count = calls // setting.calls_for(1)
-    if count < 1:
-        raise OperantError(f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
+    require(count >= 1, f"calls={calls}: one prompt costs {setting.calls_for(1)}; give more calls or fewer texts")
     prompts = vocabulary.prompts(count, length, seed)
     before = setting.model.calls
     scores = setting.scores(prompts)
@@ -376,10 +373,8 @@ def check_names(names: Sequence[str], model: TaskModel) -> None:
                 f"baseline {name!r} is unknown{nearest(base, NAMES)}; names: {', '.join(NAMES)}, each but head also "
                 "with +mean or +contextual"
             )
-        if base == "head" and not isinstance(model, TransformerTaskModel):
-            raise OperantError(
-                f"head: {model.name!r} is a function, whose states cannot be read: leave this baseline out"
-            )
+        good = base != "head" or isinstance(model, TransformerTaskModel)
+        require(good, f"head: {model.name!r} is a function, whose states cannot be read: leave this baseline out")
 
 
 def compare(

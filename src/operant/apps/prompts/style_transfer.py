@@ -163,12 +163,9 @@ class StyleTransfer:
     def rewrites(self, asked: Sequence[tuple[str, TransferSource]], count: int, stream: str) -> list[Rewrites]:
         """`count` rewrites for each prompt and source, with content and style; stream: what they are drawn for."""
         drawn = self.rewriter([(prompt, source.sentence) for prompt, source in asked], count, stream)
-        styles = self.styles.score(
-            [text for texts in drawn for text in texts], [source.style for _, source in asked for _ in range(count)]
-        )
-        read = self.reader.read(
-            {text for (_, source), texts in zip(asked, drawn) for text in (source.sentence, *texts)}
-        )
+        written = [text for texts in drawn for text in texts]
+        styles = self.styles.score(written, [source.style for _, source in asked for _ in range(count)])
+        read = self.reader.read({*written, *(source.sentence for _, source in asked)})
         found = list[Rewrites]()
         for i, ((_, source), texts) in enumerate(zip(asked, drawn, strict=True)):
             content = [self.kept(read[text], read[source.sentence]) if text else 0.0 for text in texts]
@@ -224,12 +221,10 @@ class TransferQuality:
         if not isinstance(reward, StyleTransfer):
             reward = StyleTransfer(**arguments(Factory(StyleTransfer), reward or {}, "style_transfer.reward"))
         self.reward, self.samples = reward, samples
-        self.judge = (
-            Classifier(style_judge, label=OF_TASK, batch=batch, device=device) if style_judge else reward.styles
-        )
-        good = {"label": fluency_label, "batch": batch, "device": device}
-        self.fluency = Classifier(fluency_model, **good) if fluency_model else None
-        self.language = Perplexity(perplexity_model, batch=batch, device=device) if perplexity_model else None
+        how: dict[str, Any] = {"batch": batch, "device": device}
+        self.judge = Classifier(style_judge, label=OF_TASK, **how) if style_judge else reward.styles
+        self.fluency = Classifier(fluency_model, label=fluency_label, **how) if fluency_model else None
+        self.language = Perplexity(perplexity_model, **how) if perplexity_model else None
 
     def check(self) -> None:
         """Load the models. Raises: OperantError as the reward's."""

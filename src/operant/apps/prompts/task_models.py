@@ -276,9 +276,7 @@ class TransformerTaskModel(TaskModel):
         """
         key = tuple(words)
         if key not in self._words:
-            ways = [
-                [encode_plain(self.tokenizer, space + word.strip(), False) for word in words] for space in (" ", "")
-            ]
+            ways = [[encode_plain(self.tokenizer, space + word.strip()) for word in words] for space in (" ", "")]
             good = next((way for way in ways if all(map(self._is_token, way))), None)
             if good is None:  # the first word that is one token neither way, or else not with a space
                 either = [i for i in range(len(words)) if not any(self._is_token(way[i]) for way in ways)]
@@ -322,9 +320,7 @@ class TransformerTaskModel(TaskModel):
         elif template.has_mask:  # BART's decoder repeats the whole text
             whole = [encode_plain(self.tokenizer, head.rstrip(" "), True) for head in heads]
             ends = [len(ids) - (ids[-1:] == [self.tokenizer.eos_token_id]) for ids in whole]
-            return [
-                FilledText(ids, end, start + begun[:end]) for ids, begun, end in zip(encoded, whole, ends, strict=True)
-            ]
+            return [FilledText(ids, end, start + begun[:end]) for ids, begun, end in zip(encoded, whole, ends)]
         return [FilledText(ids, len(start) - 1, start) for ids in encoded]
 
     def _refuse_long(self, rows: Sequence[FilledText], pairs: Sequence[tuple[str, str]]) -> None:
@@ -565,7 +561,7 @@ class TransformerTaskModel(TaskModel):
         return (-(total @ table.weight.T)).topk(min(top, table.weight.shape[0])).indices.tolist()
 
 
-def encode_plain(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+def encode_plain(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
     """The ids of a text, with the tokens that the tokenizer puts around texts or without."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
@@ -602,10 +598,8 @@ def task_model(
     """
     if kind is not None and kind not in get_args(Kind):
         raise OperantError(f"kind={kind!r}: a task model is {', '.join(get_args(Kind))}")
-    if (batch_tokens is not None and batch_tokens < 1) or not cache_gb >= 0:
-        raise OperantError(
-            f"batch_tokens={batch_tokens}, cache_gb={cache_gb}: give at least 1 token, and at least 0 GB"
-        )
+    good = (batch_tokens is None or batch_tokens >= 1) and cache_gb >= 0
+    require(good, f"batch_tokens={batch_tokens}, cache_gb={cache_gb}: give at least 1 token, and at least 0 GB")
     if isinstance(given, TaskModel):
         return given
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "share": share, "cache_gb": cache_gb}

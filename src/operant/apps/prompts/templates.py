@@ -62,9 +62,8 @@ class PromptTemplate:
             text = re.sub(r" \{prompt\}|\{prompt\} ", "{prompt}", text, count=1)
         filled = {"sentence": sentence, "prompt": prompt, "mask": mask}
         split = re.split(r"\{(\w+)\}", text)  # text and slots in turn
-        return [("", self.lead)] + [
-            (piece, filled[piece]) if i % 2 else ("", piece) for i, piece in enumerate(split) if piece
-        ]
+        pieces = [(piece, filled[piece]) if i % 2 else ("", piece) for i, piece in enumerate(split) if piece]
+        return [("", self.lead), *pieces]
 
     def render(self, prompt: str, sentence: str, mask: str = "") -> str:
         """The filled template: what the task model reads."""

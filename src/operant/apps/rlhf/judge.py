@@ -79,9 +79,8 @@ class ModelJudge:
             self._local.check()
         if self.gold is not None and not self.notes:
             right, of = self.agreement(self.gold)
-            self.notes.append(
-                f"judge:{self.model} agrees with {right:g} of {of} labels of {self.gold} ({right / of:.0%}; chance 50%)"
-            )
+            labels = f"{right:g} of {of} labels of {self.gold} ({right / of:.0%}; chance 50%)"
+            self.notes.append(f"judge:{self.model} agrees with {labels}")
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         return self.scores([(r.query, r.reply, r.task.target) for r in rollouts])

@@ -9,12 +9,9 @@ from operant.data.demonstrations import whole_text
 from operant.options import read_mapping
 from operant.sampling import template_of
 from operant.text_scores.classifier import Classifier
-from operant.types import Message, OperantError, Rollout, Task
+from operant.types import Message, OperantError, Rollout, Task, require
 
 __all__ = ["RewardModelScore"]
-
-COMBINED = ("mean", "min", "lower")
-STEPS = ("none", "min", "mean", "last")
 
 
 class RewardModelScore:
@@ -42,20 +39,15 @@ class RewardModelScore:
         names = [name.strip() for name in models.split(",") if name.strip()]
         exports = [Path(name).expanduser() / "export" for name in names]  # of run folders
         names = [str(export) if export.is_dir() else name for name, export in zip(names, exports)]
-        if not names or combine not in COMBINED:
-            raise OperantError(
-                f"reward_model:{models} with combine={combine!r}: name a model, and {', '.join(COMBINED[:-1])} or "
-                f"{COMBINED[-1]}"
-            )
+        if not names or combine not in ("mean", "min", "lower"):
+            raise OperantError(f"reward_model:{models} with combine={combine!r}: name a model, and mean, min or lower")
         if combine != "mean" and len(names) == 1:
             raise OperantError(
                 f"reward_model:{models} with combine={combine}: there is one model; name several, separated by commas, "
                 "or leave combine out"
             )
-        if steps not in STEPS:
-            raise OperantError(
-                f"reward_model:{models} with steps={steps!r}: it must be {', '.join(STEPS[:-1])} or last"
-            )
+        good = steps in ("none", "min", "mean", "last")
+        require(good, f"reward_model:{models} with steps={steps!r}: it must be none, min, mean or last")
         self.combine, self.minus_reference, self.steps = combine, minus_reference, steps
         self.members = [Classifier(name, label=0, output="logit", batch=batch, device=device) for name in names]
         self.__name__ = "reward_model"
@@ -67,10 +59,8 @@ class RewardModelScore:
                 member.check()
             except OperantError as error:
                 raise OperantError(_not_finished(member.name) or str(error)) from error
-            if member.labels != 1:
-                raise OperantError(
-                    f"reward_model:{member.name} has {member.labels} labels: use classifier:{member.name}#LABEL"
-                )
+            labels = f"{member.name} has {member.labels} labels: use classifier:{member.name}#LABEL"
+            require(member.labels == 1, f"reward_model:{labels}")
 
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         replies = [rollout.messages[len(rollout.messages) - len(rollout.texts) :] for rollout in rollouts]

@@ -10,7 +10,7 @@ from operant.apps.text.nltk import stemmer as porter
 from operant.import_by_name import extra
 from operant.text_scores import Score, of_several
 from operant.text_scores.words import tokenizer as tokenizer_of
-from operant.types import OperantError, Rollout, require, shown
+from operant.types import Rollout, require, shown
 
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 COMBINED = ("rouge1", "rouge2", "rougeL")
@@ -40,10 +40,8 @@ class Rouge(Score):
     ):
         with extra("'rouge' needs a package", "metrics"):
             from rouge_score.rouge_scorer import RougeScorer
-        if which is not None and not re.fullmatch(r"rouge([1-9]|L|Lsum)|combined", which):
-            raise OperantError(
-                f"rouge: which={shown(which)} is unknown: give rouge1 to rouge9, rougeL, rougeLsum or combined"
-            )
+        known = which is None or re.fullmatch(r"rouge([1-9]|L|Lsum)|combined", which)
+        require(known, f"rouge: which={shown(which)} is unknown: give rouge1 to rouge9, rougeL, rougeLsum or combined")
         require(measure in MEASURES, f"rouge: measure={shown(measure)}: it must be f, precision or recall")
         split = tokenizer_of(tokenizer)
         if stemmer:

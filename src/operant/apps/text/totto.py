@@ -15,9 +15,7 @@ from operant.types import OperantError, shown
 TITLES = ("page_title", "section_title")
 
 
-def totto(
-    row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = False, cue: str = "\n"
-) -> dict[str, object]:
+def totto(row: Row, *, whole: bool = False, titles: bool = True, repeat: bool = False, cue: str = "\n") -> Row:
     """ToTTo: a linearised table, and the sentences of its annotators as references.
 
     The target is the row without these: its table, highlighted_cells and titles, as the reward `parent` reads them, and
