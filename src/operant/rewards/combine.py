@@ -1,7 +1,7 @@
 """Rewards made of rewards: weighted sums that report their parts by name, what a reply adds to its query, and what
 each of its tokens adds.
 
-reward = weighted({"sentiment": (MinusQuery(sentiment), 1.0), "length": (length(20), 0.3)})
+reward = weighted({"sentiment": (minus_query(sentiment), 1.0), "length": (length(20), 0.3)})
 judge(reward, rollouts).parts["length"]    # as that part returned it, before the weight
 """
 
@@ -165,6 +165,10 @@ class MinusGreedy(MinusQuery):
 
     def held_out(self) -> RewardFn:
         return held_out(self.reward)
+
+
+minus_query = MinusQuery
+"""Subtracts from each score the reward of the query alone."""
 
 
 def _minus(scores: list[Any], others: list[Any]) -> list[object]:
