@@ -1,8 +1,11 @@
 """Muon (Jordan et al., 2024): hidden matrices take steps whose singular values are all near 1; torch's own.
 
-Embeddings, output heads, value heads, vectors, and what else is not the matrix of a linear layer are left to AdamW. A
-step of a matrix is scaled by 0.2 sqrt(max(rows, columns)), as large as one of AdamW (Liu et al., 2025,
-arXiv:2502.16982, section 2.2), so both have one learning rate.
+    B <- 0.95 B + 0.05 G                                    G: the gradient; B: the state
+    W <- W - lr 0.2 sqrt(max(rows, columns)) NS(0.95 B + 0.05 G)
+
+NS sets singular values to about 1 by five steps of Newton and Schulz. Embeddings, output heads, value heads, vectors,
+and what else is not the matrix of a linear layer are left to AdamW. The factor makes a step as large as one of AdamW
+(Liu et al., 2025, arXiv:2502.16982, section 2.2), so both have one learning rate.
 """
 
 from typing import Any
