@@ -136,6 +136,9 @@ def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
     assert (
         "prompts of up to 3 tokens, replies of 32" in printed and "at the peak" in printed and "not fit" not in printed
     )
+    for alone in (["--states", "8bit"], ["--optimizer.kind", "muon"], ["--algorithm", "trpo"]):  # no rank could divide
+        assert main(["doctor", "--plan", str(recipe), *alone]) == 0, capsys.readouterr().err
+        assert main(["doctor", "--plan", str(recipe), *alone, "--parallel", "fsdp"]) == 2
     monkeypatch.setattr(machine, "size_gb", lambda: 0.101)
     assert main(["doctor", "--plan", str(recipe), "--batch", "64"]) == 1
     assert "this does not fit: compute fewer tokens at once: --update.micro-tokens" in capsys.readouterr().out

@@ -85,7 +85,9 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
         require(tokens >= 1, f"prompt-tokens={tokens}: it must be at least 1")
         options = {"tasks": [[0] * tokens], "evaluate": None, "reward": len} | dict(options)
     config = configure(options, recipe)
-    sharding.check(find(config.train.algorithm).update, config.learner)
+    own = config.learner["learner"]
+    if many or own.parallel == "fsdp":
+        sharding.check(find(config.train.algorithm).update, config.learner)
     if not many:
         memory = plan(config)
         print("\n".join(lines(memory)))
@@ -100,7 +102,6 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
         raise OperantError(
             f"gpus={ranks} with {prompts} prompts a step: each GPU needs one; give at least 1, or raise batch"
         )
-    own = config.learner["learner"]
     wanted = next(kind for kind, options in KINDS.items() if options == (own.parallel, own.offload))
     measured = measure(config, ranks=ranks, gpu=True)
     print("\n".join(table(config, measured, ranks, GPUS[name], wanted)))
