@@ -47,12 +47,7 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
 """Values that TRL 1.16 (of PPO 1.10) takes where a script names none, which are written out, as operant's differ."""
 IDLE = (("trl", "reward_weights"), ("trlx", "name"))
 """The first stand with the rewards."""
-TRUE_THERE = {
-    "average_tokens_across_devices",
-    "disable_dropout",
-    "shuffle_dataset",
-    "vllm_importance_sampling_correction",
-}
+TRUE_THERE = "average_tokens_across_devices disable_dropout shuffle_dataset vllm_importance_sampling_correction".split()
 """Options without an equal that TRL 1.16 sets by default, so that False asks for something."""
 SAME_HERE: Mapping[str, object] = {
     "dataset_text_field": "text",
@@ -387,7 +382,6 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename an option by the table of names; else by its own name, if one option here has it."""
     listed = TRLX[name].ours.split(", ") if system == "trlx" and name in TRLX else ours(name)
     said = TRLX[name].note.replace("`", "") if system == "trlx" and name in TRLX else note(name)
-    schema = config_schema(found.algorithm)
     if len(listed) == 1 and listed[0]:
         found.put(listed[0], code)
         if said and not said.startswith("none"):  # how "none" is written says nothing of a value
@@ -398,7 +392,7 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
         found.say(name, code, "; ".join(filter(None, (every, said))))
         return
     try:
-        (full,) = options.resolve(schema, {name: code})
+        (full,) = options.resolve(config_schema(found.algorithm), {name: code})
         found.put(full, code)
     except (OperantError, ValueError):
         found.say(name, code)
