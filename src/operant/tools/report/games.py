@@ -22,21 +22,7 @@ BUDGET = 2_000_000
 """Bytes of JSON."""
 TURNS, TEXT = 200, 2_000
 """Most turns of a transcript, and most characters of a text in it."""
-_TURN = (
-    "place",
-    "state",
-    "thought",
-    "command",
-    "reply",
-    "by",
-    "valid",
-    "copied",
-    "reward",
-    "value",
-    "options",
-    "chosen",
-    "parent",
-)
+_TURN = "place state thought command reply by valid copied reward value options chosen parent".split()
 HELD_OUT = {"before": "held-out tasks before training", "after": "held-out tasks after training"}
 
 

@@ -24,19 +24,8 @@ from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, s
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes
 
-SCRIPTS = (
-    "charts.js",
-    "heat.js",
-    "export.js",
-    "figures.js",
-    "cycle.js",
-    "replies.js",
-    "rooms.js",
-    "games.js",
-    "labels.js",
-    "prompts.js",
-    "app.js",
-)
+_SCRIPTS = "charts heat export figures cycle replies rooms games labels prompts app"
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
 STYLES = ("style.css", "replies.css", "games.css", "labels.css", "prompts.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
