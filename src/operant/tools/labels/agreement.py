@@ -153,17 +153,16 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
 def about(
     name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, object]]
 ) -> dict[str, str]:
+    without = [label for label in labels if label.labeller != name and label.item not in gold]
     others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for label in labels:
-        if label.labeller != name and label.item not in gold:
-            others[label.item].append(label.answer)
+    for label in without:
+        others[label.item].append(label.answer)
     own = [label for label in labels if label.labeller == name]
     shares = list[str]()
     for answers in (others, {item: [answer] for item, answer in gold.items()}):
         found = [agreeing(x.answer, y, kind, counts[x.item]) for x in own for y in answers.get(x.item, ())]
         same, of = (sum(part) for part in zip(*found)) if found else (0, 0)
         shares.append(f"{same} of {of} ({same / of:.0%})" if of else "-")
-    without = [label for label in labels if label.labeller != name and label.item not in gold]
     value = alpha(units(without, kind, counts), LEVELS[kind])
     seconds = [label.seconds for label in own if label.seconds is not None]
     return {
