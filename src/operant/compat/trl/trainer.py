@@ -341,7 +341,11 @@ class PPOTrainer:
             config.batch_size, queries, responses, scores, response_masks
         )
         used = self._shaped_scores(torch.stack(scores).float())
-        self._push_if_best(float(used.mean()))
+        best, mean = config.push_to_hub_if_best_kwargs, float(used.mean())
+        if best and self.compare_step % config.compare_steps == 0 and mean > self.highest_reward:
+            self.highest_reward = mean
+            self.push_to_hub(**best)
+        self.compare_step += 1
         inputs, full = self.prepare_model_inputs(queries, responses), config.kl_penalty == "full"
         timing, clock = {}, time.time()
         with torch.no_grad():
@@ -396,13 +400,6 @@ class PPOTrainer:
         if config.score_clip is not None:
             shaped = [shaping.clipped(x, config.score_clip) for x in shaped]
         return torch.tensor(shaped, device=scores.device)
-
-    def _push_if_best(self, mean: float) -> None:
-        options = self.config.push_to_hub_if_best_kwargs
-        if options and self.compare_step % self.config.compare_steps == 0 and mean > self.highest_reward:
-            self.highest_reward = mean
-            self.push_to_hub(**options)
-        self.compare_step += 1
 
     def _epochs(
         self, queries: list[Tensor], responses: list[Tensor], inputs: Any, known: tuple[Tensor, ...]
@@ -558,11 +555,7 @@ class PPOTrainer:
             warnings.warn(f"{ratio}, above ratio_threshold={config.ratio_threshold}: no gradient here", stacklevel=2)
             policy_loss, value_loss = policy_loss * 0.0, value_loss * 0.0
         stats = {
-            "loss": {
-                "policy": policy_loss,
-                "value": value_loss,
-                "total": policy_loss + config.vf_coef * value_loss,
-            },
+            "loss": {"policy": policy_loss, "value": value_loss, "total": policy_loss + config.vf_coef * value_loss},
             "policy": {
                 "entropy": masked_mean(entropy_from_logits(logits), mask),
                 "approxkl": mean["policy/approx_kl"],
