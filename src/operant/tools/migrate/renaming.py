@@ -16,33 +16,27 @@ from operant.types import OperantError
 
 ALGORITHMS = {"GRPO": "grpo", "RLOO": "rloo", "DPO": "dpo", "SFT": "sft", "Reward": "reward-model", "PPO": "ppo"}
 """The method of each trainer of TRL, by what its name begins with."""
+
+
+def _linear(rate: str, **others: str) -> dict[str, str]:
+    """TRL's defaults of a method: the schedule is the same in all."""
+    return {"learning_rate": rate, "lr_scheduler_type": '"linear"', **others}
+
+
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "grpo": {
-        "learning_rate": "1e-6",
-        "lr_scheduler_type": '"linear"',
-        "num_generations": "8",
-        "max_completion_length": "512",
-        "beta": "0.0",
-        "loss_type": '"dapo"',
-        "scale_rewards": '"group"',
-    },
-    "rloo": {
-        "learning_rate": "1e-6",
-        "lr_scheduler_type": '"linear"',
-        "num_generations": "2",
-        "max_completion_length": "512",
-        "beta": "0.05",
-    },
-    "dpo": {"learning_rate": "1e-6", "lr_scheduler_type": '"linear"', "beta": "0.1", "max_length": "1024"},
-    "sft": {"learning_rate": "2e-5", "lr_scheduler_type": '"linear"', "max_length": "1024"},
-    "reward-model": {"learning_rate": "1e-4", "lr_scheduler_type": '"linear"', "max_length": "1024"},
-    "ppo": {
-        "learning_rate": "3e-6",
-        "lr_scheduler_type": '"linear"',
-        "response_length": "53",
-        "temperature": "0.7",
-        "kl_coef": "0.05",
-    },
+    "grpo": _linear(
+        "1e-6",
+        num_generations="8",
+        max_completion_length="512",
+        beta="0.0",
+        loss_type='"dapo"',
+        scale_rewards='"group"',
+    ),
+    "rloo": _linear("1e-6", num_generations="2", max_completion_length="512", beta="0.05"),
+    "dpo": _linear("1e-6", beta="0.1", max_length="1024"),
+    "sft": _linear("2e-5", max_length="1024"),
+    "reward-model": _linear("1e-4", max_length="1024"),
+    "ppo": _linear("3e-6", response_length="53", temperature="0.7", kl_coef="0.05"),
 }
 """Values that TRL 1.16 (of PPO 1.10) takes where a script names none, which are written out, as operant's differ."""
 IDLE = (("trl", "reward_weights"), ("trlx", "name"))

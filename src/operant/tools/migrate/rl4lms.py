@@ -27,23 +27,14 @@ RECIPES = {
     "crd3": "dialog",
 }
 """The form of the rows of each data pool."""
-REWARDS = {
-    "increasing_numbers": "increasing_numbers",
+SAME = "increasing_numbers meteor bleu chrf ter cider rouge parent dates diversity".split()
+REWARDS = dict(zip(SAME, SAME)) | {
     "sentences_with_dates": "dates",
-    "meteor": "meteor",
-    "bleu": "bleu",
     "sacre_bleu": "bleu",
-    "chrf": "chrf",
-    "ter": "ter",
     "bert_score": "bertscore",
-    "cider": "cider",
-    "rouge": "rouge",
     "rouge_combined": "rouge",
     "rouge_l_max": "rouge:rougeL",
-    "parent": "parent",
     "intent_accuracy": "intent",
-    "dates": "dates",
-    "diversity": "diversity",
 }
 """Rewards and metrics by their names there (docs/other-names.md)."""
 

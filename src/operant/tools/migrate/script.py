@@ -169,20 +169,17 @@ class _Script(TrlxCalls):
     def _trainer(self, call: Node, algorithm: str, known: dict[str, list[Configuration]], made_here: bool) -> str:
         """A trainer becomes `operant.train`; returns what it is assigned to. made_here: whether the script calls its
         configuration, which is a mapping then."""
-        order = ORDER.get(algorithm, ORDER["sft"])
-        arguments, stars = self.arguments(call, *order)
+        arguments, stars = self.arguments(call, *ORDER.get(algorithm, ORDER["sft"]))
         for star in stars:
             self.above(call, f"{star}: its arguments need operant's names too")
         arguments["processing_class"] = arguments.pop("tokenizer", arguments.get("processing_class"))
         model = arguments.pop("model", None)
         name = "MODEL" if model is None else self.code(model)
+        if algorithm == "reward-model" and (loaded := self._loaded(model, known)):
+            name = loaded
+            self.above(call, "policy.trunk: the causal model below the new head, by name; the classifier is made here")
         written, options = [name], dict[str, str]()
         if algorithm == "reward-model":
-            if loaded := self._loaded(model, known):
-                name = loaded
-                self.above(
-                    call, "policy.trunk: the causal model below the new head, by name; the classifier is made here"
-                )
             written, options = ['"reward_model"'], {"policy.trunk": name}
         tasks = arguments.pop("train_dataset", None)
         if tasks is not None:
@@ -374,8 +371,7 @@ class _Script(TrlxCalls):
         counted = name in COUNTED
         values = {} if counted else renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values
         mine = next(iter(values), "")
-        parent = self.parents[node]
-        if isinstance(parent, self.cst.AssignTarget):
+        if isinstance(self.parents[node], self.cst.AssignTarget):
             if mine:
                 self.replace(node, f'{root}["{mine}"]')
             else:

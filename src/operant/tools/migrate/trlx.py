@@ -95,9 +95,8 @@ class TrlxCalls(ScriptTree):
         if stops := code.pop("stop_sequences", ""):
             written.append(f'**{{"sampling.stop_strings": {stops}}}')
         for left in code:
-            self.above(
-                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
-            )
+            here = " or ".join(filter(None, ours(left))) or "nothing"
+            self.above(call, f"{left}: here it is {here}; docs/evaluation.md")
         self.replace(call, call_of(written, self.indent(call)))
         return self.target(call)
 
