@@ -251,21 +251,18 @@ class PPOTrainer:
         transformers' `generate`. A reply of a list ends with its first end token.
         Raises: OperantError for a tensor of queries.
         """
-        options = {"length_sampler": length_sampler, "batch_size": batch_size, "return_prompt": return_prompt}
+        options: dict[str, Any] = {"length_sampler": length_sampler, "batch_size": batch_size}
+        options["return_prompt"] = return_prompt
+        queries, alone = query_tensor, isinstance(query_tensor, Tensor)
+        if alone:
+            require(query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one")
+            queries, options["remove_padding"] = [query_tensor], False
         reference = self.accelerator.unwrap_model(self.model if self.is_peft_model else self.ref_model)
         model, found = self.accelerator.unwrap_model(self.model), []
         for who, scope in [(model, nullcontext), (reference, self._reference_scope)][: 1 + generate_ref_response]:
             with scope():
-                if isinstance(query_tensor, Tensor):
-                    require(
-                        query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one"
-                    )
-                    one = self._generate_batched(
-                        who, [query_tensor], remove_padding=False, **options, **generation_kwargs
-                    )
-                    found.append(torch.stack(one))
-                else:
-                    found.append(self._generate_batched(who, query_tensor, **options, **generation_kwargs))
+                replies = self._generate_batched(who, queries, **options, **generation_kwargs)
+                found.append(torch.stack(replies) if alone else replies)
         return tuple(found) if generate_ref_response else found[0]
 
     def _reference_scope(self) -> AbstractContextManager[None]:
@@ -422,9 +419,7 @@ class PPOTrainer:
                         return_logits=True,
                     )
                     old, values, masks, advantages, returns = (x[chosen] for x in known)
-                    found.append(
-                        self.train_minibatch(old, values, logprobs, logits, vpreds, masks, advantages, returns)
-                    )
+                    found += [self.train_minibatch(old, values, logprobs, logits, vpreds, masks, advantages, returns)]
             if self._early_stop(found[-1]["policy/policykl"]):
                 break
         return found
