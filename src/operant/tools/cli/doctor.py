@@ -96,10 +96,8 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
     if name not in GPUS:
         raise OperantError(f"gpu={name!r} is none that the plan knows; take one with as much memory: {', '.join(GPUS)}")
     prompts = config.train.batch // config.train.samples
-    if not 1 <= ranks <= prompts:
-        raise OperantError(
-            f"gpus={ranks} with {prompts} prompts a step: each GPU needs one; give at least 1, or raise batch"
-        )
+    each = "each GPU needs one; give at least 1, or raise batch"
+    require(1 <= ranks <= prompts, f"gpus={ranks} with {prompts} prompts a step: {each}")
     own = config.learner["learner"]
     wanted = next(kind for kind, options in KINDS.items() if options == (own.parallel, own.offload))
     measured = measure(config, ranks=ranks, gpu=True)

@@ -122,9 +122,8 @@ def play(words: Sequence[str], options: Options) -> int:
     if not tasks:  # such as game files of one's own, without others for evaluation
         tasks, split = world.games("train")[: asked.count], "train"
     if asked.record is not None and split == "test":
-        print(
-            "games of split test are recorded; for a model that is tried on them, give --split train", file=sys.stderr
-        )
+        other = "for a model that is tried on them, give --split train"
+        print(f"games of split test are recorded; {other}", file=sys.stderr)
     if len(tasks) < asked.count or split != asked.split:
         print(f"{words[0]}: {len(tasks)} games of split {split} are played; it has no more", file=sys.stderr)
     table, demonstrations, refused = [], list[dict[str, str]](), 0

@@ -72,8 +72,7 @@ def search(words: Sequence[str], options: Options) -> int:
         cells.append((written, name, str(row.seed), *rest))
     emit("\n".join(aligned(cells)))
     if out is not None:
-        text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
-        atomic_io.write(Path(out), text)
+        atomic_io.write(Path(out), json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1))
     return 0
 
 

@@ -116,8 +116,7 @@ def _jsonl(file: Path) -> Iterator[Mapping[str, object]]:
 
 def _csv(file: Path) -> Iterator[Mapping[str, object]]:
     """The columns by name; those that W&B exports have the run before it, and the smallest and largest beside it."""
-    text = _read(file)
-    table = csv.reader(io.StringIO(text), delimiter="\t" if file.suffix == ".tsv" else ",")
+    table = csv.reader(io.StringIO(_read(file)), delimiter="\t" if file.suffix == ".tsv" else ",")
     try:
         header, *rows = table
     except (ValueError, csv.Error) as error:

@@ -94,10 +94,8 @@ class Store:
                 with suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise OperantError(
-                    f"cannot write {self.path}: {reason}; choose another place with --database"
-                ) from error
+                why = (error.strerror or str(error)).lower()
+                raise OperantError(f"cannot write {self.path}: {why}; choose another place with --database") from error
         with self._explained():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -335,9 +333,8 @@ class Store:
         waiting = [row["number"] for row in gold if not row["done"]]
         if not waiting:
             return None
-        ordinary = (
-            "SELECT count(*) FROM current WHERE labeller = ? AND item IN (SELECT number FROM items WHERE gold IS NULL)"
-        )
+        ordinary = "SELECT count(*) FROM current WHERE labeller = ? AND item IN "
+        ordinary += "(SELECT number FROM items WHERE gold IS NULL)"
         done, behind = self._value(ordinary, labeller), len(gold) - len(waiting)
         left = self._value(f"{FREE} SELECT count(*) FROM free", self._about(labeller))
         chance = random.Random(f"{labeller}/{behind}")
