@@ -253,10 +253,10 @@ class PPOTrainer:
         """
         options: dict[str, Any] = {"length_sampler": length_sampler, "batch_size": batch_size}
         options["return_prompt"] = return_prompt
-        queries, alone = query_tensor, isinstance(query_tensor, Tensor)
-        if alone:
+        queries, alone = query_tensor, False
+        if isinstance(query_tensor, Tensor):
             require(query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one")
-            queries, options["remove_padding"] = [query_tensor], False
+            queries, alone, options["remove_padding"] = [query_tensor], True, False
         reference = self.accelerator.unwrap_model(self.model if self.is_peft_model else self.ref_model)
         model, found = self.accelerator.unwrap_model(self.model), []
         for who, scope in [(model, nullcontext), (reference, self._reference_scope)][: 1 + generate_ref_response]:

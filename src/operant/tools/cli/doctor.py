@@ -91,8 +91,7 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
         print("\n".join(lines(memory)))
         return 0 if memory.fits else 1
     ranks, name = many.get("gpus", 1), many.get("gpu")
-    if name is None:
-        raise OperantError(f"--gpus {ranks} for which kind of GPU? Add --gpu NAME, one of: {', '.join(GPUS)}")
+    require(name is not None, f"--gpus {ranks} for which kind of GPU? Add --gpu NAME, one of: {', '.join(GPUS)}")
     if name not in GPUS:
         raise OperantError(f"gpu={name!r} is none that the plan knows; take one with as much memory: {', '.join(GPUS)}")
     prompts = config.train.batch // config.train.samples
