@@ -96,9 +96,8 @@ class Chart(Console):
         replies = ""
         for row in self._rows:
             score = "" if row.get("reward") is None else f" [{row['reward']:.2f}]"
-            replies += (
-                f"<div>{escape(plain(row['query']))} <b>{escape(plain(' | '.join(row['replies'])))}</b>{score}</div>"
-            )
+            reply = escape(plain(" | ".join(row["replies"])))
+            replies += f"<div>{escape(plain(row['query']))} <b>{reply}</b>{score}</div>"
         return CHART.format(
             title=escape(self.title),
             status=escape(self.status),

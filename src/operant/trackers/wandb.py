@@ -104,18 +104,10 @@ class WandB(ExternalTracker):
         return reason
 
     def _init(self, config: Mapping[str, object], mode: str | None = None) -> object:
-        settings = {
-            "silent": True,
-            "console": "off",
-            "init_timeout": INIT_SECONDS,
-            "finish_timeout": FINISH_SECONDS,
-            "disable_git": True,
-            "disable_code": True,
-            "x_save_requirements": False,
-            "x_disable_meta": True,  # host, user, command line
-            "x_disable_machine_info": True,
-            "x_disable_stats": True,
-        }
+        # The metadata are host, user and command line.
+        off = ("disable_git", "disable_code", "x_disable_meta", "x_disable_machine_info", "x_disable_stats")
+        settings = {"silent": True, "console": "off", "x_save_requirements": False} | dict.fromkeys(off, True)
+        settings |= {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
         known = self._package.Settings.model_fields  # settings that begin with x_ may change with the version
         return self._package.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),

@@ -309,11 +309,9 @@ def _quantised(kwargs: dict[str, Any]) -> dict[str, Any]:
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available
 
-    size = next(key for key, value in asked.items() if value)
+    key = next(key for key, value in asked.items() if value)
     if not (torch.cuda.is_available() and is_bitsandbytes_available()):
-        raise OperantError(
-            f'{size}=True needs a GPU and bitsandbytes: pip install "operant[quantise]", or leave it out'
-        )
+        raise OperantError(f'{key}=True needs a GPU and bitsandbytes: pip install "operant[quantise]", or leave it out')
     kwargs.setdefault("device_map", {"": torch.cuda.current_device()})
     return kwargs | {"quantization_config": BitsAndBytesConfig(**asked)}
 
@@ -347,10 +345,8 @@ def create_reference_model(
     parameters, shared = list(model.named_parameters()), list[nn.Parameter]()
     if num_shared_layers is not None:
         if pattern is None:  # of an encoder-decoder the last of the longest stacks, which is the decoder's
-            stacks = [
-                (len(m), i, name) for i, (name, m) in enumerate(model.named_modules()) if type(m) is nn.ModuleList
-            ]
-            pattern = f"{max(stacks)[2]}.{{layer}}." if stacks else "-"
+            lists = [(len(m), i, name) for i, (name, m) in enumerate(model.named_modules()) if type(m) is nn.ModuleList]
+            pattern = f"{max(lists)[2]}.{{layer}}." if lists else "-"
         first = pattern.format(layer=num_shared_layers)
         start = next((i for i, (name, _) in enumerate(parameters) if first in name), None)
         if start is None:

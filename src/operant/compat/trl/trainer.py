@@ -251,21 +251,18 @@ class PPOTrainer:
         transformers' `generate`. A reply of a list ends with its first end token.
         Raises: OperantError for a tensor of queries.
         """
-        options = {"length_sampler": length_sampler, "batch_size": batch_size, "return_prompt": return_prompt}
+        options: dict[str, Any] = {"length_sampler": length_sampler, "batch_size": batch_size}
+        options["return_prompt"] = return_prompt
+        queries, alone = query_tensor, False
+        if isinstance(query_tensor, Tensor):
+            require(query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one")
+            queries, alone, options["remove_padding"] = [query_tensor], True, False
         reference = self.accelerator.unwrap_model(self.model if self.is_peft_model else self.ref_model)
         model, found = self.accelerator.unwrap_model(self.model), []
         for who, scope in [(model, nullcontext), (reference, self._reference_scope)][: 1 + generate_ref_response]:
             with scope():
-                if isinstance(query_tensor, Tensor):
-                    require(
-                        query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one"
-                    )
-                    one = self._generate_batched(
-                        who, [query_tensor], remove_padding=False, **options, **generation_kwargs
-                    )
-                    found.append(torch.stack(one))
-                else:
-                    found.append(self._generate_batched(who, query_tensor, **options, **generation_kwargs))
+                replies = self._generate_batched(who, queries, **options, **generation_kwargs)
+                found.append(torch.stack(replies) if alone else replies)
         return tuple(found) if generate_ref_response else found[0]
 
     def _reference_scope(self) -> AbstractContextManager[None]:
@@ -341,7 +338,11 @@ class PPOTrainer:
             config.batch_size, queries, responses, scores, response_masks
         )
         used = self._shaped_scores(torch.stack(scores).float())
-        self._push_if_best(float(used.mean()))
+        best, mean = config.push_to_hub_if_best_kwargs, float(used.mean())
+        if best and self.compare_step % config.compare_steps == 0 and mean > self.highest_reward:
+            self.highest_reward = mean
+            self.push_to_hub(**best)
+        self.compare_step += 1
         inputs, full = self.prepare_model_inputs(queries, responses), config.kl_penalty == "full"
         timing, clock = {}, time.time()
         with torch.no_grad():
@@ -397,13 +398,6 @@ class PPOTrainer:
             shaped = [shaping.clipped(x, config.score_clip) for x in shaped]
         return torch.tensor(shaped, device=scores.device)
 
-    def _push_if_best(self, mean: float) -> None:
-        options = self.config.push_to_hub_if_best_kwargs
-        if options and self.compare_step % self.config.compare_steps == 0 and mean > self.highest_reward:
-            self.highest_reward = mean
-            self.push_to_hub(**options)
-        self.compare_step += 1
-
     def _epochs(
         self, queries: list[Tensor], responses: list[Tensor], inputs: Any, known: tuple[Tensor, ...]
     ) -> list[dict[str, Tensor]]:
@@ -425,9 +419,7 @@ class PPOTrainer:
                         return_logits=True,
                     )
                     old, values, masks, advantages, returns = (x[chosen] for x in known)
-                    found.append(
-                        self.train_minibatch(old, values, logprobs, logits, vpreds, masks, advantages, returns)
-                    )
+                    found += [self.train_minibatch(old, values, logprobs, logits, vpreds, masks, advantages, returns)]
             if self._early_stop(found[-1]["policy/policykl"]):
                 break
         return found
@@ -558,11 +550,7 @@ class PPOTrainer:
             warnings.warn(f"{ratio}, above ratio_threshold={config.ratio_threshold}: no gradient here", stacklevel=2)
             policy_loss, value_loss = policy_loss * 0.0, value_loss * 0.0
         stats = {
-            "loss": {
-                "policy": policy_loss,
-                "value": value_loss,
-                "total": policy_loss + config.vf_coef * value_loss,
-            },
+            "loss": {"policy": policy_loss, "value": value_loss, "total": policy_loss + config.vf_coef * value_loss},
             "policy": {
                 "entropy": masked_mean(entropy_from_logits(logits), mask),
                 "approxkl": mean["policy/approx_kl"],

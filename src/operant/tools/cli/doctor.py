@@ -93,15 +93,12 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
         print("\n".join(lines(memory)))
         return 0 if memory.fits else 1
     ranks, name = many.get("gpus", 1), many.get("gpu")
-    if name is None:
-        raise OperantError(f"--gpus {ranks} for which kind of GPU? Add --gpu NAME, one of: {', '.join(GPUS)}")
+    require(name is not None, f"--gpus {ranks} for which kind of GPU? Add --gpu NAME, one of: {', '.join(GPUS)}")
     if name not in GPUS:
         raise OperantError(f"gpu={name!r} is none that the plan knows; take one with as much memory: {', '.join(GPUS)}")
     prompts = config.train.batch // config.train.samples
-    if not 1 <= ranks <= prompts:
-        raise OperantError(
-            f"gpus={ranks} with {prompts} prompts a step: each GPU needs one; give at least 1, or raise batch"
-        )
+    each = "each GPU needs one; give at least 1, or raise batch"
+    require(1 <= ranks <= prompts, f"gpus={ranks} with {prompts} prompts a step: {each}")
     wanted = next(kind for kind, options in KINDS.items() if options == (own.parallel, own.offload))
     measured = measure(config, ranks=ranks, gpu=True)
     print("\n".join(table(config, measured, ranks, GPUS[name], wanted)))

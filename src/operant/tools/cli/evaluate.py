@@ -252,9 +252,8 @@ def in_table(plan: Plan, tasks: TaskSet, places: Sequence[int], kept: Kept) -> C
         ]
         for metric in plan.metrics
     }
-    return Compared(
-        [plan.models[place] for place in places], listed, found, [one.name for one in plan.scorers], plan.seed, measured
-    )
+    names, rewarded = [plan.models[place] for place in places], [one.name for one in plan.scorers]
+    return Compared(names, listed, found, rewarded, plan.seed, measured)
 
 
 def tell_finished(plan: Plan, tasks: TaskSet, kept: Kept) -> None:

@@ -46,10 +46,8 @@ def generate(words: Sequence[str], options: Options) -> int:
     refuse(options, OF_TESTS, " is about programs that tests judge: give --tests too")
     if "tasks" in options:
         return write_replies(words, options)
-    if len(words) > 1:
-        raise OperantError(
-            "expected one run folder or model: operant generate runs/sentiment; several models answer --tasks FILE"
-        )
+    alone = "expected one run folder or model: operant generate runs/sentiment; several models answer --tasks FILE"
+    require(len(words) == 1, alone)
     refuse(options, OF_FILES, " is about the replies to a file: give --tasks FILE too")
     shown = sys.stdout.isatty()
     prompt, versus, target = (options.pop(name, None) for name in ("prompt", "versus", "target"))
@@ -202,10 +200,8 @@ class Session:
         """Ask for prompts until an empty line, Ctrl-D or Ctrl-C at the prompt."""
         with suppress(ImportError):  # Windows has none; its import gives `input` line editing and a history
             import readline  # noqa: F401
-        tokens = self.speakers[0].sampling.max_tokens
-        print(
-            f"Type a prompt and Enter: replies have up to {tokens} tokens. An empty line or Ctrl-D leaves, and Ctrl-C"
-        )
+        most = self.speakers[0].sampling.max_tokens
+        print(f"Type a prompt and Enter: replies have up to {most} tokens. An empty line or Ctrl-D leaves, and Ctrl-C")
         alone = "each prompt begins a new conversation" if self.chat else "each prompt stands alone"
         print(f"stops a reply; {alone}.")
         while True:

@@ -39,31 +39,32 @@ class LeftError(Exception):
     """A person has left the game."""
 
 
+def entered() -> str:
+    """A line of the terminal. Raises: LeftError for `quit`, the end of the input, and Ctrl-C."""
+    try:
+        line = input("> ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        raise LeftError from None
+    if line.strip() == "quit":
+        raise LeftError
+    return line
+
+
 class Human:
     """A person at the terminal."""
 
     begun = False
 
     def act(self, state: GameState, game: Game, chance: random.Random) -> str:
-        """Show the state and ask for a command; `?` lists those that are admissible.
-
-        Raises: LeftError for `quit`, the end of the input, and Ctrl-C.
-        """
+        """Show the state and ask for a command; `?` lists those that are admissible. Raises: LeftError as `entered`."""
         if not self.begun:
             say(state.objective, "(? lists the commands, quit leaves)")
         self.begun = True
         say(observed(state), state.inventory)
-        while True:
-            try:
-                line = input("> ").strip()
-            except (EOFError, KeyboardInterrupt):
-                print()
-                raise LeftError from None
-            if line == "quit":
-                raise LeftError
-            if line != "?":
-                return line
+        while (line := entered().strip()) == "?":
             say(", ".join(state.commands) or "The game names no commands.")
+        return line
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,8 @@ def play(words: Sequence[str], options: Options) -> int:
     if not tasks:  # such as game files of one's own, without others for evaluation
         tasks, split = world.games("train")[: asked.count], "train"
     if asked.record is not None and split == "test":
-        print(
-            "games of split test are recorded; for a model that is tried on them, give --split train", file=sys.stderr
-        )
+        other = "for a model that is tried on them, give --split train"
+        print(f"games of split test are recorded; {other}", file=sys.stderr)
     if len(tasks) < asked.count or split != asked.split:
         print(f"{words[0]}: {len(tasks)} games of split {split} are played; it has no more", file=sys.stderr)
     table, demonstrations, refused = [], list[dict[str, str]](), 0
@@ -187,18 +187,12 @@ def _by_hand(world: Env, source: object, asked: _Asked) -> int:
 
 
 def _typed(prompt: object, options: Sequence[str] | None) -> str:
-    """What a person replies, or chooses. Raises: LeftError as `Human` does."""
+    """What a person replies, or chooses. Raises: LeftError as `entered`."""
     say(prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False))
     while True:
         if options is not None:
             say("choose one: " + ", ".join(options))
-        try:
-            line = input("> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            raise LeftError from None
-        if line.strip() == "quit":
-            raise LeftError
+        line = entered()
         if options is None or line in options:
             return line
 

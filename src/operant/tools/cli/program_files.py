@@ -112,10 +112,8 @@ def what_is_asked(words: Sequence[str], options: Options) -> ProgramsAsked:
     if len(words) > 1:
         raise OperantError(f"--tests takes one model, and {words[1]!r} is a second: `operant eval` compares models")
     search, submit = search_asked(options), counted(options, "submit", 1)
-    if submit > search.options.samples:
-        raise OperantError(
-            f"--submit {submit} of --samples {search.options.samples}: no more are submitted than are sampled"
-        )
+    drawn = search.options.samples
+    require(submit <= drawn, f"--submit {submit} of --samples {drawn}: no more are submitted than are sampled")
     device = options.pop("device", "auto")
     find_device(device)
     return ProgramsAsked(

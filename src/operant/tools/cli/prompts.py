@@ -72,8 +72,7 @@ def search(words: Sequence[str], options: Options) -> int:
         cells.append((written, name, str(row.seed), *rest))
     emit("\n".join(aligned(cells)))
     if out is not None:
-        text = json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1)
-        atomic_io.write(Path(out), text)
+        atomic_io.write(Path(out), json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1))
     return 0
 
 
@@ -127,8 +126,7 @@ def _examples(source: str) -> Examples:
 def _setting(options: Options) -> Classification:
     """The task model and texts that the options name."""
     source, name = options.pop("tasks", None), options.pop("task_model", None)
-    if source is None or name is None:
-        raise OperantError("operant prompt search needs --tasks FOLDER and --task-model MODEL")
+    require(None not in (source, name), "operant prompt search needs --tasks FOLDER and --task-model MODEL")
     held_out = options.pop("evaluate", None) or held_out_of(source)
     known = {key: options.pop(key) for key in ("measure", "calibrate") if key in options}
     words, template = options.pop("words", None), options.pop("template", None)

@@ -186,8 +186,7 @@ def take_form(options: Options) -> dict[str, Any]:
 
 def take(options: Options, made: type) -> dict[str, object]:
     """Take the options of a dataclass out of the options."""
-    names = [name for name in options if name in made.__dataclass_fields__]
-    return {name: options.pop(name) for name in names}
+    return {name: options.pop(name) for name in [*options] if name in made.__dataclass_fields__}
 
 
 class ReplyProgress:

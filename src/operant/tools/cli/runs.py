@@ -28,17 +28,15 @@ SPARE = ("method", "score of", "KL")
 
 def runs(words: Sequence[str], options: Options) -> int:
     """`operant runs [FOLDER ...]` prints a table of the runs, newest first."""
-    places = list(words) or ["runs"]
+    where = list(words) or ["runs"]
     missing = [place for place in words if not Path(place).is_dir()]
     if missing:
         raise OperantError(f"there is no folder {missing[0]}: name one that runs are in, as in operant runs runs")
-    found = [_row(folder) for folder in run_folders(*places)]
+    found = [_row(folder) for folder in run_folders(*where)]
     if options.pop("json", False):
         print(json.dumps(found, indent=1, allow_nan=False))
     elif not found:
-        print(
-            f"no run in {', '.join(places)}: `operant train letters` makes one, `operant runs FOLDER` looks elsewhere"
-        )
+        print(f"no run in {', '.join(where)}: `operant train letters` makes one, `operant runs FOLDER` looks elsewhere")
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         emit("\n".join(table([_texts(row) for row in found], width)))

@@ -18,9 +18,8 @@ from operant.tools.diagnosis.history import FINDINGS, Finding, History, is_finit
 from operant.tools.diagnosis.logs import Row, read_log
 from operant.types import OperantError
 
-LIBRARIES: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "foreign.toml").read_text(encoding="utf-8")
-)
+_FILE = Path(__file__).parent / "foreign.toml"
+LIBRARIES: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
 """By library: its title, the names that only it logs, its names of metrics and options, and what differs."""
 OWN: dict[str, Any] = {"title": "operant's names", "names": {}}
 """A log with none of the marks: names of this library are understood in any log."""
@@ -104,8 +103,6 @@ def markdown() -> str:
     for library in LIBRARIES.values():
         differs = library["differs"]
         for name in dict.fromkeys([*library["names"], *differs]):
-            ours = library["names"].get(name)
-            lines.append(
-                f"| {library['title']} | `{name}` | {f'`{ours}`' if ours else ''} | {differs.get(name, '')} |\n"
-            )
+            ours = f"`{library['names'][name]}`" if name in library["names"] else ""
+            lines.append(f"| {library['title']} | `{name}` | {ours} | {differs.get(name, '')} |\n")
     return "".join(lines)

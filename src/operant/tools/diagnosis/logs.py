@@ -24,6 +24,9 @@ STEPS = ("train/global_step", "training/global_step", "global_step", "step", "St
 """Names of the step, the first of which counts. W&B's own, the last one, counts calls."""
 BLOCK, HEADER = 32768, struct.Struct("<IHB")
 """Of W&B's files: records are cut into pieces, each with a checksum, its size and its kind, which fill blocks."""
+PATTERNS = "trainer_state.json *.wandb *tfevents* **/*.wandb **/*tfevents* **/trainer_state.json".split()
+"""Names of the log in a folder, the first of which counts."""
+LOGS = "trainer_state.json, run-*.wandb, *tfevents*, .csv, .jsonl, or what was printed"
 
 Row = dict[str, float]
 
@@ -43,28 +46,17 @@ def read_log(path: str | Path) -> list[Row]:
         step = next((numbers[name] for name in STEPS if name in numbers), float(number))
         if any(name not in STEPS for name in numbers):
             rows.setdefault(step, {"step": step}).update({k: x for k, x in numbers.items() if k not in STEPS})
-    require(rows, f"{file} has no metrics that can be read: give the log of a training, one of {_kinds()}")
+    require(rows, f"{file} has no metrics that can be read: give the log of a training, one of {LOGS}")
     return [rows[step] for step in sorted(rows)]
-
-
-def _kinds() -> str:
-    return "trainer_state.json, run-*.wandb, *tfevents*, .csv, .jsonl, or what was printed"
 
 
 def _file(path: Path) -> Path:
     """The log that a path names: of a folder, the newest one in it."""
     if path.is_dir():
-        for pattern in (
-            "trainer_state.json",
-            "*.wandb",
-            "*tfevents*",
-            "**/*.wandb",
-            "**/*tfevents*",
-            "**/trainer_state.json",
-        ):
+        for pattern in PATTERNS:
             if found := sorted(path.glob(pattern), key=lambda file: file.stat().st_mtime):
                 return found[-1]
-        raise OperantError(f"{path} is a folder without a log: there is none of {_kinds()}")
+        raise OperantError(f"{path} is a folder without a log: there is none of {LOGS}")
     require(path.is_file(), f"there is no file {path}: give a run folder, or the log of a training")
     return path
 
@@ -93,7 +85,7 @@ def _number(value: object) -> float | None:
 def _read(file: Path) -> str:
     with atomic_io.explained(file, "read"):
         data = file.read_bytes()
-    require(b"\0" not in data[:4096], f"{file} is no text, and its name is none of a log: give one of {_kinds()}")
+    require(b"\0" not in data[:4096], f"{file} is no text, and its name is none of a log: give one of {LOGS}")
     return data.decode("utf-8", errors="replace")
 
 
@@ -124,8 +116,7 @@ def _jsonl(file: Path) -> Iterator[Mapping[str, object]]:
 
 def _csv(file: Path) -> Iterator[Mapping[str, object]]:
     """The columns by name; those that W&B exports have the run before it, and the smallest and largest beside it."""
-    text = _read(file)
-    table = csv.reader(io.StringIO(text), delimiter="\t" if file.suffix == ".tsv" else ",")
+    table = csv.reader(io.StringIO(_read(file)), delimiter="\t" if file.suffix == ".tsv" else ",")
     try:
         header, *rows = table
     except (ValueError, csv.Error) as error:

@@ -80,9 +80,8 @@ def saturated(history: History) -> Finding | None:
         return None
     if now > SATURATED * first or now <= EQUAL * abs(mean) or highest - mean > first:
         return None
-    return _nothing_left(
-        history, f"Scores differ by {number(now)} only ({number(first)} at first), all near {number(highest)}"
-    )
+    evidence = f"Scores differ by {number(now)} only ({number(first)} at first), all near {number(highest)}"
+    return _nothing_left(history, evidence)
 
 
 def _nothing_left(history: History, evidence: str) -> Finding:

@@ -160,11 +160,8 @@ def _own_cause(history: History) -> tuple[str, str]:
 def declared_otherwise(history: History) -> Finding | None:
     if not history.external:
         return None
-    own = {
-        "temperature": "sampling.temperature",
-        "min_new_tokens": "sampling.min_tokens",
-        "min_tokens": "sampling.min_tokens",
-    }
+    own = dict.fromkeys(("min_new_tokens", "min_tokens"), "sampling.min_tokens")
+    own = {"temperature": "sampling.temperature"} | own
     different = {
         name: history.option(full)
         for name, full in own.items()

@@ -44,9 +44,7 @@ def ratio(history: History) -> Finding | None:
     if not odd:
         return None
     # Only what is beyond its range: a number of the healthy ones beside it would be read as the fault.
-    clauses = [
-        f"{said[name][0]} {number(said[name][1](found[name]))} (healthy: {METRICS[name].healthy})" for name in odd
-    ]
+    clauses = [f"{said[n][0]} {number(said[n][1](found[n]))} (healthy: {METRICS[n].healthy})" for n in odd]
     since = history.since(odd[0], METRICS[odd[0]].unhealthy)
     return finding("ratio", since, evidence=" and ".join(clauses))
 

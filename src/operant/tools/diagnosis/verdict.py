@@ -63,9 +63,8 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
     rate = history.recent("update/lr")
     if not also and kl is not None and rate and abs(kl) < MOVED:
         also = f" The policy has hardly moved: try a higher `--optimizer.lr` than {number(rate)}."
-    return (
-        f"It {'has not learned yet' if result == 'no rise yet' else 'did not learn'}: {change}, which is {why}.{also}"
-    )
+    learned = "has not learned yet" if result == "no rise yet" else "did not learn"
+    return f"It {learned}: {change}, which is {why}.{also}"
 
 
 def short_verdict(history: History, findings: Sequence[Finding]) -> str:

@@ -91,9 +91,7 @@ def agreeing(answer: Mapping[str, object], other: Mapping[str, object], kind: st
     if kind == "pick":
         return int(choice(answer, count) == choice(other, count)), 1
     if kind == "good":
-        marks = [
-            (a, b) for a, b in zip(scores_of(answer, count), scores_of(other, count)) if a is not None and b is not None
-        ]
+        marks = [pair for pair in zip(scores_of(answer, count), scores_of(other, count)) if None not in pair]
         return sum(a == b for a, b in marks), len(marks)
     ours, theirs = set(ordered_pairs(answer, count)), set(ordered_pairs(other, count))
     same, opposite = len(ours & theirs), len({(j, i) for i, j in ours} & theirs)
@@ -140,11 +138,9 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
         f"Krippendorff's alpha ({LEVELS[kind]}): {f'undefined: {why}' if value is None else f'{value:.3f}'}",
     ]
     if circular:
-        sentences.append(
-            f"{circular} prompts whose majorities go in a circle: no order of the replies suits all of them"
-        )
+        sentences += [f"{circular} prompts whose majorities go in a circle: no order of the replies suits all of them"]
     if both:
-        sentences.append(f"{both} pairs of replies that one labeller has put in both orders")
+        sentences += [f"{both} pairs of replies that one labeller has put in both orders"]
     names = sorted({label.labeller for label in labels} | set(skips), key=lambda name: (name == IMPORT, name))
     rows = [{"labeller": name} | about(name, labels, kind, counts, gold) for name in names]
     return sentences, [row | {"skips": str(skips[row["labeller"]])} for row in rows]
@@ -153,17 +149,16 @@ def agreement(store: Store) -> tuple[list[str], list[dict[str, str]]]:
 def about(
     name: str, labels: Sequence[Label], kind: str, counts: Mapping[str, int], gold: Mapping[str, Mapping[str, object]]
 ) -> dict[str, str]:
+    without = [label for label in labels if label.labeller != name and label.item not in gold]
     others: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for label in labels:
-        if label.labeller != name and label.item not in gold:
-            others[label.item].append(label.answer)
+    for label in without:
+        others[label.item].append(label.answer)
     own = [label for label in labels if label.labeller == name]
     shares = list[str]()
     for answers in (others, {item: [answer] for item, answer in gold.items()}):
         found = [agreeing(x.answer, y, kind, counts[x.item]) for x in own for y in answers.get(x.item, ())]
         same, of = (sum(part) for part in zip(*found)) if found else (0, 0)
         shares.append(f"{same} of {of} ({same / of:.0%})" if of else "-")
-    without = [label for label in labels if label.labeller != name and label.item not in gold]
     value = alpha(units(without, kind, counts), LEVELS[kind])
     seconds = [label.seconds for label in own if label.seconds is not None]
     return {

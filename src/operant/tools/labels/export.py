@@ -25,8 +25,7 @@ def export(store: Store, path: str | Path, form: str | None = None, *, skips: bo
     require(form in {*FORMS.values(), "ranked"}, f"--form {shown(form)}: it must be pairs, ranked, ratings or good")
     if form in ("ratings", "good") and form != FORMS[store.kind]:
         raise OperantError(f"--form {form}: these labels are of kind {store.kind}; export them as pairs or ranked")
-    if skips and form == "pairs":
-        raise OperantError("--skips: a skip gives no pair; export with --form ranked, ratings or good")
+    require(not skips or form != "pairs", "--skips: a skip gives no pair; export with --form ranked, ratings or good")
     require(not Path(path).exists(), f"--export {path}: the file exists; choose another name")
     exported = [*rows(store, form, skips)]
     if not exported:

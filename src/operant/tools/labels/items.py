@@ -60,15 +60,12 @@ class Item:
     given: tuple[GivenLabel, ...] = ()
 
     def __post_init__(self) -> None:
-        where = f"item {shown(self.id)}"
+        where, count = f"item {shown(self.id)}", len(self.replies)
         if not isinstance(self.id, str) or not 0 < len(self.id) <= 1000:
             raise OperantError(f"{where}: an id is a text of 1 to 1,000 characters")
-        if not 1 <= len(self.replies) <= MOST:
-            raise OperantError(
-                f"{where} has {len(self.replies)} replies; a page shows 1 to {MOST}: split it into several"
-            )
-        if self.sources and len(self.sources) != len(self.replies):
-            raise OperantError(f"{where} has {len(self.replies)} replies and {len(self.sources)} sources: one for each")
+        require(1 <= count <= MOST, f"{where} has {count} replies; a page shows 1 to {MOST}: split it into several")
+        if self.sources and len(self.sources) != count:
+            raise OperantError(f"{where} has {count} replies and {len(self.sources)} sources: one for each")
         for part in (self.prompt, *self.replies):
             checked_text(part, where)
 

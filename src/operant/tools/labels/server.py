@@ -135,11 +135,9 @@ class LabelServer(Listener):
         before = [label.number for label in self.store.labels_of(item.id) if label.labeller == name]
         seconds = None if seconds is None else min(max(seconds, 0.0), LONGEST_LOOK)
         label = self.store.add_label(item.id, name, answer, seconds=seconds, key=f"page {name} {key}")
-        again = "You had labelled this one already; your new label counts."
-        return self.next(name, asked) | {
-            "stored": label.number,
-            "notice": again if before not in ([], [label.number]) else "",
-        }
+        again = before not in ([], [label.number])
+        notice = "You had labelled this one already; your new label counts." if again else ""
+        return self.next(name, asked) | {"stored": label.number, "notice": notice}
 
     def answer_of_the_page(self, answer: object, count: int) -> dict[str, Any]:
         """An answer of the kind that this page asks for, as shown."""

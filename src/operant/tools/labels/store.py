@@ -94,10 +94,8 @@ class Store:
                 with suppress(FileExistsError):
                     os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             except OSError as error:
-                reason = (error.strerror or str(error)).lower()
-                raise OperantError(
-                    f"cannot write {self.path}: {reason}; choose another place with --database"
-                ) from error
+                why = (error.strerror or str(error)).lower()
+                raise OperantError(f"cannot write {self.path}: {why}; choose another place with --database") from error
         with self._explained():
             self._connection = sqlite3.connect(
                 self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -112,10 +110,8 @@ class Store:
         """Check that the file is ours, and make the tables of a new one."""
         self._connection.execute("PRAGMA foreign_keys = ON")
         self._connection.execute("PRAGMA synchronous = FULL")
-        version, application, tables = (
-            self._value(query)
-            for query in ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
-        )
+        version, application = (self._value(f"PRAGMA {name}") for name in ("user_version", "application_id"))
+        tables = self._value("SELECT count(*) FROM sqlite_master")
         if tables and application != APPLICATION:
             raise OperantError(f"{self.path} is a database of something else; choose another with --database")
         if tables and version != VERSION:
@@ -314,11 +310,8 @@ class Store:
             free = f"{FREE} SELECT s.item FROM shown s JOIN items i ON s.item = i.number WHERE s.labeller = :name AND "
             free += "s.time > :since AND i.closed IS NULL AND s.item NOT IN (SELECT item FROM mine) AND "
             free += "(i.gold IS NOT NULL OR s.item IN (SELECT number FROM free)) ORDER BY s.time DESC LIMIT 1"
-            number = self._value(free, about)
-            if number is None:
-                number = self.due_gold(labeller)
-            if number is None:
-                number = self._value(f"{FREE} SELECT min(number) FROM free", about)
+            first = f"{FREE} SELECT min(number) FROM free"
+            number = self._value(free, about) or self.due_gold(labeller) or self._value(first, about)
             if number is None:
                 return None
             self._connection.execute("INSERT OR REPLACE INTO shown VALUES (?, ?, ?)", (number, labeller, now()))
@@ -340,9 +333,8 @@ class Store:
         waiting = [row["number"] for row in gold if not row["done"]]
         if not waiting:
             return None
-        ordinary = (
-            "SELECT count(*) FROM current WHERE labeller = ? AND item IN (SELECT number FROM items WHERE gold IS NULL)"
-        )
+        ordinary = "SELECT count(*) FROM current WHERE labeller = ? AND item IN "
+        ordinary += "(SELECT number FROM items WHERE gold IS NULL)"
         done, behind = self._value(ordinary, labeller), len(gold) - len(waiting)
         left = self._value(f"{FREE} SELECT count(*) FROM free", self._about(labeller))
         chance = random.Random(f"{labeller}/{behind}")

@@ -72,9 +72,8 @@ def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: 
     rows = {"generation": shape.decoded / old.decoded, "scoring": shape.scored / old.scored}
     rows["update"] = shape.rows / old.rows
     phases = {name: {k: v * max(rows[name], 1.0) for k, v in parts.items()} for name, parts in measured.phases.items()}
-    permanent, heap = dict(measured.permanent), HEAP if gpu is None else 1.0
-    undivided = ("reward models", "cached hidden states", "weight samples")
-    permanent = {name: size * (1.0 if name in undivided else share) for name, size in permanent.items()}
+    undivided, heap = ("reward models", "cached hidden states", "weight samples"), HEAP if gpu is None else 1.0
+    permanent = {name: size * (1.0 if name in undivided else share) for name, size in measured.permanent.items()}
     if "cached hidden states" in permanent:
         permanent["cached hidden states"] *= max(shape.batch / old.batch, 1.0)
     if kept := phases["update"]["gradients"]:
@@ -99,13 +98,12 @@ def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: 
     if gpu is None:
         permanent |= {"imports": measured.imports, "program": PROGRAM, "replies": RECORDS * shape.tokens}
         phases["generation and scoring"] = phases.pop("generation") | phases.pop("scoring")  # as in `plan`
-        return MemoryPlan(shape, _some(permanent), phases, "cpu", machine.size_gb() * 1e9 / ranks)
-    permanent["CUDA and NCCL"] = CONTEXT
-    return MemoryPlan(shape, _some(permanent), phases, gpu.name, gpu.memory, host=host)
-
-
-def _some(parts: dict[str, float]) -> dict[str, float]:
-    return {name: size for name, size in parts.items() if size}
+        name, limit, host = "cpu", machine.size_gb() * 1e9 / ranks, None
+    else:
+        permanent["CUDA and NCCL"] = CONTEXT
+        name, limit = gpu.name, gpu.memory
+    permanent = {part: size for part, size in permanent.items() if size}
+    return MemoryPlan(shape, permanent, phases, name, limit, host=host)
 
 
 def least(config: Config, measured: MeasuredRun, kind: str, gpu: Gpu) -> int | None:

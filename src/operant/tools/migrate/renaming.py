@@ -16,43 +16,32 @@ from operant.types import OperantError
 
 ALGORITHMS = {"GRPO": "grpo", "RLOO": "rloo", "DPO": "dpo", "SFT": "sft", "Reward": "reward-model", "PPO": "ppo"}
 """The method of each trainer of TRL, by what its name begins with."""
+
+
+def _linear(rate: str, **others: str) -> dict[str, str]:
+    """TRL's defaults of a method: the schedule is the same in all."""
+    return {"learning_rate": rate, "lr_scheduler_type": '"linear"', **others}
+
+
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "grpo": {
-        "learning_rate": "1e-6",
-        "lr_scheduler_type": '"linear"',
-        "num_generations": "8",
-        "max_completion_length": "512",
-        "beta": "0.0",
-        "loss_type": '"dapo"',
-        "scale_rewards": '"group"',
-    },
-    "rloo": {
-        "learning_rate": "1e-6",
-        "lr_scheduler_type": '"linear"',
-        "num_generations": "2",
-        "max_completion_length": "512",
-        "beta": "0.05",
-    },
-    "dpo": {"learning_rate": "1e-6", "lr_scheduler_type": '"linear"', "beta": "0.1", "max_length": "1024"},
-    "sft": {"learning_rate": "2e-5", "lr_scheduler_type": '"linear"', "max_length": "1024"},
-    "reward-model": {"learning_rate": "1e-4", "lr_scheduler_type": '"linear"', "max_length": "1024"},
-    "ppo": {
-        "learning_rate": "3e-6",
-        "lr_scheduler_type": '"linear"',
-        "response_length": "53",
-        "temperature": "0.7",
-        "kl_coef": "0.05",
-    },
+    "grpo": _linear(
+        "1e-6",
+        num_generations="8",
+        max_completion_length="512",
+        beta="0.0",
+        loss_type='"dapo"',
+        scale_rewards='"group"',
+    ),
+    "rloo": _linear("1e-6", num_generations="2", max_completion_length="512", beta="0.05"),
+    "dpo": _linear("1e-6", beta="0.1", max_length="1024"),
+    "sft": _linear("2e-5", max_length="1024"),
+    "reward-model": _linear("1e-4", max_length="1024"),
+    "ppo": _linear("3e-6", response_length="53", temperature="0.7", kl_coef="0.05"),
 }
 """Values that TRL 1.16 (of PPO 1.10) takes where a script names none, which are written out, as operant's differ."""
 IDLE = (("trl", "reward_weights"), ("trlx", "name"))
 """The first stand with the rewards."""
-TRUE_THERE = {
-    "average_tokens_across_devices",
-    "disable_dropout",
-    "shuffle_dataset",
-    "vllm_importance_sampling_correction",
-}
+TRUE_THERE = "average_tokens_across_devices disable_dropout shuffle_dataset vllm_importance_sampling_correction".split()
 """Options without an equal that TRL 1.16 sets by default, so that False asks for something."""
 SAME_HERE: Mapping[str, object] = {
     "dataset_text_field": "text",
@@ -387,7 +376,6 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename an option by the table of names; else by its own name, if one option here has it."""
     listed = TRLX[name].ours.split(", ") if system == "trlx" and name in TRLX else ours(name)
     said = TRLX[name].note.replace("`", "") if system == "trlx" and name in TRLX else note(name)
-    schema = config_schema(found.algorithm)
     if len(listed) == 1 and listed[0]:
         found.put(listed[0], code)
         if said and not said.startswith("none"):  # how "none" is written says nothing of a value
@@ -398,7 +386,7 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
         found.say(name, code, "; ".join(filter(None, (every, said))))
         return
     try:
-        (full,) = options.resolve(schema, {name: code})
+        (full,) = options.resolve(config_schema(found.algorithm), {name: code})
         found.put(full, code)
     except (OperantError, ValueError):
         found.say(name, code)

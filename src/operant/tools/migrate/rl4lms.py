@@ -27,23 +27,14 @@ RECIPES = {
     "crd3": "dialog",
 }
 """The form of the rows of each data pool."""
-REWARDS = {
-    "increasing_numbers": "increasing_numbers",
+SAME = "increasing_numbers meteor bleu chrf ter cider rouge parent dates diversity".split()
+REWARDS = dict(zip(SAME, SAME)) | {
     "sentences_with_dates": "dates",
-    "meteor": "meteor",
-    "bleu": "bleu",
     "sacre_bleu": "bleu",
-    "chrf": "chrf",
-    "ter": "ter",
     "bert_score": "bertscore",
-    "cider": "cider",
-    "rouge": "rouge",
     "rouge_combined": "rouge",
     "rouge_l_max": "rouge:rougeL",
-    "parent": "parent",
     "intent_accuracy": "intent",
-    "dates": "dates",
-    "diversity": "diversity",
 }
 """Rewards and metrics by their names there (docs/other-names.md)."""
 
@@ -58,9 +49,8 @@ def recipe(text: str, path: Path) -> str:
     if method not in ("ppo", "nlpo", "a2c", "trpo", "supervised"):
         raise OperantError(f"{path}: alg.id={shown(method)}; RL4LMs has ppo, nlpo, a2c, trpo and supervised")
     comments: list[str] = []
-    options: dict[str, Any] = {}
     model = part("alg", "policy", "args", "model_name") or part("alg", "model_name") or "MODEL"
-    options["policy"] = model
+    options: dict[str, Any] = {"policy": model}
     pool = str(part("datapool", "id"))
     if pool in RECIPES:
         options |= {"form": RECIPES[pool], "tasks": "FILE"}
@@ -179,8 +169,7 @@ def _evaluation(part: _Parts, comments: list[str]) -> dict[str, Any]:
     if sampling := {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}:
         options["evaluation.sampling"] = sampling
     listed = [str(m.get("id")) for m in part("train_evaluation", "metrics", default=[]) if isinstance(m, Mapping)]
-    known = [REWARDS[name] for name in listed if name in REWARDS]
-    if known:
+    if known := [REWARDS[name] for name in listed if name in REWARDS]:
         options["evaluation.metrics"] = ",".join(known)
     if others := [name for name in listed if name not in REWARDS and not name.startswith("learned")]:
         comments.append(f"metrics {', '.join(others)}: see docs/other-names.md, Rewards and metrics")

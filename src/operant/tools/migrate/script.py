@@ -8,7 +8,7 @@ import ast
 import importlib
 import re
 from collections.abc import Mapping
-from types import ModuleType
+from contextlib import suppress
 
 from operant.options import note
 from operant.tools.migrate.renaming import ALGORITHMS, COUNTED, UNKNOWN, bracketed, literal, renamed
@@ -19,6 +19,8 @@ from operant.types import OperantError, require
 COMPAT = "operant.compat.trl"
 NAME = re.compile(r"(name|path|name_or_path|model_id|checkpoint|\.model)$", re.IGNORECASE)
 """An expression with such an end is the name of a model."""
+MOVED = {f"{kind}{end}": kind for kind in ALGORITHMS for end in ("Config", "Trainer")}
+"""TRL's classes that are moved, and what their names begin with."""
 COMPARED = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
 ORDER = {
     "grpo": COMPARED,
@@ -75,7 +77,7 @@ class _Script(TrlxCalls):
         for call in sorted(self.calls, key=self._is_trainer):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
             library, short = meaning.split(".")[0], meaning.rpartition(".")[2]
-            kind = next((k for k in ALGORITHMS if short in (f"{k}Config", f"{k}Trainer")), "")
+            kind = MOVED.get(short, "")
             if meaning == "transformers.TrainingArguments" and trained:
                 self._configuration(call, trained, configurations, "transformers")
             elif kind in derived:
@@ -126,9 +128,7 @@ class _Script(TrlxCalls):
         kept: set[str] = set()
         for node in () if old_loop else self.mentioned:
             short, parent = self.meaning(node).rpartition(".")[2], self.parents[node]
-            moved = self.meaning(node).startswith("trl.") and any(
-                short in (f"{kind}Config", f"{kind}Trainer") for kind in ALGORITHMS
-            )
+            moved = self.meaning(node).startswith("trl.") and short in MOVED
             if not moved or self._imported(node) or (isinstance(parent, self.cst.Call) and parent.func is node):
                 continue
             if isinstance(parent, self.cst.Annotation) and (short.endswith("Trainer") or short in native):
@@ -169,25 +169,18 @@ class _Script(TrlxCalls):
     def _trainer(self, call: Node, algorithm: str, known: dict[str, list[Configuration]], made_here: bool) -> str:
         """A trainer becomes `operant.train`; returns what it is assigned to. made_here: whether the script calls its
         configuration, which is a mapping then."""
-        order = ORDER.get(algorithm, ORDER["sft"])
-        arguments, stars = self.arguments(call, *order)
+        arguments, stars = self.arguments(call, *ORDER.get(algorithm, ORDER["sft"]))
         for star in stars:
             self.above(call, f"{star}: its arguments need operant's names too")
         arguments["processing_class"] = arguments.pop("tokenizer", arguments.get("processing_class"))
         model = arguments.pop("model", None)
-        written: list[str] = []
-        options: dict[str, str] = {}
         name = "MODEL" if model is None else self.code(model)
+        if algorithm == "reward-model" and (loaded := self._loaded(model, known)):
+            name = loaded
+            self.above(call, "policy.trunk: the causal model below the new head, by name; the classifier is made here")
+        written, options = [name], dict[str, str]()
         if algorithm == "reward-model":
-            if loaded := self._loaded(model, known):
-                name = loaded
-                self.above(
-                    call, "policy.trunk: the causal model below the new head, by name; the classifier is made here"
-                )
-            written.append('"reward_model"')
-            options["policy.trunk"] = name
-        else:
-            written.append(name)
+            written, options = ['"reward_model"'], {"policy.trunk": name}
         tasks = arguments.pop("train_dataset", None)
         if tasks is not None:
             written.append(f"tasks={self.code(tasks)}")
@@ -271,6 +264,7 @@ class _Script(TrlxCalls):
         if name := self._loaded(given, known):
             return _named(name) if literal(name) is not UNKNOWN else f'f"classifier:{{{name}}}"'
         weights = ast.parse(options["reward_weights"], mode="eval").body if "reward_weights" in options else None
+        codes = [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else None
         listed = isinstance(made, self.cst.List) and made.elements
         whole = isinstance(made, self.cst.Name) and made.value in self.functions
         one = whole or isinstance(made, self.cst.SimpleString | self.cst.Lambda)
@@ -280,19 +274,16 @@ class _Script(TrlxCalls):
             if isinstance(made, self.cst.Name) and not whole:
                 self.above(call, f"reward: if {made.value} is a list, a mapping: dict.fromkeys({made.value}, 1.0)")
             name = _named(self.code(given))
-            single = isinstance(weights, ast.List | ast.Tuple) and len(weights.elts) == 1
-            return f"{{{name}: {ast.unparse(weights.elts[0])}}}" if single else name  # pyright: ignore
+            return f"{{{name}: {codes[0]}}}" if codes is not None and len(codes) == 1 else name
         each = [_named(self.code(element.value)) for element in made.elements]
         if len(each) == 1 and weights is None:
             return each[0]
         longer = {f"{self.code(given)}.append", f"{self.code(given)}.extend"}
         if any(self.code(one.func) in longer for one in self.calls):
             self.above(call, f"reward: what is appended to {self.code(given)} is missing here")
-        if weights is not None and not isinstance(weights, ast.List | ast.Tuple):
+        if weights is not None and codes is None:
             return f"dict(zip([{', '.join(each)}], {ast.unparse(weights)}))"
-        codes = (
-            [ast.unparse(w) for w in weights.elts] if isinstance(weights, ast.List | ast.Tuple) else ["1.0"] * len(each)
-        )
+        codes = ["1.0"] * len(each) if codes is None else codes
         return "{" + ", ".join(f"{one}: {weight}" for one, weight in zip(each, codes, strict=False)) + "}"
 
     def _lora(self, call: Node, given: Node, options: dict[str, str]) -> None:
@@ -380,8 +371,7 @@ class _Script(TrlxCalls):
         counted = name in COUNTED
         values = {} if counted else renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values
         mine = next(iter(values), "")
-        parent = self.parents[node]
-        if isinstance(parent, self.cst.AssignTarget):
+        if isinstance(self.parents[node], self.cst.AssignTarget):
             if mine:
                 self.replace(node, f'{root}["{mine}"]')
             else:
@@ -404,8 +394,7 @@ class _Script(TrlxCalls):
                 if module.split(".")[0] not in ("trl", "trlx"):
                     modules.append(self.code(alias).rstrip(","))
                 elif kept and not old_loop:
-                    modules.append(self.code(alias).rstrip(","))
-                    modules.append("operant")
+                    modules += [self.code(alias).rstrip(","), "operant"]
                 elif module == "trl" and old_loop:
                     modules.append(f"{COMPAT} as {alias.asname.name.value if alias.asname else 'trl'}")
                 else:
@@ -420,7 +409,9 @@ class _Script(TrlxCalls):
             self.replace(statement, "import operant")
             return
         lines, rest, ours_, gone = [], [], [], []
-        there = _compat(module)
+        there: Mapping[str, object] = {}
+        with suppress(ImportError):  # not every module of TRL has one here
+            there = vars(importlib.import_module(COMPAT + module.removeprefix("trl")))
         for alias in statement.names:
             name, text = self.code(alias.name), self.code(alias).rstrip(", \n")
             if name in kept:
@@ -429,11 +420,10 @@ class _Script(TrlxCalls):
                     gone.append(name)
             elif name in native:
                 gone.append(name)
-            elif old_loop and there is not None and name in vars(there):
+            elif old_loop and name in there:
                 ours_.append(text)
             else:
-                kind = any(name in (f"{k}Config", f"{k}Trainer") for k in ALGORITHMS)
-                (gone if kind and not old_loop else rest).append(text)
+                (gone if name in MOVED and not old_loop else rest).append(text)
         if gone:
             lines.append("import operant")
         if ours_:
@@ -443,14 +433,6 @@ class _Script(TrlxCalls):
             self.above(statement, f"{', '.join(rest)}: not in operant; these still need TRL")
         if gone or ours_:
             self.replace(statement, f"\n{self.indent(statement)}".join(lines))
-
-
-def _compat(module: str) -> ModuleType | None:
-    """The module of `operant.compat.trl` for one of TRL's; None: there is none."""
-    try:
-        return importlib.import_module(COMPAT + module.removeprefix("trl"))
-    except ImportError:
-        return None
 
 
 def _named(code: str) -> str:

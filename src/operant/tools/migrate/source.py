@@ -1,7 +1,9 @@
 """A parsed script and the edits to it: libcst says where things are and what names mean, and the text is edited."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from operant.import_by_name import extra
@@ -42,10 +44,7 @@ class ScriptTree:
         self.places = wrapper.resolve(metadata.PositionProvider)
         self.parents: Mapping[Node, Node] = wrapper.resolve(metadata.ParentNodeProvider)
         self.names = wrapper.resolve(metadata.QualifiedNameProvider)
-        starts = [0]
-        for line in text.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
-        self.starts = starts
+        self.starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
         self.edits: list[tuple[int, int, str]] = []
         self.comments: dict[int, list[str]] = {}
         find = matchers.findall
@@ -100,8 +99,11 @@ class ScriptTree:
         self.edits.append((*self._span(node), new))
 
     def indent(self, node: Node) -> str:
-        line = self.text[self.starts[self.places[self.statement(node)].start.line - 1] :]
-        return line[: len(line) - len(line.lstrip(" \t"))]
+        return self._indent_of(self.places[self.statement(node)].start.line)
+
+    def _indent_of(self, line: int) -> str:
+        rest = self.text[self.starts[line - 1] :]
+        return rest[: len(rest) - len(rest.lstrip(" \t"))]
 
     def target(self, call: Node) -> str:
         """What the value of a call is assigned to; empty: nothing."""
@@ -126,12 +128,8 @@ class ScriptTree:
         """The expression that a name was last given above it; the node itself where it is no such name."""
         if not isinstance(node, self.cst.Name):
             return node
-        values = [
-            a.value
-            for a in self.assigns
-            if self.code(a.targets[0].target) == node.value and self._span(a) < self._span(node)
-        ]
-        return values[-1] if values else node
+        above = [a for a in self.assigns if self._span(a) < self._span(node)]
+        return next((a.value for a in reversed(above) if self.code(a.targets[0].target) == node.value), node)
 
     # --- configurations ---------------------------------------------------------------------------------------------
 
@@ -152,9 +150,7 @@ class ScriptTree:
         """The text with its edits; one inside another is made in what replaces that one."""
         inserts = []
         for line, comments in self.comments.items():
-            start = self.starts[line - 1]
-            rest = self.text[start:]
-            indent = rest[: len(rest) - len(rest.lstrip(" \t"))]
+            start, indent = self.starts[line - 1], self._indent_of(line)
             inserts.append((start, start, "".join(f"{indent}# operant: {' '.join(c.split())}\n" for c in comments)))
         outer: list[tuple[int, int, str]] = []
         for edit in sorted(self.edits, key=lambda e: (e[0], -e[1])):
@@ -166,16 +162,7 @@ class ScriptTree:
         text = self.text
         for start, end, new in sorted([*inserts, *outer], key=lambda e: (e[0], e[1]), reverse=True):
             text = text[:start] + new + text[end:]
-        return _once(text)
-
-
-def _once(text: str) -> str:
-    """The text with one `import operant` where two stand one after another."""
-    lines: list[str] = []
-    for line in text.splitlines(keepends=True):
-        if not (lines and line.strip() == "import operant" and line == lines[-1]):
-            lines.append(line)
-    return "".join(lines)
+        return re.sub(r"^([ \t]*import operant[ \t\r]*\n)\1+", r"\1", text, flags=re.MULTILINE)  # one of several alike
 
 
 def mapping(values: Mapping[str, str], stars: list[str], indent: str) -> str:

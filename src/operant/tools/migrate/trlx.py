@@ -66,9 +66,7 @@ class TrlxCalls(ScriptTree):
         text = code.pop("config", "")
         found = self.configured(known, text, call)
         policy = code.pop("model_path", "")
-        if not policy and found is not None and ("policy" in found.renamed.values or found.stars):
-            policy = ""
-        elif not policy:
+        if not policy and not (found is not None and ("policy" in found.renamed.values or found.stars)):
             policy = "MODEL"
             self.above(call, "MODEL: trlX took it from the configuration")
         written = [policy] if policy else []
@@ -90,17 +88,15 @@ class TrlxCalls(ScriptTree):
             written.append(f"evaluate={code.pop('eval_prompts')}")
         if not text:
             self.above(call, "no configuration: trlX's defaults there, operant's here (docs/options.md)")
+        elif found is None:
+            self.above(call, f"{text}: its options need operant's names (docs/other-names.md)")
         else:
-            if found is None:
-                self.above(call, f"{text}: its options need operant's names (docs/other-names.md)")
-            else:
-                written.append(f"**{text}")
+            written.append(f"**{text}")
         if stops := code.pop("stop_sequences", ""):
             written.append(f'**{{"sampling.stop_strings": {stops}}}')
         for left in code:
-            self.above(
-                call, f"{left}: here it is {' or '.join(filter(None, ours(left))) or 'nothing'}; docs/evaluation.md"
-            )
+            here = " or ".join(filter(None, ours(left))) or "nothing"
+            self.above(call, f"{left}: here it is {here}; docs/evaluation.md")
         self.replace(call, call_of(written, self.indent(call)))
         return self.target(call)
 

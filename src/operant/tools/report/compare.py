@@ -225,9 +225,8 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
             if metric := describe(name):
                 chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
             charts.append(chart | {"floor": _FLOOR.get(name)})
-    return sorted(
-        charts, key=lambda chart: not str(chart["name"]).startswith(("reward/", "kl/", "probe/", "evaluate/"))
-    )
+    first = ("reward/", "kl/", "probe/", "evaluate/")
+    return sorted(charts, key=lambda chart: not str(chart["name"]).startswith(first))
 
 
 def _line(name: str, group: Group, points: int) -> dict[str, object] | None:

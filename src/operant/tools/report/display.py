@@ -108,9 +108,7 @@ def summary(run: Run) -> str:
     size = sum(p.numel() for p in policy.model.parameters()) / 1e6
     rate, trained = float(run.learner.option_values().get("optimizer.lr") or 0), run.policy.trainable()
     fast = rate > MOST and sum(p.numel() for p in trained) >= LARGE
-    advice = (
-        f"a rate of {rate:g} suits models of a few million parameters, so try --optimizer.lr 1e-5; " if fast else ""
-    )
+    advice = f"a rate of {rate:g} suits models of a few million parameters, so try --optimizer.lr 1e-5; " * fast
     rows = "prompts with their replies" if run.learner.algorithm.needs.labels else "replies"
     done = run.learner.progress.step
     return (
@@ -139,14 +137,12 @@ def held_out(run: Run) -> list[str]:
         if not math.isnan(after.mean):
             tasks = len({rollout.task.id for rollout in after.rollouts})
             each = f" ({counted(count, 'reply')})" if count > tasks else ""
-            lines += [
-                f"mean reward on {counted(tasks, 'held-out task')}{each}: {before.mean:.3f} -> {after.mean:.3f}{kl}"
-            ]
+            means = f"{before.mean:.3f} -> {after.mean:.3f}"
+            lines += [f"mean reward on {counted(tasks, 'held-out task')}{each}: {means}{kl}"]
     else:  # labelled replies
         count, replies = len(run.parts.held_out), "task"
-    lines += [
-        f"{n} on {counted(count, f'held-out {replies}')}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first
-    ]
+    held = counted(count, f"held-out {replies}")
+    lines += [f"{n} on {held}: {first[n]:.3f} -> {last[n]:.3f}" for n in last if n in first]
     return lines
 
 

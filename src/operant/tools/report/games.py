@@ -22,21 +22,7 @@ BUDGET = 2_000_000
 """Bytes of JSON."""
 TURNS, TEXT = 200, 2_000
 """Most turns of a transcript, and most characters of a text in it."""
-_TURN = (
-    "place",
-    "state",
-    "thought",
-    "command",
-    "reply",
-    "by",
-    "valid",
-    "copied",
-    "reward",
-    "value",
-    "options",
-    "chosen",
-    "parent",
-)
+_TURN = "place state thought command reply by valid copied reward value options chosen parent".split()
 HELD_OUT = {"before": "held-out tasks before training", "after": "held-out tasks after training"}
 
 
@@ -53,9 +39,7 @@ def groups(folder: Path) -> list[GameGroup]:
     paths = parquet.steps(folder / "rollouts")
     has = bool(paths) and "game" in (Reader()(parquet.names, paths[max(paths)]) or ())
     steps: list[GameGroup] = [{"label": f"step {step}", "step": step} for step in paths] if has else []
-    held: list[GameGroup] = [
-        {"label": label, "when": when} for when, label in HELD_OUT.items() if _held_out(folder, when)
-    ]
+    held: list[GameGroup] = [{"label": x, "when": when} for when, x in HELD_OUT.items() if _held_out(folder, when)]
     return [*held[:1], *steps, *held[1:]]
 
 

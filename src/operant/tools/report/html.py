@@ -18,12 +18,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def page(
-    title: str,
-    data: object,
-    *,
-    scripts: Sequence[str],
-    styles: Sequence[str] = ("style.css",),
-    live: bool = False,
+    title: str, data: object, *, scripts: Sequence[str], styles: Sequence[str] = ("style.css",), live: bool = False
 ) -> str:
     """Fill in the template.
 

@@ -27,7 +27,6 @@ from operant.apps.prompts.prompt_reward import PARTS, PromptReward
 from operant.apps.prompts.templates import PromptTemplate
 from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
-from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.tools.report import parquet
 from operant.tools.report.downsample import short
@@ -66,7 +65,8 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     known = {"measure": reward.measure, "calibrate": reward.calibrate}
     setting = Classification(reward.model, template, words, train, held_out, **known)
     found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
-    greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
+    greedily = replace(run.learner.sampling, top_k=1, truncation="stored")
+    greedy = run.learner.play(run.parts.tasks, sampling=greedily, stream="evaluate")[0]
     found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
     found.sort(key=lambda prompt: -prompt["score"])
     calls, length = reward.calls + setting.calls_for(len(found)), run.learner.sampling.max_tokens
@@ -96,10 +96,6 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
         "prompts": found,
         "baselines": [asdict(row) for row in compared],
     }
-
-
-def greedily(run: Run) -> Sampling:
-    return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 
 def measured(setting: Classification, text: str, ids: Sequence[int], source: str, step: int) -> dict[str, Any]:
@@ -134,18 +130,15 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def lines(found: dict[str, Any]) -> list[str]:
     texts = found["texts"]
-    held_out = f"held-out ({texts['test']})"
-    rows = [("prompt", "from", "calls", f"train ({texts['train']})", held_out)]
+    rows = [("prompt", "from", "calls", f"train ({texts['train']})", f"held-out ({texts['test']})")]
     best, calls = found["prompts"][0], f"{found['calls']:,}"
     greedy = next(one for one in found["prompts"] if one["source"] == "greedy")
     for one in [best, *([greedy] if greedy is not best else [])]:
         origin = SOURCES.get(one["source"], one["source"])
         rows.append((repr(one["text"]), origin, calls, f"{one['train']:.3f}", f"{one['test']:.3f}"))
     rows += [row_of(Baseline(**row)) for row in found["baselines"]]
-    about = (
-        f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
-    )
-    return [f"{about}; held-out: {texts['of']}", *aligned(rows)]
+    how = f"prompts for {found['task_model']}, chosen by {found['measure']} on {texts['train']} texts of {found['set']}"
+    return [f"{how}; held-out: {texts['of']}", *aligned(rows)]
 
 
 def row_of(row: Baseline) -> tuple[str, str, str, str, str]:
@@ -182,9 +175,8 @@ def embedded(folder: str | Path) -> dict[str, object] | None:
     """
     folder, reader = Path(folder), Reader()
     paths, found = parquet.steps(folder / "rollouts"), read(folder)
-    columns = (
-        {name.removeprefix("reward/") for name in reader(parquet.names, paths[max(paths)]) or ()} if paths else set()
-    )
+    names = (reader(parquet.names, paths[max(paths)]) or ()) if paths else ()
+    columns = {name.removeprefix("reward/") for name in names}
     if not any(parts <= columns for parts in _PARTS_OF_PROMPTS):
         return None if found is None else {"found": outcome(found), "steps": None, "tokens": None}
     known = {step: reader(written, paths[step], parquet.stamp(paths[step])) for step in spread(list(paths), STEPS)}

@@ -24,19 +24,8 @@ from operant.tools.report.downsample import Curves, Heatmaps, Metrics, curves, s
 from operant.tools.report.parquet import reading_run
 from operant.tools.report.replies import Reader, embedded, probes
 
-SCRIPTS = (
-    "charts.js",
-    "heat.js",
-    "export.js",
-    "figures.js",
-    "cycle.js",
-    "replies.js",
-    "rooms.js",
-    "games.js",
-    "labels.js",
-    "prompts.js",
-    "app.js",
-)
+_SCRIPTS = "charts heat export figures cycle replies rooms games labels prompts app"
+SCRIPTS = tuple(f"{name}.js" for name in _SCRIPTS.split())
 STYLES = ("style.css", "replies.css", "games.css", "labels.css", "prompts.css")
 _HISTOGRAMS = ("reward", "kl_per_reply", "logprobs", "ref_logprobs", "reply_tokens")
 _CONTROLLERS = ("adaptive", "per_token")
@@ -136,9 +125,7 @@ def in_reward_units(history: History) -> Sequence[Metrics]:
     """
     if history.supervised:  # labels are no rewards, so that a charge for KL and what is left of them do not exist
         return [{name: x for name, x in m.items() if not name.startswith("reward/")} for m in history.metrics]
-    altered = [
-        history.option(f"score.{name}") for name in ("clip", "missing_stop", "overlong_tokens", "truncate_token")
-    ]
+    altered = [history.option(f"score.{n}") for n in ("clip", "missing_stop", "overlong_tokens", "truncate_token")]
     if any(x is not None for x in altered) or not (history.option("score.normalise") or history.option("score.scale")):
         return history.metrics
     rows = []
@@ -172,12 +159,10 @@ def key_numbers(history: History) -> list[Number]:
     rows = list[tuple[str, str, str, tuple[float | None, ...]]]()  # label, note, unit, (before,) after
     if score is not None:
         tasks = len({row["task"] for row in after.get("replies") or () if "task" in row})
-        note, scale = f"start, {last}", 100 if score.share else 1
+        note, (unit, scale) = f"start, {last}", ("%", 100) if score.share else ("", 1)
         if score.label.startswith("held-out"):
             note = f"{counted(tasks, 'task') + ', ' if tasks else ''}before and after training"
-        rows += [
-            (capitalised(score.label), note, "%" if score.share else "", (score.before * scale, score.after * scale))
-        ]
+        rows += [(capitalised(score.label), note, unit, (score.before * scale, score.after * scale))]
     label, note = ("Log-ratio to the reference", f"of the given replies, {last}")
     label, note = (label, note) if history.supervised else ("KL per reply", last)
     entropy = history.first("policy/entropy"), history.recent("policy/entropy")

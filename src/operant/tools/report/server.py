@@ -121,10 +121,7 @@ _PATHS: dict[str, tuple[Callable, dict[str, type]]] = {
     "/tokens.json": (Site.tokens, {"of": str, "step": int, "row": int}),
 }
 """By path: the method that answers, and the types of its parameters."""
-_FORMATS = {
-    bool: ("[01]", "0 or 1"),
-    int: ("[0-9]{1,9}", "a whole number of at least 0"),
-}
+_FORMATS = {bool: ("[01]", "0 or 1"), int: ("[0-9]{1,9}", "a whole number of at least 0")}
 
 
 def _parameters(query: str, types: dict[str, type]) -> dict[str, str | int]:
