@@ -12,7 +12,7 @@ from operant.training.muon import Muon, hidden_matrices
 from operant.training.optimizer import OptimizerOptions
 
 QUERIES, REPLIES, SCORES = [[3, 4], [5]], [[6, 7, 8], [9, 10]], [1.0, -1.0]
-OPTIONS = {"optimizer.kind": "muon", "optimizer.lr": 1e-2, "update.epochs": 1, "optimizer.max_grad_norm": None}
+OPTIONS = {"optimizer.kind": "muon", "optimizer.lr": 1e-2, "optimizer.max_grad_norm": None}
 GPT2 = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 LLAMA = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LLAMA += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -24,7 +24,8 @@ LLAMA += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 )
 def test_a_step_is_that_of_torchs_two_optimizers(kind, more, names):
     """Without embeddings, an output head (tied or not), norms and the value head, which AdamW moves."""
-    learner = Learner(lm(kind, **more), keep_gradients=True, **OPTIONS, **{"optimizer.weight_decay": 0.1})
+    once = {"update.epochs": 1, "optimizer.weight_decay": 0.1}
+    learner = Learner(lm(kind, **more), keep_gradients=True, **OPTIONS, **once)
     before = deepcopy(learner.policy)
     learner.step(QUERIES, REPLIES, SCORES)
     rest, vectors, hidden = [], [], []
@@ -57,6 +58,7 @@ def test_what_its_state_takes_is_what_the_plan_says():
 
 
 @cases(
+    ({"algorithm": "trpo"}, "no matrix of a hidden layer is trained"),  # but a value head
     ({"soft_prompt.tokens": 2}, "no matrix of a hidden layer is trained; use adamw"),
     ({"optimizer.momentum": 0.9}, "momentum=0.9 with kind=muon"),
     ({"optimizer.states": "8bit"}, "states=8bit with kind=muon"),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from operant import distributed
 from operant.models.policy import Policy
+from operant.models.value_head import ValueHead
 from operant.training.optimizer import MasterWeights, gradients
 from operant.types import require
 
@@ -24,7 +25,7 @@ def hidden_matrices(policy: nn.Module) -> list[Tensor]:
     from transformers.pytorch_utils import Conv1D
 
     heads = {id(part.head.weight) for part in policy.modules() if isinstance(part, Policy)}  # tied ones, too
-    values = {id(p) for name, p in policy.named_parameters() if "value_head" in name}
+    values = {id(p) for part in policy.modules() if isinstance(part, ValueHead) for p in part.parameters()}
     linear = {id(part.weight) for part in policy.modules() if isinstance(part, nn.Linear | Conv1D)}
     return [p for p in distributed.trained(policy).values() if id(p) in linear - heads - values]
 
