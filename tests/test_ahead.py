@@ -70,6 +70,7 @@ def test_the_first_step_is_that_of_a_run_in_turn(tmp_path):
 
 
 @pytest.mark.parametrize(("n", "after"), [(1, 1), (1, 3), (2, 2)])
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_identically(n, after, tmp_path):
     assert same(*stopped_and_whole(tmp_path, after, rollouts_ahead=n))
 

@@ -179,6 +179,7 @@ def test_every_step_trains_on_the_oldest_groups_that_have_ended(samples, tmp_pat
 
 
 @pytest.mark.parametrize("more", [{}, {"rollouts_ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_identically(more, tmp_path):
     again, whole = stopped_and_whole(tmp_path, 3, **GIVEN, **more)
     assert same(again, whole) and whole.config.learner["learner"].importance == "token"
@@ -271,6 +272,7 @@ def test_a_method_without_importance_weights_is_asked_for_none():
         assert found.learner["learner"].importance == "none"
 
 
+@pytest.mark.slow
 def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
     assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
 

@@ -4,6 +4,8 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 from operant.sandbox.jail import Code, Jail, JailOptions, Program
 
 PROGRAM, IDIOMS = Path(__file__).with_name("class_idioms.txt").read_text(encoding="utf-8").split("### tests\n")
@@ -24,6 +26,7 @@ def plain(test: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_idioms_have_the_verdict_of_plain_python() -> None:
     tests = IDIOMS.strip().split("\n\n")
     wanted = {test: plain(test) for test in tests}

@@ -168,6 +168,7 @@ def help_of(folder, *commands):
     return subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder, env=os.environ | WIDE).stdout
 
 
+@pytest.mark.slow
 def test_the_help_of_all_options_needs_no_torch_either(tmp_path):
     """Of each kind of part and of policy; an option has the text of its method, and the bounds of its function."""
     recipes = "letters,rooms,code,prompt,translate,reward-model,--algorithm trpo,--algorithm soft_q,--algorithm nlpo"
@@ -177,6 +178,7 @@ def test_the_help_of_all_options_needs_no_torch_either(tmp_path):
         assert re.search(said, printed)
 
 
+@pytest.mark.slow
 def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path):
     text = "import torch\nHALF = torch.ones(2).mean().item() / 2\ndef brevity(rollouts, *, target=HALF): ...\n"
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")

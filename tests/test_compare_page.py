@@ -154,6 +154,7 @@ def urls(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("count", "size", "scheme"), list(itertools.product((2, 6, 24), WIDTHS, ("light", "dark"))))
+@pytest.mark.slow
 def test_nothing_is_cut_off_covered_or_pale(browser, urls, count, size, scheme):
     width = {"laptop": (1400, 900), "phone": PHONE}[size]
     with visit(browser, urls[count], width, scheme) as page:

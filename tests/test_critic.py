@@ -181,6 +181,7 @@ def learnt(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("learnt"), "gpt2")
 
 
+@pytest.mark.slow
 def test_it_learns_the_rule_and_from_shuffled_outcomes_nothing(learnt, tmp_path):
     found = learnt.after.metrics()
     assert found["evaluate/critic/accuracy"] > 0.9 > 0.6 > found["evaluate/critic/majority"]

@@ -510,6 +510,7 @@ def test_a_reward_that_was_nearly_saturated_at_the_start_is_not_called_constant(
     (longer, "pays for longer", "`--sampling.max_tokens {}`"),
     (shorter, "pays for shorter", "`--sampling.min_tokens {}`"),
 )
+@pytest.mark.slow
 def test_lengths_that_the_reward_pays_for(make, cause, remedy):
     trained, found = make(True), make(True).findings["length"]
     first, last = lengths(trained)[0], average(lengths(trained)[-5:])

@@ -244,6 +244,7 @@ def test_the_snippet_of_fast_runs() -> None:
     assert learner.policy.trunk is not None and learner.policy.rounds
 
 
+@pytest.mark.slow
 def test_the_small_model_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (snippet,) = snippets("docs/models.md")
     monkeypatch.chdir(tmp_path)

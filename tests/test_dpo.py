@@ -135,6 +135,7 @@ def on_a_rank(rank: int, world: int) -> list:
     return [caught(name, METHODS[name], CUTS[cut][rank], named) for name, cut, named in CASES]
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_gradient_of_one():
     ranks = on_ranks(on_a_rank, 2)
     for number, (name, cut, named) in enumerate(CASES):

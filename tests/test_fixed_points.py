@@ -268,7 +268,7 @@ def reached(case: Case) -> Tensor:
     return torch.stack(policies[case.steps // 2 :]).mean(0)
 
 
-DAILY = ("ppo", "rloo", "grpo", "maxrl", "distill", "soft_q", "sft")
+DAILY = ("ppo", "rloo", "distill", "sft")
 """Each for a kind of update. The gradients of all are held to their claims every day, in test_expected_gradients.py and
 test_group_methods.py."""
 

@@ -82,6 +82,7 @@ def test_the_house_is_a_world():
     check_env(House(), [Task("a", "go"), Task("b", "go")], replies=["kitchen", "garden", "vault", "x"])
 
 
+@pytest.mark.slow
 def test_the_table_of_rollouts_keeps_every_game(folder):
     path = folder / "rollouts" / "step-00012.parquet"
     found, metrics = parquet.games(path), read_history(folder).metrics[-1]
@@ -234,6 +235,7 @@ def test_a_turn_shows_who_played_it_its_numbers_and_its_options(browser, url):
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_games_fit_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
         page.evaluate("document.querySelectorAll('section > details').forEach((it) => (it.open = true))")

@@ -43,6 +43,7 @@ def same(mine, plain):
 
 # --- the same replies -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_replies_are_the_same_for_every_number_of_rows(kind):
     policy = policy_of(kind)
     assert try_decoding(policy).pooled == (kind in POOLED)

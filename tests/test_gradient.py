@@ -89,6 +89,7 @@ def ranked(request):
     return request.param, on_ranks(ranks_work, request.param)
 
 
+@pytest.mark.slow
 def test_ranks_make_the_gradient_of_one_process(ranked):
     world, ranks = ranked
     policy = made_policy()

@@ -412,6 +412,7 @@ def test_a_level_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, t
     jails._trial.cache_clear()
 
 
+@pytest.mark.slow
 def test_the_container_level_with_a_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No container engine runs here: a script notes what it is asked for and starts the interpreter without walls."""
     stand_in = tmp_path / "docker"
@@ -471,6 +472,7 @@ jail.run([Program("while True: pass", []), Program("import time; time.sleep(99)"
 
 @pytest.mark.parametrize("level", ["namespaces", "process"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
 def test_the_end_of_the_run_ends_every_program(jail: Jail, level: str, number: int) -> None:
     if level == "namespaces" != jail.level:
         pytest.skip("; ".join(jail.weaker))

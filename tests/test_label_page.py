@@ -177,6 +177,7 @@ def test_ranking_by_dragging(browser, served):
 
 @pytest.mark.parametrize("kind", ["pick", "rank", "rate", "good"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_everything_by_touch_on_a_phone(browser, served, kind, scheme):
     server = served(kind)
     with labelling(browser, server, size=PHONE, scheme=scheme) as page:

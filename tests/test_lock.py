@@ -33,6 +33,7 @@ def left_by_a_dead_process(path):
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_of_many_starters_at_one_stale_lock_one_wins(tmp_path, monkeypatch):
     """Each process reads the lock and waits before it acts on it."""
     for attempt in range(5):

@@ -11,6 +11,7 @@ from operant.tools.cli import main
 
 
 @pytest.mark.parametrize("kind", ["reward", "world", "method"])
+@pytest.mark.slow
 def test_a_starting_point_passes_its_own_test_and_trains(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["new", kind, "first_try"]) == 0

@@ -218,6 +218,7 @@ def named(tmp_path):
     return str(export(student.policy, tmp_path / "model"))
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
     student = Learner(named, **OPTIONS)
     student.step(QUERIES, REPLIES, SCORES)
@@ -423,6 +424,7 @@ def ranks_work(rank: int, world: int, folder: str) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_all_ranks_refuse_together(tmp_path):
     ranks = on_ranks(ranks_work, 2, str(tmp_path))
     for case in ("observe", "update", "alone"):

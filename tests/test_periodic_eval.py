@@ -60,6 +60,7 @@ def test_no_look_changes_a_number_of_the_training(tmp_path):
     assert kept == [{k: d[k] for k in ("step", "histograms")} for d in distributions(watched.path)]
 
 
+@pytest.mark.slow
 def test_resuming_with_every_look_is_bit_identical(tmp_path):
     whole = run(tmp_path / "whole", **WATCHING)
     for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", tokenizer=letters(), **(SMALL | WATCHING)):
@@ -75,6 +76,7 @@ def test_resuming_with_every_look_is_bit_identical(tmp_path):
         assert pq.read_table(again.path / "probes" / name).equals(pq.read_table(whole.path / "probes" / name)), name
 
 
+@pytest.mark.slow
 def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
     """Training never draws it, in as many steps as pass over all tasks several times."""
     tasks, given = [Task(a + b, a + b) for a in "abcd" for b in "efgh"], {"tokenizer": letters(), "evaluate": "25%"}

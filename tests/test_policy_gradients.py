@@ -75,6 +75,7 @@ def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
 
 # --- NLPO -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@pytest.mark.slow
 def test_a_mask_that_allows_everything_is_ppo(kind):
     """The same ids, and the same numbers to 1e-6, through the whole path of the mask."""
     same = {"max_tokens": 6, "optimizer.lr": 1e-2, "kl.coef": 0.1, "epochs": 2, "minibatch": 8, "fixed_length": True}

@@ -236,6 +236,7 @@ def test_an_interrupted_search_goes_on_from_its_file(place, capsys, monkeypatch)
 
 
 # --- pass@k and n@k in evaluations ------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_eval_compares_models_by_pass_at_k(place, capsys):
     """Means over tasks, the paired difference of two models, and the replies that it came from."""
     out = place / "compared.json"
@@ -267,6 +268,7 @@ def test_eval_compares_models_by_pass_at_k(place, capsys):
     assert "pass@5" in (place / "page.html").read_text() and "pass@5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_eval_compares_models_by_the_programs_that_they_hand_in(place, capsys):
     """A model's score for a task is that of the program that `operant generate` chooses by the same search."""
     search = ["--tasks", place / "problems.jsonl", "--tests", "--samples", 24, "--refine", "--repair", "policy"]
@@ -299,6 +301,7 @@ def test_rows_with_tests_need_no_form(place, tmp_path, capsys):
                 assert ("1 of 1 tasks have no hidden tests" in capsys.readouterr().err) is alone
 
 
+@pytest.mark.slow
 def test_a_search_has_the_limits_and_reward_of_the_run(place, tmp_path, capsys):
     """What pays relative to the greedy program trains; held-out programs are judged by the reward of which it is."""
     words = ["--policy", place / "model", "--tasks", place / "problems.jsonl", "--target-field", "target"]

@@ -428,6 +428,7 @@ def tiny(kind, folder):
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
+@pytest.mark.slow
 def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monkeypatch, capsys):
     """Of this test's tokenizer every program is a compile error or worse; what is counted are the gold programs."""
     monkeypatch.chdir(tmp_path)

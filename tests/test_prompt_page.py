@@ -188,6 +188,7 @@ def test_prompts_fit_and_can_be_read(browser, url, size, scheme):
         assert overflows(page) == [] and low_contrast(page) == []
 
 
+@pytest.mark.slow
 def test_the_live_page_fills_in_what_is_found(browser, tmp_path):
     path = write(tmp_path / "run", found=None)
     with served(Server(path, Serving(port=0))) as server, visit(browser, server.url) as page:

@@ -90,6 +90,7 @@ def pid(ray, actor):
 
 # --- the same replies -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.slow
 def test_any_number_of_actors_says_what_the_native_engine_says(engine, count):
     engine.actors, engine.parts = engine.actors[:count], count
     same(engine, policy(), exact=count == 1)
@@ -157,6 +158,7 @@ def test_choices_are_those_of_the_native_engine(engine):
 
 
 # --- actors that die --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_killed_actor_is_started_again_with_current_weights(ray, engine):
     own = policy()
     trained(own)
@@ -169,6 +171,7 @@ def test_a_killed_actor_is_started_again_with_current_weights(ray, engine):
     same(engine, own, 3)
 
 
+@pytest.mark.slow
 def test_too_many_deaths_are_a_sentence(ray, engine):
     engine.restarts = 0
     os.kill(pid(ray, engine.actors[2]), signal.SIGKILL)

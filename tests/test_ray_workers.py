@@ -82,6 +82,7 @@ def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
     assert gone(before) and ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_rooms_are_those_of_worker_processes(ray):
     given, games = {"test_games": 2, "memory": 0}, []
     for form in (WorkerEnv, RayEnv):
@@ -97,6 +98,7 @@ def test_rooms_are_those_of_worker_processes(ray):
 
 
 @pytest.mark.parametrize(("end", "fault"), [("crashed", "exits"), ("timeout", "hangs"), ("raised", "raises")])
+@pytest.mark.slow
 def test_a_failed_world_costs_what_it_does_in_a_worker(ray, end, fault, kept):
     right = play(SIX, env=Letters(), **kept)
     env = RayEnv(HOSTILE, {"fault": fault}, workers=2, isolation={"timeout": 1.5 if end == "timeout" else 20.0})
@@ -110,6 +112,7 @@ def test_a_failed_world_costs_what_it_does_in_a_worker(ray, end, fault, kept):
     env.close()
 
 
+@pytest.mark.slow
 def test_a_killed_actor_ends_its_episodes_and_restarts(ray):
     env, before = RayEnv(f"{HERE}:Letters", workers=2), below()
     tasks = dict(enumerate(SIX[:4]))

@@ -366,6 +366,7 @@ def test_a_run_without_outcomes_shows_none_of_this(page):
     assert not page.locator("#chart-outcomes").count()
 
 
+@pytest.mark.slow
 def test_an_open_reply_is_not_replaced(browser, run):
     with live(run) as server, visit(browser, server.url) as page:
         opened(page)

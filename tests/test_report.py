@@ -428,6 +428,7 @@ def url(run):
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_every_chart_is_drawn_and_fits(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
         drawn = dict(page.evaluate(COLOURS))
@@ -448,6 +449,7 @@ UNFOLD = "document.querySelectorAll('details').forEach((it) => (it.open = true))
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_the_page_fits_its_texts_are_apart_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
         assert page.locator("section:not([hidden]) > details[open]").count() == (1 if size == PHONE else 9)
@@ -688,6 +690,7 @@ def test_the_page_of_held_out_labels_without_a_disagreement(browser, tmp_path):
     folder.close()
 
 
+@pytest.mark.slow
 def test_the_live_page_is_updated_in_place(browser, tmp_path):
     path = tmp_path / "x"
     shutil.copytree(write_run(tmp_path / "y"), path)

@@ -311,6 +311,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_run_resumes_to_the_bit_and_its_export_is_its_policy(method, tmp_path):
     kind = "t5" if method == "grpo" else "gpt2"
     on_disk(tmp_path / "base", lm(kind, len(letters()), spread=0.1))

@@ -262,6 +262,7 @@ def test_a_recipe_keeps_its_options_of_a_world_in_workers():
 
 
 @pytest.mark.parametrize("form", [WorkerEnv, IsolatedEnv])
+@pytest.mark.slow
 def test_worlds_in_workers_count_tokens_as_the_learner_does(form):
     """The prompts are those of the world in this process, and no longer than the budget."""
     given = {"memory": 8, "tokens": 90, "test_games": 1}

@@ -80,6 +80,7 @@ def test_a_game_agrees_with_textworlds_own_environment(kind, cached):
 
 
 @needs_textworld
+@pytest.mark.slow
 def test_a_command_is_valid_if_the_game_carries_it_out(cached):
     game = TextWorldGame(game_file(game="tw-simple"))
     start = game.reset()
@@ -115,6 +116,7 @@ def test_a_command_is_valid_if_the_game_carries_it_out(cached):
 
 @needs_textworld
 @pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.slow
 def test_the_expert_wins_also_after_random_commands(kind, cached):
     game = TextWorldGame(game_file(**kind))
     for seed in range(4):
@@ -203,6 +205,7 @@ def test_given_files_are_played_packed_or_not_also_by_jericho(cached, tmp_path):
 
 
 @needs_textworld
+@pytest.mark.slow
 def test_a_process_that_dies_costs_its_episode(cached):
     task = TextWorld(game="tw-coin_collector", level=3, train_games=1).games("train")[0]
     env = IsolatedEnv("operant.apps.games.textworld:TextWorld", {"game": "tw-coin_collector"}, workers=2)

@@ -218,6 +218,7 @@ def _history(folder):
     return ids, steps, config
 
 
+@pytest.mark.slow
 def test_wandb_keeps_a_run_offline_without_an_api_key(tmp_path, capfd):
     _, messages = drive(tmp_path, ["wandb"], [1, 2, 3])
     threading.Event().wait(1.1)  # W&B names folders by the second

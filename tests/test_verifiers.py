@@ -127,6 +127,7 @@ REPLIES = [(0, "abcde"), (2, "banana"), (1, "raise"), (1, ""), (0, "nan")]
 
 
 @pytest.mark.parametrize("kind", ["text", "chat"])
+@pytest.mark.slow
 def test_scores_are_those_of_verifiers_itself(kind):
     """Weighted, summed over functions and over the names that a function returns; what raises is a crash."""
     tasks = tasks_of(kind=kind)
@@ -201,6 +202,7 @@ def test_what_cannot_be_played_is_a_sentence(name, options, why):
         tasks_of(name, **options)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_trains(tmp_path, capsys):
     words = "--tasks.largest 30 --evaluate 10% --max-tokens 8 --steps 2 --batch 16 --probes 2 --out run".split()
     command = ["train", "maths", "--policy", "builtin:maths-lm", "--tasks", "verifiers:my_sums", *words]

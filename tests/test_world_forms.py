@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import hostile_worlds
 import pytest
 from cases import cases
-from hostile_worlds import FAULTS, Draws, Letters, ask
+from hostile_worlds import Draws, Letters, ask
 from isolation import marked_processes
 from processes import served
 from small_runs import told
 from toys import letters, lm
-from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux
+from worlds import FAILING, HOSTILE, LAKE, SMALL, TASKS, content, linux
 
 from operant import Completion, OperantError, Step, Task, check_env, train
 from operant.envs.functions import FunctionEnv, maker
@@ -45,19 +45,8 @@ def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     env.close()
 
 
-SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
-"""The faults that take seconds, of which tests/test_worlds.py plays each every day."""
-
-
 @linux
-@pytest.mark.parametrize(
-    ("end", "fault"),
-    [
-        pytest.param(end, fault, marks=[pytest.mark.slow] * (fault in SLOW))
-        for end, faults in FAULTS.items()
-        for fault in faults
-    ],
-)
+@pytest.mark.parametrize(("end", "fault"), FAILING)
 def test_a_failure_costs_an_episode_or_those_of_its_worker(end, fault, kept, mark):
     right = play(SIX, env=Letters(), **kept)
     limits = {"timeout": 2.0 if end == "timeout" else 20.0, "memory_gb": 2.0}
@@ -259,6 +248,7 @@ def test_a_function_that_yields_something_else_is_refused(yielded, error, kept):
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_world_behind_http_plays_the_same_episodes(kept, tmp_path):
     right = [content(r) for r in play(SIX, env=Letters(), **kept)]
     server = serve(Letters())

@@ -11,11 +11,11 @@ import hostile_worlds
 import pytest
 import torch
 from cases import cases
-from hostile_worlds import FAULTS, Hostile, Letters
+from hostile_worlds import Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
 from small_runs import told
 from toys import letters, lm, on_disk
-from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux
+from worlds import FAILING, HOSTILE, LAKE, SMALL, TASKS, content, linux
 
 import operant
 from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
@@ -37,7 +37,7 @@ from operant.training.scoring import bootstrap_prompts, with_bootstraps
 @pytest.mark.parametrize(
     ("level", "end", "fault"),
     [
-        *((STRONG, end, fault) for end, faults in FAULTS.items() for fault in faults),
+        *(pytest.param(STRONG, *case.values, marks=case.marks) for case in FAILING),
         (WEAK, "timeout", "hangs_with_a_server"),  # the levels differ in how processes are ended
         *(pytest.param(WEAK, "timeout", fault, marks=pytest.mark.slow) for fault in ("hangs", "reset_hangs")),
     ],

@@ -8,6 +8,13 @@ import pytest
 from operant import Task
 
 HOSTILE = f"{hostile_worlds.__file__}:Hostile"
+SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
+FAILING = [
+    pytest.param(end, fault, marks=[pytest.mark.slow] * (fault in SLOW))
+    for end, faults in hostile_worlds.FAULTS.items()
+    for fault in faults
+]
+"""The faults of a world, each after the end of its episode; those that take seconds are tried in CI."""
 TASKS = [Task(f"t/{i}", "x") for i in range(5)]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 0}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
