@@ -27,6 +27,7 @@ from operant.apps.prompts.prompt_reward import PARTS, PromptReward
 from operant.apps.prompts.templates import PromptTemplate
 from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
+from operant.sampling import Sampling
 from operant.storage import atomic_io
 from operant.tools.report import parquet
 from operant.tools.report.downsample import short
@@ -65,8 +66,7 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
     known = {"measure": reward.measure, "calibrate": reward.calibrate}
     setting = Classification(reward.model, template, words, train, held_out, **known)
     found = [measured(setting, one.text, one.ids, "best in training", one.step) for one in reward.best[:MEASURED]]
-    greedily = replace(run.learner.sampling, top_k=1, truncation="stored")
-    greedy = run.learner.play(run.parts.tasks, sampling=greedily, stream="evaluate")[0]
+    greedy = run.learner.play(run.parts.tasks, sampling=greedily(run), stream="evaluate")[0]
     found.append(measured(setting, greedy.reply, greedy.ids, "greedy", len(run.metrics)))
     found.sort(key=lambda prompt: -prompt["score"])
     calls, length = reward.calls + setting.calls_for(len(found)), run.learner.sampling.max_tokens
@@ -96,6 +96,10 @@ def summary(run: Run, reward: PromptReward) -> dict[str, Any]:
         "prompts": found,
         "baselines": [asdict(row) for row in compared],
     }
+
+
+def greedily(run: Run) -> Sampling:
+    return replace(run.learner.sampling, top_k=1, truncation="stored")
 
 
 def measured(setting: Classification, text: str, ids: Sequence[int], source: str, step: int) -> dict[str, Any]:
