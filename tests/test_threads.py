@@ -254,3 +254,8 @@ def test_a_run_says_so_where_it_would_wait(worth, most, given, tells, tmp_path, 
     options = {"tokenizer": tokenizer, "steps": 1, "batch": 4, "max_tokens": 2, "probes": 0, "out": log.parent}
     train(lm(vocab=len(tokenizer)), ["ab"], "letters:a", **options, **given)
     assert ("--threads 1" in (log.read_text(encoding="utf-8") if log.exists() else "")) == tells
+
+
+def test_halves_have_as_many_tokens():
+    """Of 1, 9, 11 and 19: by the longest row of each group in turn, the halves would have 10 and 30."""
+    assert twins.dealt([[0], [1], [2, 3], [4]], [1, 9, 4, 7, 19]) == [[[0], [4]], [[1], [2, 3]]]
