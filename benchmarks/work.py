@@ -8,6 +8,8 @@ SHAPES = {
     "124m": {"vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024},
     "built-in": {"vocab_size": 8192, "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 256},
     "small": {"vocab_size": 4096, "n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 256},
+    "0.3m": {"vocab_size": 512, "n_embd": 64, "n_layer": 5, "n_head": 4, "n_positions": 256},
+    "30m": {"vocab_size": 8192, "n_embd": 512, "n_layer": 8, "n_head": 8, "n_positions": 256},
     "tiny": {"vocab_size": 96, "n_embd": 32, "n_layer": 3, "n_head": 2, "n_positions": 256},
 }
 TRUNK = "no trunk: trains every layer"
@@ -118,6 +120,14 @@ WORKS = {
         replace(_W3, lengths=(4, 64), new=64),
         _W4,
         replace(_W4, name="W4t", about=f"{_W4.about}; our trunk", presets=("trl", "trunk"), peers=TRUNKLESS),
+        replace(_W4, name="W4s", about="as W4 with 5 layers x 64, vocabulary 512: 0.3M parameters", shape="0.3m"),
+        replace(
+            _W4,
+            name="W4l",
+            about="as W4 with 8 layers x 512, vocabulary 8,192, and 64 queries: 30M parameters",
+            shape="30m",
+            queries=64,
+        ),
         _group("W5a", "built-in", "grpo"),
         _group("W5a-rloo", "built-in", "rloo"),
         _group("W5b", "124m", "grpo"),
