@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,8 @@ SCRIPTS = {"trl-0.11.4": "trl_0_11.py", "trl-1.12.0": "trl_1_12.py", "trl-1.16.0
 OURS, LIMIT = "operant", "limit"
 PAUSE = 0.3
 """Seconds between two turns, in which the last side's threads fall asleep."""
+# A busy process ends with its parent, so that one that is killed leaves none behind.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(i * i for i in range(10000))"
 
 
 class SideFailed(Exception):
@@ -137,6 +139,18 @@ def take_turns(sides: Sequence[Side], rounds: int, products: str | None = None) 
                 side.step(**({"products": products} if side.name == LIMIT else {}))
 
 
+@contextmanager
+def others(count: int):
+    """Run `count` processes that compute, for the duration of the block."""
+    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
 def faster_precision(work: Work, peer: Peer, rounds: int = 2) -> tuple[str, dict[str, float]]:
     """The faster of float32 and bfloat16, and the seconds of each, measured in turn."""
     with ExitStack() as stack:
@@ -169,6 +183,7 @@ def run(work: Work, rounds: int, log=print) -> list[dict[str, Any]]:
         ours = stack.enter_context(Side(OURS, command_of(OURS), work.spec()))
         theirs = [stack.enter_context(Side(p.label, command_of(p.name), specs[p.label])) for p in work.peers]
         limit = stack.enter_context(Side(LIMIT, command_of(LIMIT), {}))
+        stack.enter_context(others(os.cpu_count() or 1 if work.busy else 0))
         take_turns([ours, *theirs, limit], rounds, f"{folder}/products.json")
         rows = [
             row(work, ours, side, peer, notes.get(peer.label)) for side, peer in zip(theirs, work.peers, strict=True)

@@ -9,13 +9,12 @@ Measured on an idle machine, and with one other busy process per core. Writes
 import argparse
 import json
 import os
-import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from statistics import median
 from typing import Any
 
-from benchmarks.driver import ROOT, SIDES, Side, command_of  # noqa: F401
+from benchmarks.driver import ROOT, SIDES, Side, others
 
 RESULT = ROOT / "benchmarks/results/threads.json"
 LLAMA = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 5, "num_attention_heads": 8}
@@ -40,20 +39,6 @@ CASES: dict[str, dict[str, Any]] = {
     "built-in, 8 x 20": {"shape": _gpt2(256, 4, 8192), "replies": 8, "tokens": 20, "options": {}},
     "GPT-2 512 wide, 32 x 20": {"shape": _gpt2(512, 6, 8192), "replies": 32, "tokens": 20, "options": {"epochs": 1}},
 }
-# A busy process ends with its parent, so that one that is killed leaves none behind.
-BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(i * i for i in range(10000))"
-
-
-@contextmanager
-def others(count: int):
-    """Run `count` processes that compute, for the duration of the block."""
-    running = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 def measured(case: dict[str, Any], rounds: int, busy: bool) -> dict[str, Any]:

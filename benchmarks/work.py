@@ -14,6 +14,7 @@ SHAPES = {
 }
 TRUNK = "no trunk: trains every layer"
 VALUES = "trains a second, full-size network for values"
+BUSY = "beside one other process per core that computes"
 FASTER = "the faster of float32 and bfloat16 autocast as measured here"
 
 
@@ -52,6 +53,8 @@ class Work:
     lengths: tuple[int, int] | None = None
     presets: tuple[str, ...] = ("trl",)
     options: dict[str, Any] = field(default_factory=dict)
+    busy: bool = False
+    """Measured beside one other process per core that computes."""
 
     def spec(self, seed: int = 0) -> dict[str, Any]:
         """The specification of the work as plain JSON, which every side receives."""
@@ -85,6 +88,8 @@ _W3 = Work(
     4,
     8,
     (OLD,),
+    lengths=(4, 64),
+    new=64,
 )
 _W4 = Work(
     "W4",
@@ -117,8 +122,10 @@ WORKS = {
             options=_BEST,
             peers=tuple(replace(p, faster=True, differs=p.differs | {"precision": FASTER}) for p in TRUNKLESS),
         ),
-        replace(_W3, lengths=(4, 64), new=64),
+        _W3,
+        replace(_W3, name="W3-busy", about=f"{_W3.about}; {BUSY}", busy=True),
         _W4,
+        replace(_W4, name="W4-busy", about=f"{_W4.about}; {BUSY}", busy=True),
         replace(_W4, name="W4t", about=f"{_W4.about}; our trunk", presets=("trl", "trunk"), peers=TRUNKLESS),
         replace(_W4, name="W4s", about="as W4 with 5 layers x 64, vocabulary 512: 0.3M parameters", shape="0.3m"),
         replace(
