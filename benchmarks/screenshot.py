@@ -23,10 +23,14 @@ def main() -> None:
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        photograph(browser, write_report(options.run), options.out)
+        photograph(chromium(playwright), write_report(options.run), options.out)
+
+
+def chromium(playwright: Any) -> Any:
+    """The browser of this machine."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
 
 
 def photograph(browser: Any, report: Path, out: Path) -> None:

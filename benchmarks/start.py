@@ -3,7 +3,8 @@
 - the floor of a run: torch, and GPT-2 from transformers, imported by a bare Python;
 - `import operant`, `operant --help`, and `operant runs` in a folder of 100 finished runs;
 - `operant train sentiment`: until its first line, and until its first step, before which 256 held-out tasks are
-  answered.
+  answered;
+- the page of a run of 2,000 steps in Chromium: opened, searched, and scrolled to its end, with the longest frame.
 
 Rounds in turn on a machine that does nothing else; medians. Writes `benchmarks/results/start.json`; `make docs` writes
 the table of docs/fast.md.
@@ -50,10 +51,54 @@ def seconds(command: list[str], until: str, place: Path) -> float:
     return taken
 
 
+FRAMES = """async () => {
+    let longest = 0, last = await new Promise(requestAnimationFrame)
+    while (scrollY + innerHeight < document.documentElement.scrollHeight - 1) {
+        scrollBy(0, 200)
+        const now = await new Promise(requestAnimationFrame)
+        longest = Math.max(longest, now - last)
+        last = now
+    }
+    return longest / 1000
+}"""
+
+
+def waits_of_a_page(place: Path, steps: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of what a reader does with the page of a run."""
+    from playwright.sync_api import sync_playwright
+
+    from benchmarks.screenshot import chromium
+
+    words = f"train arithmetic --steps {steps} --batch 8 --update.minibatch 8 --samples 8 --probes 0 --data.limit 64"
+    subprocess.run([*OPERANT, *words.split(), "--evaluate", "none", "--out", "runs/long"], cwd=place, check=True)
+    subprocess.run([*OPERANT, "report", "runs/long"], cwd=place, check=True)
+    report = next((place / "runs/long").glob("*.html"))
+    names = ("opened", "searched", "scrolled, longest frame")
+    opened, searched, frame = found = ([], [], [])
+    with sync_playwright() as playwright:
+        browser = chromium(playwright)
+        for _ in range(rounds):
+            page = browser.new_page(viewport={"width": 1200, "height": 900})
+            begin = time.perf_counter()
+            page.goto(report.as_uri())
+            page.wait_for_selector(".verdict")
+            opened.append(time.perf_counter() - begin)
+            frame.append(page.evaluate(FRAMES))
+            page.get_by_role("tab", name="All replies").click()
+            page.wait_for_selector(".replies .line")
+            count, begin = page.locator(".replies .summary").inner_text(), time.perf_counter()
+            page.get_by_role("searchbox").first.fill("7")
+            page.wait_for_function("old => document.querySelector('.replies .summary').innerText !== old", arg=count)
+            searched.append(time.perf_counter() - begin)
+            page.close()
+    return {f"page of {steps:,} steps, {name}": x for name, x in zip(names, found)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=2000, help="of the run whose page is read")
     given = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in WAITS}
     with tempfile.TemporaryDirectory() as folder:
@@ -68,6 +113,7 @@ def main() -> None:
             for name, (command, until) in WAITS.items():
                 found[name].append(seconds(command, until, place))
                 print(f"{found[name][-1]:6.2f} s  {name}", flush=True)
+        found |= waits_of_a_page(place, given.steps, given.rounds)
     rows = [{"wait": name, "seconds": statistics.median(x), "of": [min(x), max(x)]} for name, x in found.items()]
     results = {"command": "python -m benchmarks.start", "machine": machine(), "rounds": given.rounds, "rows": rows}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

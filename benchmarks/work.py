@@ -14,7 +14,7 @@ SHAPES = {
 }
 TRUNK = "no trunk: trains every layer"
 VALUES = "trains a second, full-size network for values"
-BUSY = "beside one other process per core that computes"
+BESIDE = "beside one other process per core that computes"
 FASTER = "the faster of float32 and bfloat16 autocast as measured here"
 
 
@@ -123,9 +123,8 @@ WORKS = {
             peers=tuple(replace(p, faster=True, differs=p.differs | {"precision": FASTER}) for p in TRUNKLESS),
         ),
         _W3,
-        replace(_W3, name="W3-busy", about=f"{_W3.about}; {BUSY}", busy=True),
+        replace(_W3, name="W3-busy", about=f"{_W3.about}; {BESIDE}", busy=True),
         _W4,
-        replace(_W4, name="W4-busy", about=f"{_W4.about}; {BUSY}", busy=True),
         replace(_W4, name="W4t", about=f"{_W4.about}; our trunk", presets=("trl", "trunk"), peers=TRUNKLESS),
         replace(_W4, name="W4s", about="as W4 with 5 layers x 64, vocabulary 512: 0.3M parameters", shape="0.3m"),
         replace(
