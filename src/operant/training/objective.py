@@ -300,7 +300,8 @@ def _accumulated(
         return summed(policy, objective, groups, tokens)
     (first, second), half = dealt(groups, whole.sizes()), max(tokens // 2, 1)
     twin, other = GradientSum(twins[0]), replace(objective, reference=twins[1])
-    tally, of_twin = both(lambda: summed(policy, objective, first, half), lambda: summed(twin, other, second, half))
+    with module.kernels(whole):  # one setting of the process, which neither half may take back from the other
+        tally, of_twin = both(lambda: summed(policy, objective, first, half), lambda: summed(twin, other, second, half))
     add_gradients(module, twin.module)
     tally.merge(of_twin)
     return tally

@@ -121,7 +121,6 @@ class Static(Pooled):
         if rows in self.buffer.graphs:
             graph, states, below = self.buffer.graphs[rows]
             graph.replay()
-            self.calls += 1
         else:
             states, below = self._compute(rows)
         window.stepped()
@@ -140,7 +139,7 @@ class Static(Pooled):
         window = self.cache
         mask, positions = window.seen(rows, self.policy.head.weight.dtype)
         feed = {"input_ids": window.ids[:rows, None], "attention_mask": mask, "position_ids": positions}
-        states, _ = self._call(**feed, past_key_values=window)
+        states, _ = self.policy.last_states(**feed, past_key_values=window)
         return states, self._last_below()
 
     def _capture(self, rows: int) -> None:
