@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models import layout
 from operant.models.policy import Policy
+from operant.models.safe_loading import LanguageModel
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
 from operant.types import Completion, OperantError, require
 
@@ -65,7 +66,6 @@ class TransformersEngine:
             call, unknown, name = self.generated, ("guidance",), "transformers"
         check_expressed(sampling, unknown, name)
         made = dict[int, Completion]()
-        self.policy.model.eval()
         with neutral(self.policy.model):
             for rows in self.calls(prompts):
                 made |= zip(rows, call([prompts[i] for i in rows], sampling, [keys[i] for i in rows]), strict=True)
@@ -172,11 +172,12 @@ class _Drawing:
 
 
 @contextmanager
-def neutral(model: Any) -> Iterator[None]:
-    """Inside this context, the model's own generation config, such as a repetition penalty, changes no logits."""
+def neutral(model: LanguageModel, config: object = None) -> Iterator[None]:
+    """Inside this context the model is in evaluation mode, and its own generation config, such as a repetition penalty,
+    changes no logits. config: what stands in its place; None: nothing."""
     from transformers import GenerationConfig
 
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    own, model.eval().generation_config = model.generation_config, config or GenerationConfig()
     try:
         yield
     finally:
