@@ -221,7 +221,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
         )
     step.tally.merge(tally)
     if bad is not None:
-        learner.refused = refuse("update", bad.fault, bad.batch, {}, **about, tokens=bad.tokens, whole=bad.first)
+        about |= {"tokens": learner.budget.tokens, "whole": bad.first}
+        learner.refused = refuse("update", bad.fault, bad.batch, {}, **about)
 
 
 def keep_last_step(learner: LearnerParts, step: TrainingStep) -> None:

@@ -211,8 +211,7 @@ def update(
                 _clear(recorder.parameters)
                 together.gather()
                 fault = IF_REFUSED["first_fault"](policy, minibatch, objective, sampling, budget.tokens)
-                unmoved = tally.sums["update/steps"][0] == 0
-                refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
+                refused = RefusedUpdate(fault, minibatch, first=tally.sums["update/steps"][0] == 0)
                 return UpdateResult(_ended(tally, recorder, measured, refused=True), refused)
             of_epoch.merge(measured)
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
@@ -231,7 +230,7 @@ def update(
             if skipped or not keep_gradients:
                 _clear(recorder.parameters)
             for p, master in masters(optimizer) if keep_gradients and not skipped else ():
-                p.grad.copy_(master.grad)  # that of the master weight was clipped
+                p.grad = None if master.grad is None else master.grad.to(p.dtype)  # that of the master was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return UpdateResult(_ended(tally, recorder), None)
