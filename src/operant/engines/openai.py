@@ -86,6 +86,7 @@ class OpenAIEngine:
             require(good, f"engine.{name}={shown(value)}: it {rule}")
         check_exported(policy, "openai")
         self.folder = None if folder is None else Path(folder).expanduser().resolve()
+        self.follows = folder is not None
         self.model, self.address = model, f"{self.client.url}/completions"
         self.reload, self.policy = reload, policy
         self.version = policy.version
@@ -96,10 +97,6 @@ class OpenAIEngine:
         if self.folder is None:
             distributed.together(lambda: self.check() if distributed.rank() == 0 else None)
         self.sync(policy, policy.version)
-
-    @property
-    def follows(self) -> bool:
-        return self.folder is not None
 
     def sync(self, policy: Policy, version: int) -> None:
         """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing."""
