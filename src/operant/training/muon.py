@@ -45,6 +45,12 @@ class Muon(MasterWeights):
         ]
         super().__init__(split, defaults=settings)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in `MasterWeights`; torch would leave the numbers of steps of a group that does not say fused on the CPU."""
+        super().load_state_dict(state_dict)
+        for p, state in self.state.items():
+            state |= {name: x.to(p.device) for name, x in state.items()}
+
     @torch.no_grad()
     def move(self, shrink: float) -> None:
         """As in `MasterWeights`: each group is stepped by an optimizer that has the state of this one."""
