@@ -122,7 +122,6 @@ def load_policy(
 
 
 Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
-"""Of which at most one is on."""
 BESIDE = Lazy(
     {
         "lora": "operant.models.lora",

@@ -129,15 +129,11 @@ def collated(learner: LearnerParts, step: TrainingStep, rollouts: Sequence[Rollo
 
 
 def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
-    """Add log-probs, values, reference log-probs and KL."""
+    """Add log-probs, values, reference log-probs and KL, and the values of the states at which episodes were cut."""
     models = (learner.policy, learner.reference.policy if learner.reference is not None else None)
     how = {"micro_tokens": learner.budget.tokens, "rescore": learner.rescores}
     scored = scoring.score_batch(step.batch.with_(hinted=None), *models, step.sampling, learner.kl, **how)
     step.batch = scored.with_(hinted=step.batch.hinted)
-
-
-def bootstrap(learner: LearnerParts, step: TrainingStep) -> None:
-    """Add the values of the states at which episodes were cut."""
     step.batch = scoring.with_bootstraps(step.batch, step.bootstraps, learner.policy, learner.budget.tokens)
 
 
@@ -290,7 +286,6 @@ STAGES: dict[str, list[tuple[Stage | str, When]]] = {
         ("cache_states", lambda it: not _compares(it)),
         (add_scores, _compares),
         ("weigh", lambda it: _compares(it) and it.own.importance != "none"),
-        (bootstrap, _compares),
     ],
     "look": [("look", lambda it: it.algorithm.look is not None)],
     "credit": [

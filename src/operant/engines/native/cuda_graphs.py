@@ -66,7 +66,6 @@ class StaticWindow(Window):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if not self.static:
             return super().write(layer, keys, values)
-        assert self.store is not None
         own = self.store[layer, :, : len(keys)]
         own[0].index_copy_(2, self.column, keys)
         own[1].index_copy_(2, self.column, values)
