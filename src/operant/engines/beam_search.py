@@ -9,7 +9,7 @@ from operant.engines.native.engine import NativeEngine
 from operant.engines.transformers import neutral
 from operant.machine import beat
 from operant.models.policy import Policy
-from operant.sampling import Sampling, check_prompts
+from operant.sampling import Sampling, check_prompts, end_of
 from operant.types import Completion, OperantError
 
 ROWS = 256
@@ -71,9 +71,8 @@ class BeamSearch(NativeEngine):
 
     def ended(self, ids: list[int], sampling: Sampling) -> Completion:
         """The completion of ids that padding may follow behind a stop token. It has no log-probs: nothing was drawn."""
-        end = next((place for place, token in enumerate(ids) if token in sampling.stops), None)
-        action = ids if end is None else ids[: end + 1]
-        return Completion(action, None, None, "length" if end is None else "stop", self.version)  # pyright: ignore[reportArgumentType]
+        count = end_of(ids, sampling, None)
+        return Completion(ids[:count], None, None, "length" if count is None else "stop", self.version)  # pyright: ignore[reportArgumentType]
 
     def search(self, sampling: Sampling) -> object:
         """transformers' config of this search and nothing else."""

@@ -9,7 +9,7 @@ folder/base/                        that model, if no name finds it; it comes be
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class LoraOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "lora")
         require(self.targets, "lora.targets is empty: name layers, or use all-linear")
-        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
+        if self.adapter is not None and replace(self, adapter=None) != LoraOptions(quantise=self.quantise):
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
                 "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
@@ -56,10 +56,6 @@ class LoraOptions:
     @property
     def on(self) -> bool:
         return self.rank > 0 or self.adapter is not None
-
-
-_DEFAULTS = (0, None, ("all-linear",), False)
-"""Defaults of the options that a saved adapter fixes itself: rank, alpha, targets, rslora."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training import scoring, select
 from operant.training.nonfinite import find_in_batch, refuse
-from operant.training.objective import critic_alone, frozen
+from operant.training.objective import critic_and_rest, frozen
 from operant.training.parts import SOMETIMES, LastStep, LearnerParts
 from operant.training.select import TrainingBatch
 from operant.types import Batch, EnvBase, OperantError, Rollout, Total, with_defaults
@@ -200,7 +200,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     parts = SOMETIMES["updating"](*ranks) if divided else nullcontext()
     objective, held = learner.objective(step.sampling), list[torch.nn.Parameter]()
     if number < own.critic_steps:
-        objective, held = critic_alone(objective, learner.policy)
+        objective = objective.of_critic
+        _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
     with learner.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(

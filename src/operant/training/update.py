@@ -194,16 +194,14 @@ def update(
     budget = budget or options.budget()
     together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
-    first = True
     for epoch in range(options.epochs):
         of_epoch = Tally()
-        for chosen in minibatches(numbers, options.minibatch, seed, step, epoch):
+        for number, chosen in enumerate(minibatches(numbers, options.minibatch, seed, step, epoch)):
             minibatch = weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
                 collect.of_advantages(tally, played(minibatch)[1])
             _clear(recorder.parameters)
-            measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
-            first = False
+            measured = accumulate(together, minibatch, objective, sampling, budget, gap=epoch + number == 0)
             norms = recorder.whole(_gradient_norms(recorder.parameters))
             norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
             faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
