@@ -137,17 +137,11 @@ def test_two_bytes_a_weight():
 def test_a_run_goes_on_to_the_bit(precision, tmp_path):
     replies = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
     options = {"optimizer.states": "8bit", "optimizer.lr": 1e-2}
-    options |= {"model.precision": precision} if precision != "float64" else {}
-
-    def model():
-        return lm("gpt2", 40).double() if precision == "float64" else lm("gpt2", 40)
-
-    first = Learner(model(), **options)
+    first, second = (Learner(lm("gpt2", 40).to(getattr(torch, precision)), **options) for _ in range(2))
     first.step(*replies)
     path = state_of(first).save(tmp_path, 1).path
     for _ in range(3):
         first.step(*replies)
-    second = Learner(model(), **options)
     state_of(second).load(path)
     held = second.optimizer.state[second.optimizer.param_groups[0]["params"][0]]
     assert held["first"].dtype == torch.int8 and held["second"].dtype == torch.uint8

@@ -205,7 +205,7 @@ def test_only_plain_keys_and_values_share_one_buffer():
 def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
     decoding = native.decode(policy_of("gpt2"), 4, 20)
     decoding.admit([[5, 6]])
-    with pytest.raises(ValueError, match="longest first"):
+    with pytest.raises(AssertionError, match="longest first"):
         decoding.admit([[5, 6, 7]])
 
 

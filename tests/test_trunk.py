@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as t
+from toys import lm
 
 from operant import Batch, OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
@@ -144,10 +145,7 @@ def test_gradient_checkpointing_changes_no_gradient(name, trunk):
 
 
 def test_blocks_are_no_lists_inside_of_blocks():
-    """A block of T5 has a list of three layers: of two blocks, one is trained, and the head of values."""
-    torch.manual_seed(0)
-    shape = {"d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2}
-    config = t.T5Config(vocab_size=64, decoder_start_token_id=0, **shape)
-    made = Policy(t.T5ForConditionalGeneration(config), options=ModelOptions(train_layers=1))
+    """A block of T5 has a list of three layers: of two blocks, one is trained."""
+    made = Policy(lm("t5"), options=ModelOptions(train_layers=1))
     trained = {name for name, p in made.named_parameters() if p.requires_grad}
     assert trained and all(name.startswith(("model.decoder.block.1.", "model.decoder.final")) for name in trained)
