@@ -12,10 +12,12 @@ from toys import bare_logprobs, letters, lm
 
 from operant import OperantError, Policy, PolicyBase, Sampling, diagnose, load_policy, train
 from operant.engines.beam_search import BeamSearch
+from operant.models.soft_prompt import attach
 from operant.tools.diagnosis import History, read_history
 
 PROMPTS = [[3, 4, 5], [6, 3], [7, 7, 4], [5]]
 KINDS = ["gpt2", "llama", "t5", "bart"]
+NO_END = Sampling(max_tokens=5, stop_tokens=-1)
 
 
 def strange(kind, **more):
@@ -63,6 +65,17 @@ def test_few_beams_are_those_of_transformers_row_by_row(kind):
     found = BeamSearch(Policy(odd), beams=3, length_penalty=0.6).generate(PROMPTS, sampling, [0] * 4)
     assert [reply.action for reply in found] == alone
     assert odd.generation_config.to_dict() == usual and not odd.training
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_soft_prompt_stands_before_every_prompt(kind):
+    """As transformers searches behind the vectors themselves."""
+    vectors, model = torch.randn(3, 32, generator=torch.Generator().manual_seed(2)), lm(kind)
+    how = {"num_beams": 3, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    found = BeamSearch(Policy(attach(lm(kind), vectors)), beams=3).generate(PROMPTS, NO_END, [0] * 4)
+    for prompt, reply in zip(PROMPTS, found, strict=True):
+        words = torch.cat([vectors, model.get_input_embeddings()(torch.tensor(prompt)).detach()])[None]
+        assert model.generate(inputs_embeds=words, **how)[0].tolist() == reply.action
 
 
 @pytest.fixture(scope="module")

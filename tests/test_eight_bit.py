@@ -133,20 +133,20 @@ def test_two_bytes_a_weight():
     assert held < 2.1 * p.numel()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
 def test_a_run_goes_on_to_the_bit(precision, tmp_path):
     replies = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
-    options = {"optimizer.states": "8bit", "optimizer.lr": 1e-2, "model.precision": precision}
-
-    first = Learner(lm("gpt2", 40), **options)
+    options = {"optimizer.states": "8bit", "optimizer.lr": 1e-2}
+    first, second = (Learner(lm("gpt2", 40).to(getattr(torch, precision)), **options) for _ in range(2))
     first.step(*replies)
     path = state_of(first).save(tmp_path, 1).path
-    first.step(*replies)
-    second = Learner(lm("gpt2", 40), **options)
+    for _ in range(3):
+        first.step(*replies)
     state_of(second).load(path)
     held = second.optimizer.state[second.optimizer.param_groups[0]["params"][0]]
     assert held["first"].dtype == torch.int8 and held["second"].dtype == torch.uint8
-    second.step(*replies)
+    for _ in range(3):
+        second.step(*replies)
     for (name, a), b in zip(first.policy.named_parameters(), second.policy.parameters()):
         assert torch.equal(a, b), name
     assert isinstance(first.optimizer, EightBit) and type(Learner(lm("gpt2", 40)).optimizer) is MasterAdamW

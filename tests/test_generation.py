@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sampled import model_of, replies
-from toys import bare_logprobs
+from toys import bare_logprobs, lm
 from transformers import RoCBertConfig, RoCBertForCausalLM
 
 from operant import Policy, ValueOptions
@@ -205,7 +205,7 @@ def test_only_plain_keys_and_values_share_one_buffer():
 def test_a_prompt_wider_than_the_window_of_live_rows_is_refused():
     decoding = native.decode(policy_of("gpt2"), 4, 20)
     decoding.admit([[5, 6]])
-    with pytest.raises(ValueError, match="longest first"):
+    with pytest.raises(AssertionError, match="longest first"):
         decoding.admit([[5, 6, 7]])
 
 
@@ -366,3 +366,12 @@ def test_a_configuration_that_knows_no_end_token_has_no_stop_tokens():
     sizes |= dict.fromkeys(("hidden_size", "intermediate_size", "pronunciation_embed_dim", "shape_embed_dim"), 8)
     config = RoCBertConfig(num_hidden_layers=1, num_attention_heads=2, is_decoder=True, **sizes)
     assert not hasattr(config, "eos_token_id") and Policy(RoCBertForCausalLM(config)).stop_tokens == ()
+
+
+def test_an_encoder_drops_nothing_although_somebody_has_called_train():
+    policy = Policy(lm("t5", dropout_rate=0.5))
+    try_decoding(policy)
+    policy.model.train()
+    (reply,) = replies(policy, RAGGED, [[3, 4, 5]], [1])
+    truth = bare_logprobs(policy.model.eval(), [3, 4, 5], reply.action)
+    assert torch.allclose(torch.tensor(reply.logprobs).double(), truth, atol=1e-4)

@@ -135,7 +135,9 @@ def test_a_trunk_or_recomputed_blocks_change_no_gradient(gradient_checkpointing)
 
 
 def test_the_reference_and_a_copied_critic_cost_only_an_adapter():
-    learner = Learner(lm("gpt2"), **LORA, **{"value.critic": "copy"})
+    how = {"model.gradient_checkpointing": True, "model.packing": "off"}
+    learner = Learner(lm("gpt2"), **LORA, **how, **{"value.critic": "copy"})
+    assert learner.policy.critic.options == learner.policy.options
 
     def places(policy):
         return {n: p.data_ptr() for n, p in policy.model.named_parameters()}
@@ -336,9 +338,10 @@ def test_a_missing_package_is_named(monkeypatch, folders):
         load_policy(folders[0], lora=LoraOptions(quantise="4bit"))
 
 
-def test_an_existing_policy_gets_no_adapter(folders):
-    with pytest.raises(OperantError, match="an existing Policy"):
-        Learner(Policy(lm("gpt2"), value=ValueOptions()), **LORA)
+def test_an_existing_policy_gets_no_adapter_and_no_trunk(folders):
+    for given in (LORA, {"model.train_layers": 1}):
+        with pytest.raises(OperantError, match="an existing Policy"):
+            Learner(Policy(lm("gpt2"), value=ValueOptions()), **given)
     with pytest.raises(OperantError, match="already has an adapter"):
         Learner(shaken(lm("gpt2")), **LORA)
     with pytest.raises(OperantError, match="is itself an adapter"):

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import cases
+from torch import nn
 from toys import lm
 
 from operant import Learner, OperantError
@@ -13,6 +14,7 @@ from operant.training.optimizer import OptimizerOptions
 
 QUERIES, REPLIES, SCORES = [[3, 4], [5]], [[6, 7, 8], [9, 10]], [1.0, -1.0]
 OPTIONS = {"optimizer.kind": "muon", "optimizer.lr": 1e-2, "optimizer.max_grad_norm": None}
+SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8}
 GPT2 = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 LLAMA = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LLAMA += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -45,6 +47,20 @@ def test_which_matrices_are_hidden(kind, options, count):
     learner = Learner(lm(kind), **OPTIONS, **options)
     hidden = hidden_matrices(learner.policy)
     assert len(hidden) == count and all(p.ndim == 2 and p.requires_grad for p in hidden)
+
+
+def test_a_loaded_state_is_where_the_weights_are():
+    """As torch's fused AdamW has it; its kernel on a GPU takes no number of steps from the CPU."""
+    net, there = nn.Linear(4, 4), nn.Linear(4, 4, device="meta")
+    for kind in (
+        lambda module: Muon([{"params": [*module.parameters()]}], module, weight_decay=0.0, **SETTINGS),
+        lambda module: torch.optim.AdamW(module.parameters(), fused=True, **SETTINGS),
+    ):
+        made, other = kind(net), kind(there)
+        net(torch.ones(1, 4)).sum().backward()
+        made.step()
+        other.load_state_dict(made.state_dict())
+        assert {x.device.type for state in other.state.values() for x in state.values()} == {"meta"}
 
 
 def test_what_its_state_takes_is_what_the_plan_says():

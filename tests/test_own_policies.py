@@ -10,6 +10,7 @@ from torch import nn
 from toys import bare_logprobs, letters, lm
 
 from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, export, load_policy, train
+from operant.engines.own import OwnEngine
 from operant.models import base
 from operant.models.loading import load_own_weights
 from operant.sampling import uniforms
@@ -117,6 +118,16 @@ class Valued(Bigrams):
 def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
     with pytest.raises(OperantError, match=message):
         Learner(policy(), **{"algorithm": algorithm, "kl.coef": 0.0})
+
+
+def test_a_choice_has_the_version_of_the_weights():
+    class Choosing(Bigrams):
+        def choose(self, prompts, options, sampling, keys):
+            return [(0, Completion(among[0], [0.0], None, "stop", 7)) for among in options]
+
+    engine = OwnEngine(Choosing())
+    engine.sync(engine.policy, 3)
+    assert [made.version for _, made in engine.choose([[1]], [[[2], [3]]], PURE, [0])] == [3]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -7,6 +7,7 @@ import torch
 from toys import lm
 
 from operant import Batch, Learner, OperantError, Policy, ValueOptions
+from operant.models.options import ModelOptions
 from operant.models.reference import PolicyCopy, fingerprint
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
@@ -98,6 +99,23 @@ def test_the_fingerprint_covers_what_is_shared_too():
     with torch.no_grad():
         policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # a write into the shared base
     assert fingerprint(twin.policy) != twin.fingerprint
+
+
+def test_a_share_of_the_distance_is_not_lost_in_16_bits():
+    """A twentieth of four last digits rounds to none. After n steps 0.95^n of the distance is left, resumed or not."""
+    policy = Policy(lm(), options=ModelOptions(precision="bfloat16"))
+    twin, other = (PolicyCopy(policy, ("polyak", 0.05)) for _ in range(2))
+    begun = deepcopy(policy.model).double()
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.mul_(1.03)
+    for step in range(60):
+        twin.update(policy, step)
+        other.load_state_dict(twin.state_dict()) if step == 20 else other.update(policy, step)
+    for name, p in twin.policy.model.named_parameters():
+        old, new = begun.get_parameter(name), policy.model.get_parameter(name).double()
+        assert torch.allclose(p.double(), new + 0.95**60 * (old - new), rtol=2**-8, atol=1e-9), name
+        assert torch.equal(p, other.policy.model.get_parameter(name))
 
 
 @pytest.mark.parametrize("rule", RULES[1:], ids=str)

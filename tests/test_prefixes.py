@@ -1,8 +1,11 @@
 """What the native engine keeps from turn to turn: only new tokens are read, and no number changes."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from cases import cases
 from sampled import model_of
 from toys import bare_logprobs, letters, lm
 
@@ -237,9 +240,10 @@ def test_no_more_is_kept_than_allowed(rows):
     assert all(size <= most for size, _ in sizes) and [n for _, n in sizes][-1] == int(rows)
 
 
-def test_a_negative_size_is_refused():
-    with pytest.raises(OperantError, match=r"kept_gb=-1.*0 keeps nothing"):
-        NativeEngine(policy_of("gpt2"), kept_gb=-1)
+@cases(({"kept_gb": -1}, "0 keeps nothing"), ({"kept_gb": math.inf}, "0 keeps nothing"), ({"batch": 0}, "at least 1"))
+def test_a_size_that_is_none_is_refused(given, says):
+    with pytest.raises(OperantError, match=f"engine.{next(iter(given))}=.*{says}"):
+        NativeEngine(policy_of("gpt2"), **given)
 
 
 def test_the_longest_common_beginning_is_found():

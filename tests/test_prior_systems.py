@@ -174,14 +174,16 @@ def test_20_the_two_places_of_adams_epsilon_differ():
         return weights
 
     def ours(place):
-        module = torch.nn.Linear(2, 1, bias=False).double()
-        module.weight.data = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+        module = torch.nn.Sequential(*(torch.nn.Linear(2, 1, bias=False) for _ in range(2))).double()
+        idle, moved = module.parameters()
+        moved.data = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
         options = OptimizerOptions(lr=lr, eps=eps, eps_placement=place, max_grad_norm=None)
         optimizer = make_optimizer(module, options)
-        for gradient in gradients:
-            module.weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        for t, gradient in enumerate(gradients):
+            moved.grad = torch.tensor([gradient], dtype=torch.float64)
+            idle.grad = torch.ones_like(idle) if t else None  # of another age, as where a critic begins alone
             apply(optimizer, options)
-        return module.weight.detach()[0].tolist()
+        return moved.detach()[0].tolist()
 
     for place in ("torch", "tensorflow"):
         assert ours(place) == pytest.approx(golden(place), abs=1e-9)

@@ -8,12 +8,14 @@ import time
 import pytest
 import torch
 from cases import cases
-from toys import letters, lm
+from toys import bare_table, letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
-from operant import Learner, OperantError, Policy, Sampling, Step, machine, train
+from operant import Batch, Learner, OperantError, Policy, Sampling, Step, machine, train
 from operant.engines.native.engine import NativeEngine
 from operant.models import twins
+from operant.models.options import ModelOptions
+from operant.training.scoring import forward_batch
 
 
 @pytest.fixture(autouse=True)
@@ -158,11 +160,46 @@ def test_each_half_keeps_its_own_beginnings_and_goes_on_from_them(halves):
             assert len(kept) == len(rows) and all(any(r[: len(b)] == b for b in rows) for r in kept._rows)
 
 
+def test_a_later_turn_may_be_of_one_half_alone(halves):
+    """The likeliest tokens, by the model itself."""
+    policy, sampling = Policy(lm()), Sampling(max_tokens=4, top_k=1, stop_tokens=-1)
+    engine, prompts = NativeEngine(policy), [[n, n + 1] for n in range(3, 11)]
+    with twins.side_by_side(policy.model, len(prompts)), engine.remembering():
+        made = engine.generate(prompts, sampling, range(8))
+        kept = (engine.kept, engine.kept_by_twin)
+        longer = [[*p, *c.action, 12] for p, c in zip(prompts, made, strict=True)]
+        for own, other in (kept, kept[::-1]):
+            some = [p for p in longer if own.find(p)[1] > other.find(p)[1]]
+            for prompt, reply in zip(some, engine.generate(some, sampling, range(len(some))), strict=True):
+                assert reply.action == bare_table(policy.model, prompt, reply.action).argmax(-1).tolist()
+
+
+def test_bfloat16_leaves_the_kernels_of_attention_as_they_were(halves, monkeypatch):
+    """They are one setting of the process: a half that ended last once took it back to that of the other half."""
+    policy, usual = Policy(lm(), options=ModelOptions(precision="bfloat16")), GPT2LMHeadModel.forward
+    meeting, seen = threading.Barrier(2), []
+
+    def met(self, *args, **kwargs):
+        meeting.wait(60)
+        out = usual(self, *args, **kwargs)
+        seen.append(torch.backends.cuda.flash_sdp_enabled())
+        return out
+
+    monkeypatch.setattr(GPT2LMHeadModel, "forward", met)
+    for _ in range(20):
+        with twins.side_by_side(policy.model, 8):
+            forward_batch(Batch.given([[3, 4], [5, 6]], [[7, 8], [9, 10]]), policy, Sampling(), 64)
+        assert torch.backends.cuda.flash_sdp_enabled()
+    assert seen == [False] * 40
+
+
 def test_a_parameter_with_a_hook_and_a_single_row_have_no_halves(halves, monkeypatch):
     monkeypatch.setattr("operant.training.objective.both", lambda a, b: pytest.fail("halves"))
-    learner = Learner(lm(), max_tokens=4)
-    learner.policy.model.transformer.wte.weight.register_hook(lambda gradient: gradient)
+    learner = Learner(lm(), max_tokens=4, keep_gradients=True)
+    table = learner.policy.model.transformer.wte.weight
+    table.register_hook(torch.zeros_like)
     step(learner)
+    assert not table.grad.any(), "the hook sees the part of the embeddings, and that of the tied head"
     step(Learner(lm(), max_tokens=4), count=1)
 
 

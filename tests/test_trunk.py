@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as t
+from toys import lm
 
 from operant import Batch, OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
@@ -130,12 +131,21 @@ def test_a_model_whose_blocks_share_more_is_refused():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "t5", "bart"])
-def test_gradient_checkpointing_changes_no_gradient(name):
+@pytest.mark.parametrize("trunk", [None, 2])
+def test_gradient_checkpointing_changes_no_gradient(name, trunk):
+    """With a trunk, the first block that is computed again once more begins at the cached states."""
     results = []
     for on in (False, True):
-        made = policy(name, gradient_checkpointing=on)
-        made(batch()).logprobs.sum().backward()
+        made, rows = policy(name, gradient_checkpointing=on, train_layers=trunk), batch()
+        made(rows.with_(states=made.trunk_states(rows)) if trunk else rows).logprobs.sum().backward()
         results.append({n: p.grad.clone() for n, p in made.named_parameters() if p.grad is not None})
     assert set(results[0]) == set(results[1])
     for n in results[0]:
         torch.testing.assert_close(results[1][n], results[0][n], atol=1e-9, rtol=1e-7)
+
+
+def test_blocks_are_no_lists_inside_of_blocks():
+    """A block of T5 has a list of three layers: of two blocks, one is trained."""
+    made = Policy(lm("t5"), options=ModelOptions(train_layers=1))
+    trained = {name for name, p in made.named_parameters() if p.requires_grad}
+    assert trained and all(name.startswith(("model.decoder.block.1.", "model.decoder.final")) for name in trained)

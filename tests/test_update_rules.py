@@ -158,6 +158,7 @@ def test_what_does_not_fit_an_own_optimizer_is_a_sentence(given, says):
     {"optimizer.kind": "muon"},
     {"optimizer.states": "8bit"},
     {"model.precision": "bfloat16"},
+    {"model.precision": "bfloat16", "critic_steps": 1},
 )
 def test_kept_gradients_are_the_clipped_ones(options):
     learners = [Learner(lm(), keep_gradients=keep, **options) for keep in (False, True)]

@@ -1,5 +1,7 @@
 """Losses by hand, and when an optimizer step is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import cases
@@ -150,6 +152,16 @@ def test_a_step_that_cannot_be_scored_leaves_the_running_moments():
         student.step([[3] * 60], [[4] * 60], [5.0])
     assert student.moments.state_dict() == before
 
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    student.algorithm = replace(student.algorithm, advantage=interrupted)
+    for _ in range(2):  # while advantages are computed, and while replies are scored
+        with pytest.raises(KeyboardInterrupt):
+            student.step(QUERIES, REPLIES, SCORES)
+        assert student.moments.state_dict() == before
+        student.policy.model.forward = interrupted
+
 
 def test_a_reply_for_each_score():
     with pytest.raises(OperantError, match="2 rewards for 1 replies"):
@@ -159,6 +171,11 @@ def test_a_reply_for_each_score():
 def test_a_device_that_is_not_there_is_a_sentence():
     with pytest.raises(OperantError, match="operant doctor"):
         learner(device="cuda:99")
+
+
+def test_an_engine_by_its_name_alone_is_a_sentence():
+    with pytest.raises(OperantError, match="engine='native': give an engine, or a function"):
+        learner(engine="native")
 
 
 def test_norms_of_large_tensors_are_estimated():

@@ -1,15 +1,15 @@
 """Beam search for evaluations, by transformers' own `generate`: it finds likely replies, and draws nothing."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from operant.engines.native.engine import NativeEngine
+from operant.engines.transformers import neutral
 from operant.machine import beat
 from operant.models.policy import Policy
-from operant.sampling import Sampling, check_prompts
+from operant.sampling import Sampling, check_prompts, end_of
 from operant.types import Completion, OperantError
 
 ROWS = 256
@@ -45,7 +45,7 @@ class BeamSearch(NativeEngine):
         for place, prompt in enumerate(prompts):
             by_length[len(prompt)].append(place)
         most, made = max(1, ROWS // self.beams), dict[int, Completion]()
-        with self.searching(sampling):
+        with neutral(self.policy.model, self.search(sampling)):
             for places in by_length.values():
                 for begin in range(0, len(places), most):
                     some = places[begin : begin + most]
@@ -65,25 +65,21 @@ class BeamSearch(NativeEngine):
 
     def found(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """What the model's search returns for prompts of one length, without the prompt."""
-        ids = torch.tensor(prompts, device=self.policy.device)
+        ids = torch.tensor([[*self.policy.virtual, *prompt] for prompt in prompts], device=self.policy.device)
         out = self.policy.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
         return out[:, 1 if self.policy.encoder_decoder else ids.shape[1] :].tolist()
 
     def ended(self, ids: list[int], sampling: Sampling) -> Completion:
         """The completion of ids that padding may follow behind a stop token. It has no log-probs: nothing was drawn."""
-        end = next((place for place, token in enumerate(ids) if token in sampling.stops), None)
-        action, logprobs = ids if end is None else ids[: end + 1], None
-        return Completion(action, logprobs, None, "length" if end is None else "stop", self.version)  # pyright: ignore[reportArgumentType]
+        count = end_of(ids, sampling, None)
+        return Completion(ids[:count], None, None, "length" if count is None else "stop", self.version)  # pyright: ignore[reportArgumentType]
 
-    @contextmanager
-    def searching(self, sampling: Sampling) -> Iterator[None]:
-        """Inside this context, the model's generation_config is this search and nothing else."""
+    def search(self, sampling: Sampling) -> object:
+        """transformers' config of this search and nothing else."""
         from transformers import GenerationConfig
 
         stops = sorted(sampling.stops)
-        model = self.policy.model
-        usual, training = model.generation_config, model.training
-        model.generation_config = GenerationConfig(
+        return GenerationConfig(
             num_beams=self.beams,
             length_penalty=self.length_penalty,
             max_new_tokens=sampling.max_tokens,
@@ -93,9 +89,3 @@ class BeamSearch(NativeEngine):
             suppress_tokens=list(sampling.banned) or None,
             decoder_start_token_id=self.policy.start_token if self.policy.encoder_decoder else None,
         )
-        try:
-            model.eval()
-            yield
-        finally:
-            model.generation_config = usual
-            model.train(training)

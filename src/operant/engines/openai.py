@@ -79,13 +79,12 @@ class OpenAIEngine:
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": timeout, "tries": tries, "at_once": at_once}
         wording = {"owner": "engine", "wait_option": "engine.timeout", "serves": f"a model {model!r}"}
         self.client = Client(url, key_variable=key_variable, **limits, **wording)
-        for name, value, good, rule in (
-            ("folder", folder, (folder is None) == (sync == "none"), "is what engine.sync=folder needs, and none else"),
-            ("reload", reload, all(path[:1] == "/" for path in reload), "maps paths, which begin with /, to bodies"),
-        ):
-            require(good, f"engine.{name}={shown(value)}: it {rule}")
+        fits, paths = (folder is None) == (sync == "none"), all(path[:1] == "/" for path in reload)
+        require(fits, f"engine.folder={shown(folder)}: it is what engine.sync=folder needs, and none else")
+        require(paths, f"engine.reload={shown(reload)}: it maps paths, which begin with /, to bodies")
         check_exported(policy, "openai")
         self.folder = None if folder is None else Path(folder).expanduser().resolve()
+        self.follows = folder is not None
         self.model, self.address = model, f"{self.client.url}/completions"
         self.reload, self.policy = reload, policy
         self.version = policy.version
@@ -96,10 +95,6 @@ class OpenAIEngine:
         if self.folder is None:
             distributed.together(lambda: self.check() if distributed.rank() == 0 else None)
         self.sync(policy, policy.version)
-
-    @property
-    def follows(self) -> bool:
-        return self.folder is not None
 
     def sync(self, policy: Policy, version: int) -> None:
         """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing."""

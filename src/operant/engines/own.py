@@ -34,4 +34,5 @@ class OwnEngine:
         choose: Callable[..., list[tuple[int, Completion]]] | None = getattr(self.policy, "choose", None)
         if choose is None:
             raise OperantError(f"{type(self.policy).__name__} has no method choose, which the world's choices need")
-        return choose(prompts, options, sampling, keys)
+        made = choose(prompts, options, sampling, keys)
+        return [(index, replace(completion, version=self.version)) for index, completion in made]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from operant.engines.native.record import Record
 from operant.machine import beat
 from operant.models import layout
 from operant.models.policy import Policy
+from operant.models.safe_loading import LanguageModel
 from operant.sampling import Sampling, check_expressed, check_prompts, counter, end_of, uniforms
 from operant.types import Completion, OperantError, require
 
@@ -65,7 +66,6 @@ class TransformersEngine:
             call, unknown, name = self.generated, ("guidance",), "transformers"
         check_expressed(sampling, unknown, name)
         made = dict[int, Completion]()
-        self.policy.model.eval()
         with neutral(self.policy.model):
             for rows in self.calls(prompts):
                 made |= zip(rows, call([prompts[i] for i in rows], sampling, [keys[i] for i in rows]), strict=True)
@@ -88,10 +88,10 @@ class TransformersEngine:
         policy = self.policy
         record = Record(policy, prompts, sampling, self.version)
         record.values = None
-        drawing = _Drawing(record, sampling, keys, policy.device)
         side = "right" if policy.encoder_decoder else "left"
         ids, mask = layout.pad([[*policy.virtual, *prompt] for prompt in prompts], side, policy.device)
         start = {"decoder_start_token_id": policy.start_token} if policy.encoder_decoder else {}
+        rows, begin = torch.arange(len(keys), device=policy.device), 1 if policy.encoder_decoder else ids.shape[1]
         config = GenerationConfig(
             max_new_tokens=sampling.max_tokens,
             do_sample=False,
@@ -99,13 +99,26 @@ class TransformersEngine:
             use_cache=bool(try_decoding(policy).cached),
             **start,
         )
-        policy.model.generate(
-            input_ids=ids,
-            attention_mask=mask.long(),
-            generation_config=config,
-            logits_processor=[drawing.draw],
-            stopping_criteria=[drawing.ended],
-        )
+
+        def draw(before: Tensor, scores: Tensor) -> Tensor:
+            """As a logits processor: draw a token for every row, record it, and leave `generate` no other choice."""
+            place = before.shape[1] - begin
+            places = torch.full_like(rows, place)
+            adjusted = sampling.adjust(scores, places)
+            allowed = sampling.kept(adjusted)
+            if allowed is not None:
+                adjusted = adjusted.masked_fill(~allowed, -torch.inf)
+            drawn, logprobs = sampling.draw(adjusted, uniforms(keys, place).to(scores.device))
+            record.write(rows, places, drawn, logprobs.to(record.logprobs), None, allowed)
+            return torch.full_like(scores, -torch.inf).scatter(1, drawn[:, None], 0.0)
+
+        def ended(before: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
+            """As a stopping criterion: [B] whether each reply has ended."""
+            beat()
+            return record.ended
+
+        given = {"input_ids": ids, "attention_mask": mask.long(), "generation_config": config}
+        policy.model.generate(**given, logits_processor=[draw], stopping_criteria=[ended])
         return record.completions()
 
     def batched(self, prompts: list[list[int]], sampling: Sampling, keys: list[int]) -> list[Completion]:
@@ -145,38 +158,13 @@ class TransformersEngine:
         return made
 
 
-class _Drawing:
-    """Draws the tokens of one call of `model.generate`, whose rows stay in place."""
-
-    def __init__(self, record: Record, sampling: Sampling, keys: list[int], device: torch.device):
-        self.record, self.sampling, self.keys = record, sampling, keys
-        self.live = torch.arange(len(keys), device=device)
-        self.places = torch.zeros_like(self.live)
-
-    def draw(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """As a logits processor: draw a token for every row, record it, and leave `generate` no other choice."""
-        adjusted = self.sampling.adjust(scores, self.places)
-        allowed = self.sampling.kept(adjusted)
-        if allowed is not None:
-            adjusted = adjusted.masked_fill(~allowed, -torch.inf)
-        numbers = uniforms(self.keys, int(self.places[0])).to(scores.device)
-        drawn, logprobs = self.sampling.draw(adjusted, numbers)
-        self.record.write(self.live, self.places, drawn, logprobs.to(self.record.logprobs), None, allowed)
-        self.places = self.places + 1
-        return torch.full_like(scores, -torch.inf).scatter(1, drawn[:, None], 0.0)
-
-    def ended(self, ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        """As a stopping criterion: [B] whether each reply has ended."""
-        beat()
-        return self.record.ended
-
-
 @contextmanager
-def neutral(model: Any) -> Iterator[None]:
-    """Inside this context, the model's own generation config, such as a repetition penalty, changes no logits."""
+def neutral(model: LanguageModel, config: object = None) -> Iterator[None]:
+    """Inside this context the model is in evaluation mode, and its own generation config, such as a repetition penalty,
+    changes no logits. config: what stands in its place; None: nothing."""
     from transformers import GenerationConfig
 
-    own, model.generation_config = model.generation_config, GenerationConfig()
+    own, model.eval().generation_config = model.generation_config, config or GenerationConfig()
     try:
         yield
     finally:

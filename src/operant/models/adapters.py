@@ -9,7 +9,7 @@ folder/base/                        that model, if no name finds it; it comes be
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.bounds import bounded, check_bounds
+from operant.models.options import ModelOptions
 from operant.models.safe_loading import LanguageModel, load_tensors
 from operant.storage import atomic_io, hub
 from operant.types import OperantError, require
@@ -46,7 +47,7 @@ class LoraOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "lora")
         require(self.targets, "lora.targets is empty: name layers, or use all-linear")
-        if self.adapter is not None and (self.rank, self.alpha, self.targets, self.rslora) != _DEFAULTS:
+        if self.adapter is not None and replace(self, adapter=None) != LoraOptions(quantise=self.quantise):
             raise OperantError(
                 f"lora.adapter={self.adapter!r} has rank, alpha, targets and scaling of its own: leave lora.rank, "
                 "lora.alpha, lora.targets and lora.rslora out, or start a new adapter without lora.adapter"
@@ -55,10 +56,6 @@ class LoraOptions:
     @property
     def on(self) -> bool:
         return self.rank > 0 or self.adapter is not None
-
-
-_DEFAULTS = (0, None, ("all-linear",), False)
-"""Defaults of the options that a saved adapter fixes itself: rank, alpha, targets, rslora."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +103,27 @@ class OutputMlpOptions:
         return self.width > 0
 
 
+PROMPT_ALONE = "a soft prompt: it is trained alone, below all layers; leave one of them out"
+
+
+def check_alone(lora: LoraOptions, soft: SoftPromptOptions, mlp: OutputMlpOptions, options: ModelOptions) -> None:
+    """Raises: OperantError for options that train other weights beside a soft prompt or an MLP. Nothing is loaded."""
+    adapts = lora.on or lora.quantise != "none"
+    if soft.on and adapts:
+        raise OperantError(
+            f"soft_prompt.tokens={soft.tokens} with lora.*: a soft prompt is trained alone, before weights that are "
+            "neither adapted nor quantised; leave one of them out"
+        )
+    if mlp.on and (adapts or soft.on):
+        raise OperantError(
+            f"output_mlp.width={mlp.width} with lora.* or soft_prompt.*: an MLP is trained alone, behind weights that "
+            "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
+        )
+    if soft.on or mlp.on:
+        of_mlp = "output_mlp.width: the MLP is trained alone; leave one of them out"
+        options.check_frozen(PROMPT_ALONE if soft.on else of_mlp)
+
+
 class TrainedPart(nn.Module):
     """Layers that are trained alone beside a frozen model, into which they cannot be merged."""
 
@@ -115,8 +133,6 @@ class TrainedPart(nn.Module):
     """The name of the model that they belong to; None if no file holds it."""
     ids: Sequence[int] = ()
     """The virtual tokens that begin every row."""
-    alone = ""
-    """What stands behind options that train the model's own weights, where such layers have virtual tokens."""
 
     def belongs_to(self) -> dict[str, object]:
         name, revision = hub.split(self.base) if self.base else (None, None)

@@ -100,8 +100,7 @@ def states_with_options(
         inputs, prompts = model.model_input(rows), {b.row: i for i, b in reversed(list(enumerate(options)))}
         once = [prompts[row] for row in sorted(prompts)]
         which = torch.tensor([sorted(prompts).index(b.row) for b in options], device=model.device)
-        ids, mask = inputs.kwargs.pop("input_ids"), inputs.kwargs["attention_mask"]
-        encoded = model.model.get_encoder()(input_ids=ids[once], attention_mask=mask[once])
+        encoded = model.encoded(inputs.kwargs.pop("input_ids")[once], inputs.kwargs["attention_mask"][once])
         inputs.kwargs["encoder_outputs"] = (encoded[0][which],)
         return states, model.selected_states(rows, inputs)
     if len(batch) > 1 and not model.modes.padded:

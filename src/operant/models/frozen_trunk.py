@@ -160,8 +160,9 @@ class Trunk:
 
 
 def find_blocks(model: LanguageModel) -> nn.ModuleList:
-    """The model's (decoder's) stack of blocks: its longest list of modules."""
+    """The model's (decoder's) stack of blocks: its longest list of modules that is in no block of another list."""
     part = model.get_decoder() if is_encoder_decoder(model.config) else model
     lists = [m for m in part.modules() if isinstance(m, nn.ModuleList)]
     require(lists, f"{type(model).__name__} has no list of blocks: it cannot have a trunk; train every layer")
-    return max(lists, key=len)
+    inside = {id(m) for outer in lists if len(outer) > 1 for m in outer.modules() if m is not outer}  # such as experts
+    return max((m for m in lists if id(m) not in inside), key=len)

@@ -7,9 +7,9 @@ tries them.
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class HiddenStates(nn.Module):
         self.virtual = list(part.ids) if part is not None else []
         """The ids of a soft prompt, which begin every row; empty without one."""
         if part is not None and part.ids:
-            options.check_frozen(part.alone)
+            options.check_frozen(adapters.PROMPT_ALONE)
         self.shards: Any = None
         """The `training.sharding.Shards` of a policy that is divided over ranks."""
 
@@ -185,26 +185,31 @@ class HiddenStates(nn.Module):
 
     def selected_states(self, batch: Batch, inputs: layout.ModelInput) -> Tensor:
         """[N, D] the states that `inputs` selects, by one call of the model."""
-        with ExitStack() as during:
-            caught = during.enter_context(self.catching(inputs.select))
-            if self.trunk is not None and batch.states is not None:
-                cached = layout.to_model_layout(batch, inputs, encoder_decoder=self.encoder_decoder)
-                during.enter_context(self.trunk.starting_from(cached))
-            if self.options.gradient_checkpointing and torch.is_grad_enabled():
-                during.enter_context(recomputing(self.blocks(), lambda: self._attention(batch, inputs)))
-            during.enter_context(self._attention(batch, inputs))
+        cached = None
+        if self.trunk is not None and batch.states is not None:
+            cached = layout.to_model_layout(batch, inputs, encoder_decoder=self.encoder_decoder)
+        anew = partial(self._computing, batch, inputs, cached)
+        again = self.options.gradient_checkpointing and torch.is_grad_enabled()
+        kept = recomputing(self.blocks(), anew) if again else nullcontext()
+        with self.catching(inputs.select) as caught, anew(), kept:
             self.call(**{"use_cache": False} | inputs.kwargs)
         return caught["states"]
 
     @contextmanager
-    def _attention(self, batch: Batch, inputs: layout.ModelInput) -> Iterator[None]:
-        """Inside this context, attention stays within packed rows, and uses the fastest kernel of the machine."""
-        # The kernel depends on the width of the whole batch, and not on gradients or micro-batches: scoring before the
-        # update and the update itself then compute the same numbers.
-        width = max(batch.longest, batch.tokens.shape[1])
+    def _computing(self, batch: Batch, inputs: layout.ModelInput, cached: Tensor | None = None) -> Iterator[None]:
+        """Inside this context, attention stays within packed rows, and the model begins at `cached` trunk states."""
         packed = nullcontext() if inputs.rows is None else self.packing.within(inputs.rows.lengths, self.device)
-        with plain_attention(self.head.weight.dtype, self.device, width), packed:
+        trunk = nullcontext() if cached is None else self.trunk.starting_from(cached)
+        with self.kernels(batch), packed, trunk:
             yield
+
+    def kernels(self, batch: Batch) -> AbstractContextManager[object]:
+        """Inside this context, attention uses the fastest kernel of the machine. It holds for all threads.
+
+        The kernel depends on the width of the whole batch, and not on gradients or micro-batches: scoring before the
+        update and the update itself then compute the same numbers.
+        """
+        return plain_attention(self.head.weight.dtype, self.device, max(batch.longest, batch.tokens.shape[1]))
 
     @torch.no_grad()
     def trunk_states(self, batch: Batch) -> Tensor:
@@ -220,9 +225,8 @@ class HiddenStates(nn.Module):
         inputs, source = self.model_input(batch), None
         kwargs = inputs.kwargs
         if self.encoder_decoder:
-            ids, mask = kwargs.pop("input_ids"), kwargs["attention_mask"]
-            kwargs["encoder_outputs"] = source = self.model.get_encoder()(input_ids=ids, attention_mask=mask)
-        with self._attention(batch, inputs):
+            kwargs["encoder_outputs"] = source = self.encoded(kwargs.pop("input_ids"), kwargs["attention_mask"])
+        with self._computing(batch, inputs):
             hidden = self.trunk.below(lambda: self.call(**kwargs, use_cache=False))
         return layout.to_batch_layout(batch, hidden, None if source is None else source[0], inputs.rows)
 
@@ -275,6 +279,12 @@ class HiddenStates(nn.Module):
 
     def call(self, **kwargs: object) -> Any:
         """Call the model in evaluation mode."""
-        if self.model.training:  # someone has called train() on the inner model
-            self.model.eval()
-        return self.model(**named_cache(self.model, kwargs))
+        return self._evaluated()(**named_cache(self.model, kwargs))
+
+    def encoded(self, ids: Tensor, mask: Tensor) -> Any:
+        """What an encoder-decoder's encoder makes of sources [B, S], in evaluation mode."""
+        return self._evaluated().get_encoder()(input_ids=ids, attention_mask=mask)
+
+    def _evaluated(self) -> LanguageModel:
+        """The model in evaluation mode, also where someone has called train() on it."""
+        return self.model.eval() if self.model.training else self.model

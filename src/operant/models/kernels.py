@@ -198,7 +198,7 @@ _direct = False
 
 @contextmanager
 def direct_gradients(on: bool = True) -> Iterator[None]:
-    """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, so hooks of the weight do not run.
+    """Inside this context, `backward` adds looked-up rows to `weight.grad` itself, unless the weight has a hook.
 
     It must not be used with `torch.autograd.grad`, gradients of gradients, or hooks that sum gradients over ranks.
     """
@@ -210,11 +210,16 @@ def direct_gradients(on: bool = True) -> Iterator[None]:
         _direct = before
 
 
+def hooked(weight: Tensor) -> bool:
+    """Whether a hook sees the gradient of a weight."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
 class Lookup(nn.Embedding):
     """`nn.Embedding` that adds gradients directly inside `direct_gradients`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        plain = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
+        plain = self.max_norm is not None or self.scale_grad_by_freq or self.sparse or hooked(self.weight)
         if not _direct or plain or not self.weight.requires_grad or self.weight.device.type != "cpu":
             return super().forward(input)
         # With an edge to the weight, autograd would hold a tied head's gradient back until this one is computed too.

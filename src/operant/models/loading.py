@@ -64,10 +64,7 @@ def load_policy(
     device = torch.device(device)
     if lora.on or lora.quantise != "none":
         BESIDE["lora"].check(lora, device)
-    if soft.on:
-        BESIDE["PROMPT_TUNING"].check(soft, lora, options)
-    if mlp.on:
-        BESIDE["OUTPUT_MLP"].check(mlp, lora, soft, options)
+    adapters.check_alone(lora, soft, mlp, options)
     parts = (lora, soft, mlp)
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
@@ -125,7 +122,6 @@ def load_policy(
 
 
 Parts = tuple[LoraOptions, SoftPromptOptions, OutputMlpOptions]
-"""Of which at most one is on."""
 BESIDE = Lazy(
     {
         "lora": "operant.models.lora",
@@ -179,7 +175,7 @@ def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] =
         return name
     if isinstance(name, str) and name == "copy":
         return PolicyCopy(policy, rule)
-    alike = ModelOptions(precision=policy.options.precision, head_precision=policy.options.head_precision)
+    alike = replace(policy.options, train_layers=None, train_head=None, chat_template=None)
     reference = load_policy(name, options=alike).to(policy.device)
     if reference.vocabulary != policy.vocabulary:
         raise OperantError(
@@ -229,7 +225,7 @@ def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | Non
             f"value.critic={value.critic!r} has a vocabulary of {network.config.vocab_size}, the policy one of "
             f"{model.config.vocab_size}: a critic reads the policy's ids, so the two must be the same"
         )
-    return Policy(network, value=value, options=ModelOptions(precision=options.precision))
+    return Policy(network, value=value, options=replace(options, train_layers=None, train_head=None))
 
 
 def export(

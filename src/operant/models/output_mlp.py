@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from operant.models import adapters
-from operant.models.adapters import LoraOptions, OutputMlpOptions, SoftPromptOptions
-from operant.models.options import ModelOptions
+from operant.models.adapters import OutputMlpOptions
 from operant.models.reference import digest
 from operant.models.safe_loading import LanguageModel
 from operant.types import OperantError
@@ -35,17 +34,6 @@ class OutputMlp(adapters.TrainedPart):
 
     def forward(self, states: Tensor) -> Tensor:
         return self.down(self.up(states).relu())
-
-
-def check(mlp: OutputMlpOptions, lora: LoraOptions, soft: SoftPromptOptions, options: ModelOptions) -> None:
-    """Raises: OperantError for options that train other weights beside an MLP. Nothing is loaded."""
-    if mlp.on and (lora.on or soft.on or lora.quantise != "none"):
-        raise OperantError(
-            f"output_mlp.width={mlp.width} with lora.* or soft_prompt.*: an MLP is trained alone, behind weights that "
-            "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
-        )
-    if mlp.on:
-        options.check_frozen("output_mlp.width: the MLP is trained alone; leave one of them out")
 
 
 def find(model: LanguageModel) -> OutputMlp | None:

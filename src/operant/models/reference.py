@@ -35,6 +35,8 @@ class PolicyCopy:
         self._copied, self._shared, self._values = copy, set(kept), values
         self.shards: Any = None
         """The `training.sharding.Shards` of its own weights, if they are divided over ranks."""
+        self.wide: dict[str, torch.Tensor] = {}
+        """By name, in float32: 16-bit weights that follow by a share of the distance, which rounding would undo."""
         head, critic = policy.value_head, policy.critic
         if copy and not values:  # the values are not copied, so they are taken away meanwhile
             policy.value_head = policy.critic = None
@@ -59,13 +61,12 @@ class PolicyCopy:
             return
         name, amount = self.rule
         with self.present():
-            both = zip(self._module(self.policy).parameters(), self._module(policy).parameters(), strict=True)
-            moved = [(mine, new) for mine, new in both if mine is not new]
-            if name == "polyak":
-                for mine, new in moved:
-                    mine.lerp_(new.to(mine), float(amount))
-            elif updates % int(amount) == 0:
-                for mine, new in moved:
+            own, theirs = self._module(self.policy).named_parameters(), self._module(policy).parameters()
+            for (key, mine), new in zip(own, theirs, strict=True):
+                if name == "polyak" and mine is not new:
+                    wide = mine if mine.element_size() > 2 else self.wide.setdefault(key, mine.float())
+                    mine.copy_(wide.lerp_(new.to(wide), float(amount)))
+                elif name == "every" and updates % int(amount) == 0:
                     mine.copy_(new)
             if self.shards is not None:
                 self.shards.load({own: (p, p) for own, p in self.shards.own.items()})
@@ -102,7 +103,7 @@ class PolicyCopy:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
         weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
         with self.present():
-            return {"fingerprint": self.fingerprint, "weights": weights}
+            return {"fingerprint": self.fingerprint, "weights": weights} | ({"wide": self.wide} if self.wide else {})
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -114,6 +115,7 @@ class PolicyCopy:
                 not odd, f"the policy copy has other weights than this run ({odd} ...): resume with its own options"
             )
             load_stored(own, weights, self.shards)
+            self.wide = {name: x.to(self.policy.device) for name, x in state.get("wide", {}).items()}
             self._fingerprint = None
         with self.present():
             found = self.fingerprint

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding as rows_of
 
 from operant.models import adapters
-from operant.models.adapters import LoraOptions, SoftPromptOptions
-from operant.models.options import ModelOptions
+from operant.models.adapters import SoftPromptOptions
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
 from operant.storage import hub
 from operant.types import OperantError, Tokenizer
@@ -35,23 +34,11 @@ class SoftPrompt(adapters.TrainedPart):
     """The vectors of a soft prompt [n, D], and the ids of its virtual tokens."""
 
     kind = "PROMPT_TUNING"
-    alone = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 
     def __init__(self, vectors: Tensor, first: int, base: str | None):
         super().__init__()
         self.vectors = nn.Parameter(vectors)
         self.ids, self.base = list(range(first, first + len(vectors))), base
-
-
-def check(soft: SoftPromptOptions, lora: LoraOptions, options: ModelOptions) -> None:
-    """Raises: OperantError for options that train other weights beside a soft prompt. Nothing is loaded."""
-    if soft.on and (lora.on or lora.quantise != "none"):
-        raise OperantError(
-            f"soft_prompt.tokens={soft.tokens} with lora.*: a soft prompt is trained alone, before weights that are "
-            "neither adapted nor quantised; leave one of them out"
-        )
-    if soft.on:
-        options.check_frozen(SoftPrompt.alone)
 
 
 @torch.no_grad()

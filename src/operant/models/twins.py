@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from operant import distributed, machine
+from operant.models.kernels import hooked
 from operant.models.policy import Policy
 
 First = TypeVar("First")
@@ -62,7 +63,7 @@ def twin_of(policy: Any) -> Policy | None:
     twins = _twins.get()
     if twins is None or not isinstance(policy, Policy) or policy._twice:
         return None
-    if any(p._backward_hooks for p in policy.parameters()):
+    if any(map(hooked, policy.parameters())):
         return None
     if (twin := twins.get(id(policy))) is None:
         weights = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in policy.parameters()}

@@ -18,7 +18,8 @@ BLOCK = 256
 """The number of moments that share a scale."""
 CHUNK = {"cpu": 1 << 18}
 """The number of moments that are unpacked at a time; on a processor, so few that they stay in its cache."""
-CODES = {"first": torch.int8, "second": torch.uint8}
+KINDS = {"first": torch.int8, "first_scale": torch.float32, "second": torch.uint8, "second_scale": torch.float32}
+"""The type of each part of the state."""
 TURNS = (0.7548776662466927, 0.5698402909980532)
 """Powers of the inverse plastic number. Multiples of the first spread evenly over places, of the second over steps."""
 
@@ -37,16 +38,16 @@ class EightBit(MasterAdamW):
                     if not self.state[p]:  # all moments begin at 0
                         blocks = -(-p.numel() // BLOCK)
                         self.state[p]["step"] = torch.zeros((), dtype=torch.float32)
-                        for name, kind in CODES.items():
-                            self.state[p][name] = torch.zeros(blocks, BLOCK, dtype=kind, device=p.device)
-                            self.state[p][f"{name}_scale"] = torch.zeros(blocks, 1, device=p.device)
+                        for name, kind in KINDS.items():
+                            width = 1 if name.endswith("scale") else BLOCK
+                            self.state[p][name] = torch.zeros(blocks, width, dtype=kind, device=p.device)
                     _step(p, self.state[p], group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch converts loaded states to the dtype of the parameter; this converts codes back, without loss."""
+        """torch converts loaded states to the dtype of the parameter; this converts them back, without loss."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
-            state |= {name: state[name].to(kind) for name, kind in CODES.items() if name in state}
+            state |= {name: state[name].to(kind) for name, kind in KINDS.items() if name in state}
 
 
 def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ def _step(p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     for start in range(0, p.numel(), chunk):
         piece = slice(start, min(start + chunk, p.numel()))
         rows = slice(start // BLOCK, -(-piece.stop // BLOCK))
-        packed = {name: state[name][rows] for name in ("first", "first_scale", "second", "second_scale")}
+        packed = {name: state[name][rows] for name in KINDS}
         g = gradient[piece].float()
         g = torch.nn.functional.pad(g, (0, -len(g) % BLOCK)).view(-1, BLOCK)
         first = unpack_first(packed["first"], packed["first_scale"]).lerp_(g, 1 - beta1)

@@ -203,17 +203,19 @@ class Learner(LearnerParts):
 
     def _learn(self, rollouts: list[Rollout], scores: Sequence[object] | None, sampling: Sampling) -> dict[str, float]:
         moments_before, lr = self.moments.state_dict(), self.rule.learning_rate(self.progress.step, self.total_steps)
-        self.controller.begin(self.progress.share(self.total_steps), self.total_steps)
+        share = min(self.progress.step / self.total_steps, 1.0) if self.total_steps else 0.0
+        self.controller.begin(share, self.total_steps)
         step = TrainingStep(rollouts, scores, sampling, lr, self.controller.coef)
         try:
             self.stages.run(step, "select", "mix")
             with self.timing("observe"), self.present():
                 distributed.together(lambda: self.stages.run(step, "rows", "score"))
                 distributed.together(lambda: self.stages.run(step, "look"))
-        except OperantError:
+            self.stages.run(step, "credit")
+        except BaseException:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
-        self.stages.run(step, "credit", "update")
+        self.stages.run(step, "update")
         pooled = distributed.pool(step.tally)
         metrics, self.distributions = collect.finish(pooled), collect.distributions(pooled)
         if self.refused is not None:

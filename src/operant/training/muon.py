@@ -45,6 +45,12 @@ class Muon(MasterWeights):
         ]
         super().__init__(split, defaults=settings)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in `MasterWeights`. torch moves the numbers of steps of groups that say fused, and these do not."""
+        super().load_state_dict(state_dict)
+        for p, state in self.state.items():
+            state |= {name: x.to(p.device) for name, x in state.items()}
+
     @torch.no_grad()
     def move(self, shrink: float) -> None:
         """As in `MasterWeights`: each group is stepped by an optimizer that has the state of this one."""

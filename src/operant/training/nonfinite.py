@@ -151,7 +151,5 @@ class RefusedUpdate:
     """None if no number of this rank is at fault, for example if only the sum over ranks is infinite."""
     batch: Batch
     """This rank's minibatch, with its weights."""
-    tokens: int
-    """The token budget of one forward and backward pass."""
     first: bool
     """Whether no optimizer step came before it in its training step."""

@@ -55,6 +55,11 @@ class Objective:
     kl: KLOptions | None = None
     reference: Policy | None = None
 
+    @property
+    def of_critic(self) -> "Objective":
+        """The objective of the critic by itself."""
+        return replace(self, loss=critic_loss, kl=None, whiten=None)
+
 
 def make_objective(
     algorithm: Algorithm, options: Mapping[str, Any], reference: Policy | None, sampling: Sampling
@@ -81,20 +86,19 @@ def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     return losses.value_error(out, batch, value_clip=None)
 
 
-def critic_alone(objective: Objective, policy: Policy) -> tuple[Objective, list[nn.Parameter]]:
-    """The objective of a critic by itself, and the parameters that do not move with it: all but the critic's.
+def critic_and_rest(policy: Policy, what: str) -> tuple[nn.Module, list[nn.Parameter]]:
+    """The critic of a policy, and the trained parameters that are not the critic's.
 
-    Raises: OperantError for a policy whose critic cannot be told from it.
+    Raises: OperantError, which begins with `what`, for a policy whose critic cannot be told from it.
     """
     critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
     if critic is None:
         raise OperantError(
-            f"a {type(policy).__name__} whose critic shall move alone: it needs a transformers model with a value head "
-            "or a critic of its own, whose parameters can be told from the policy's"
+            f"{what} with a {type(policy).__name__}: it needs a transformers model with a value head or a critic of "
+            "its own, whose parameters can be told from the policy's"
         )
     apart = {id(p) for p in critic.parameters()}
-    held = [p for p in policy.trainable() if id(p) not in apart]
-    return replace(objective, loss=critic_loss, kl=None, whiten=None), held
+    return critic, [p for p in policy.trainable() if id(p) not in apart]
 
 
 @contextmanager
@@ -300,7 +304,8 @@ def _accumulated(
         return summed(policy, objective, groups, tokens)
     (first, second), half = dealt(groups, whole.sizes()), max(tokens // 2, 1)
     twin, other = GradientSum(twins[0]), replace(objective, reference=twins[1])
-    tally, of_twin = both(lambda: summed(policy, objective, first, half), lambda: summed(twin, other, second, half))
+    with module.kernels(whole):  # one setting of the process, which neither half may take back from the other
+        tally, of_twin = both(lambda: summed(policy, objective, first, half), lambda: summed(twin, other, second, half))
     add_gradients(module, twin.module)
     tally.merge(of_twin)
     return tally

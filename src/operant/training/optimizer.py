@@ -4,7 +4,8 @@ torch's optimizers have float32 copies of 16-bit weights here, so that small ste
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -164,14 +165,10 @@ class MasterWeights(torch.optim.Optimizer):
             master.copy_(p)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the parameters; those of master weights keep their memory for the next step."""
+        """Clear the gradients of the parameters, and of the master weights."""
+        super().zero_grad(set_to_none)
         for p, _ in self.pairs:
             p.grad = None
-        mastered = {id(master) for _, master in self.pairs}
-        for group in self.param_groups:
-            for p in group["params"]:
-                if id(p) not in mastered:
-                    p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"masters": [master.detach() for _, master in self.pairs]}
@@ -265,19 +262,31 @@ def apply(
     """Make an optimizer step at the rate `lr` (None: `options.lr`), with the gradients times `shrink`.
 
     An optimizer of the user's own keeps its rate. The tensorflow placement of epsilon is the torch one with
-    eps / sqrt(1 - beta2^t).
+    eps / sqrt(1 - beta2^t); t counts the steps of each parameter.
     """
     for group in optimizer.param_groups if options.kind != OWN else ():
         group["lr"] = options.lr if lr is None else lr
-    if options.eps_placement == "tensorflow":
-        for group in optimizer.param_groups:
-            state = optimizer.state.get(group["params"][0], {})
-            t = int(state["step"]) + 1 if "step" in state else 1
+    with _by_age(optimizer, options) if options.eps_placement == "tensorflow" else nullcontext():
+        if isinstance(optimizer, MasterWeights):
+            optimizer.step(shrink=shrink)
+            return
+        if shrink != 1:
+            torch._foreach_mul_(gradients(optimizer), shrink)
+        optimizer.step()
+
+
+@contextmanager
+def _by_age(optimizer: torch.optim.Optimizer, options: OptimizerOptions) -> Iterator[None]:
+    """Inside this context, a group has parameters that have made equally many steps, and the eps of the next one."""
+    groups, optimizer.param_groups = optimizer.param_groups, []
+    for group in groups:
+        aged: dict[int, list[Tensor]] = {}
+        for p in group["params"]:
+            aged.setdefault(int(optimizer.state.get(p, {}).get("step", 0)) + 1, []).append(p)
+        for t, params in aged.items():
             group["eps"] = options.eps / math.sqrt(1 - options.betas[1] ** t)
-    if shrink == 1:
-        optimizer.step()
-    elif isinstance(optimizer, MasterWeights):
-        optimizer.step(shrink=shrink)
-    else:
-        torch._foreach_mul_(gradients(optimizer), shrink)
-        optimizer.step()
+            optimizer.param_groups.append({**group, "params": params})
+    try:
+        yield
+    finally:
+        optimizer.param_groups = groups

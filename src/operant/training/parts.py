@@ -32,7 +32,7 @@ from operant.training.options import OptionGroups, check_length, check_reference
 from operant.training.own_optimizer import OwnOptimizer, check_given, with_kind
 from operant.training.setup import configured_sampling, load_trained_policy, make_copies, prepare_engine, tell_room
 from operant.training.update_rules import find_rule
-from operant.types import Batch, Engine, EngineParts, Env, EnvBase, OperantError, Rollout, with_defaults
+from operant.types import Batch, Engine, EngineParts, Env, EnvBase, OperantError, Rollout, require, shown, with_defaults
 
 if TYPE_CHECKING:
     from operant.keywords import LearnerArguments, OptimizerKeywords
@@ -64,10 +64,6 @@ class Progress:
 
     def __init__(self) -> None:
         self.step, self.episodes, self.refused = 0, 0, 0
-
-    def share(self, total: int | None) -> float:
-        """The finished share of a run of `total` steps, in [0, 1]; 0 if the total is unknown."""
-        return min(self.step / total, 1.0) if total else 0.0
 
     def state_dict(self) -> dict[str, int]:
         return {"step": self.step, "episodes": self.episodes, "refused": self.refused}
@@ -129,6 +125,9 @@ class LearnerParts:
         check_length(self.options, total_steps)
         check_reference(self.options, name, reference)
         check_given(self.options, optimizer, lr_scheduler)
+        is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
+        usable = engine is None or is_made or callable(engine)
+        require(usable, f"engine={shown(engine)}: give an engine, or a function that makes one from the policy")
         if self.own.parallel == "fsdp":
             SOMETIMES["check"](self.algorithm.update, self.options)
         self.named = {"policy": name_of_model(policy), "reference": name_of_model(reference)}
@@ -146,7 +145,6 @@ class LearnerParts:
         mask = self.copies.get("mask") if "mask" in self.algorithm.options else None
         if self.own.parallel == "fsdp":  # the mask is read while replies are generated, so it stays whole
             SOMETIMES["divide"](self.policy, [copy for copy in self.all_copies if copy is not mask], self.own)
-        is_made = hasattr(engine, "generate") and not inspect.isclass(engine)
         self.engine = cast(Engine, engine if is_made else cast(Any, engine or default_engine)(self.policy))
         prepare_engine(self.engine, self.own, name, mask)
         self.env = env or SingleTurn()

@@ -9,7 +9,7 @@ Its tensors may contain NaN and infinity. Nothing in it is unpickled.
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, obj
     """
     require(refusal is not None, "the last step was not refused, so there is no bundle to write")
     path, bag = Path(path), NamedTensors(finite=False)
-    plain = {f.name: getattr(refusal, f.name) for f in fields(refusal)}
-    plain |= {"fault": asdict(refusal.fault), "sampling": values(refusal.sampling)}
-    plain["parts"] = [(_plain_batch(batch), bootstraps) for batch, bootstraps in refusal.parts]
+    plain = asdict(refusal) | {"sampling": values(refusal.sampling)}
     content = encode({"refusal": plain, "about": dict(about), "weights": weights}, "bundle", bag)
     header = {"schema": SCHEMA, "kind": "refused", "time": time.strftime("%Y-%m-%d %H:%M:%S")}
     temporary = path.with_name(f".{path.name}.tmp")
@@ -81,12 +79,6 @@ def read(path: str | Path) -> tuple[RefusedStep, dict[str, Any], Any]:
         if isinstance(error, OperantError):
             raise
         raise OperantError(f"{path} is damaged: {error}; it cannot be replayed") from error
-
-
-def _plain_batch(batch: Batch) -> dict[str, Any]:
-    plain = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    plain["hinted"] = None if batch.hinted is None else _plain_batch(batch.hinted)
-    return plain | {"choices": None if batch.choices is None else asdict(batch.choices)}
 
 
 def _batch(plain: dict[str, Any]) -> Batch:

@@ -1,6 +1,6 @@
 """Score a batch before its update: add the log-probs, values and reference log-probs that are missing, and KL."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import torch
@@ -94,13 +94,19 @@ def with_trunk_states(batch: Batch, policy: Policy, micro_tokens: int) -> Batch:
         return batch.with_(states=None)
     if batch.states is not None:
         return batch
+    pieces = cut(batch, units(batch), micro_tokens, packed=policy.packs(batch))
+    states = ((rows, policy.trunk_states(batch.rows(torch.tensor(rows)))) for rows in pieces)
+    return batch.with_(states=_whole(batch, states))
+
+
+def _whole(batch: Batch, pieces: Iterable[tuple[list[int], Tensor | None]]) -> Tensor | None:
+    """[B, T] or [B, T, D] numbers of a batch, from those of pieces with some of its rows."""
     whole = None
-    for rows in cut(batch, units(batch), micro_tokens, packed=policy.packs(batch)):
-        piece = policy.trunk_states(batch.rows(torch.tensor(rows)))
-        if whole is None:
-            whole = piece.new_zeros(*batch.tokens.shape, piece.shape[-1])
-        whole[torch.tensor(rows), : piece.shape[1]] = piece
-    return batch.with_(states=whole)
+    for rows, piece in pieces:
+        if piece is not None:
+            whole = piece.new_zeros(*batch.tokens.shape, *piece.shape[2:]) if whole is None else whole
+            whole[torch.tensor(rows), : piece.shape[1]] = piece
+    return whole
 
 
 def charge_kl(batch: Batch, coef: float, *, direct: bool = False) -> Batch:
@@ -135,17 +141,12 @@ def forward_batch(
         pieces = passes(groups, micro_tokens, policy, against)
     else:
         (first, second), tokens = dealt(groups, batch.sizes()), max(micro_tokens // 2, 1)
-        mine, other = both(lambda: passes(first, tokens, policy, against), lambda: passes(second, tokens, *twins))
+        with policy.kernels(batch):  # as in an update
+            mine, other = both(lambda: passes(first, tokens, policy, against), lambda: passes(second, tokens, *twins))
         pieces = mine + other
 
-    def whole(pick) -> torch.Tensor | None:
-        if pick(pieces[0][1]) is None:
-            return None
-        full = pick(pieces[0][1]).new_zeros(batch.tokens.shape)
-        for rows, out in pieces:
-            piece = pick(out)
-            full[torch.tensor(rows), : piece.shape[1]] = piece
-        return full
+    def whole(pick) -> Tensor | None:
+        return _whole(batch, ((rows, pick(out)) for rows, out in pieces))
 
     return Outputs(
         **{name: whole(attrgetter(name)) for name in ("logprobs", "raw_logprobs", "entropy", "logsumexp", "values")},

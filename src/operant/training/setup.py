@@ -10,6 +10,7 @@ from operant.bounds import bounded, check_bounds
 from operant.envs import asked
 from operant.models.base import POLICIES, PolicyBase
 from operant.models.loading import BESIDE, load_policy, load_reference
+from operant.models.options import ModelOptions
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
@@ -30,11 +31,6 @@ class TargetOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "target")
 
-    @property
-    def rule(self) -> "tuple[str, float]":
-        """The rule of the copy, as `PolicyCopy` takes it."""
-        return ("every", self.every) if self.every else ("polyak", self.rate)
-
 
 @dataclass(frozen=True)
 class MaskOptions:
@@ -49,11 +45,6 @@ class MaskOptions:
     def __post_init__(self) -> None:
         check_bounds(self, "mask")
 
-    @property
-    def rule(self) -> "str | tuple[str, float]":
-        """The rule of the copy, as `PolicyCopy` takes it."""
-        return ("every", self.every) if self.every else "frozen"
-
 
 def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, tokenizer: Tokenizer | None) -> Policy:
     """Load the policy to its device, with a critic if the method needs one, and equal parameters on all ranks."""
@@ -61,6 +52,11 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
     device = find_device(learner.device)
     if learner.keep_memory and device.type == "cpu":
         machine.keep_memory()
+    if isinstance(policy, Policy) and options["model"] not in (ModelOptions(), policy.options):
+        raise OperantError(
+            "model.* with an existing Policy, which has its own: leave them out, pass the model itself, or make "
+            "another one, Policy(model, options=ModelOptions(...))"
+        )
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
         torch.manual_seed(learner.seed)
         loaded = load_policy(
@@ -94,11 +90,13 @@ def make_copies(
     rules = dict(algorithm.copies)
     has_reference = rules.pop("reference", None) is not None
     if "target" in options:
-        rules["target"] = options["target"].rule
+        target = options["target"]
+        rules["target"] = ("every", target.every) if target.every else ("polyak", target.rate)
     mask = options.get("mask")
     if mask is not None:
         rules.pop("mask", None)
-        rules |= {} if mask.by == "policy" else {"mask": mask.rule if mask.by == "copy" else "frozen"}
+        if mask.by != "policy":
+            rules["mask"] = ("every", mask.every) if mask.by == "copy" and mask.every else "frozen"
     copies = {name: PolicyCopy(policy, rule, values=name in algorithm.with_values) for name, rule in rules.items()}
     if mask is not None and mask.by == "model":
         if BESIDE["OUTPUT_MLP"].find(policy.model) is None:

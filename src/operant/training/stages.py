@@ -19,7 +19,7 @@ from operant.sampling import Sampling
 from operant.tally import Tally
 from operant.training import scoring, select
 from operant.training.nonfinite import find_in_batch, refuse
-from operant.training.objective import critic_alone, frozen
+from operant.training.objective import critic_and_rest, frozen
 from operant.training.parts import SOMETIMES, LastStep, LearnerParts
 from operant.training.select import TrainingBatch
 from operant.types import Batch, EnvBase, OperantError, Rollout, Total, with_defaults
@@ -129,15 +129,11 @@ def collated(learner: LearnerParts, step: TrainingStep, rollouts: Sequence[Rollo
 
 
 def add_scores(learner: LearnerParts, step: TrainingStep) -> None:
-    """Add log-probs, values, reference log-probs and KL."""
+    """Add log-probs, values, reference log-probs and KL, and the values of the states at which episodes were cut."""
     models = (learner.policy, learner.reference.policy if learner.reference is not None else None)
     how = {"micro_tokens": learner.budget.tokens, "rescore": learner.rescores}
     scored = scoring.score_batch(step.batch.with_(hinted=None), *models, step.sampling, learner.kl, **how)
     step.batch = scored.with_(hinted=step.batch.hinted)
-
-
-def bootstrap(learner: LearnerParts, step: TrainingStep) -> None:
-    """Add the values of the states at which episodes were cut."""
     step.batch = scoring.with_bootstraps(step.batch, step.bootstraps, learner.policy, learner.budget.tokens)
 
 
@@ -204,7 +200,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     parts = SOMETIMES["updating"](*ranks) if divided else nullcontext()
     objective, held = learner.objective(step.sampling), list[torch.nn.Parameter]()
     if number < own.critic_steps:
-        objective, held = critic_alone(objective, learner.policy)
+        objective = objective.of_critic
+        _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
     with learner.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(
@@ -221,7 +218,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
         )
     step.tally.merge(tally)
     if bad is not None:
-        learner.refused = refuse("update", bad.fault, bad.batch, {}, **about, tokens=bad.tokens, whole=bad.first)
+        about |= {"tokens": learner.budget.tokens, "whole": bad.first}
+        learner.refused = refuse("update", bad.fault, bad.batch, {}, **about)
 
 
 def keep_last_step(learner: LearnerParts, step: TrainingStep) -> None:
@@ -289,7 +287,6 @@ STAGES: dict[str, list[tuple[Stage | str, When]]] = {
         ("cache_states", lambda it: not _compares(it)),
         (add_scores, _compares),
         ("weigh", lambda it: _compares(it) and it.own.importance != "none"),
-        (bootstrap, _compares),
     ],
     "look": [("look", lambda it: it.algorithm.look is not None)],
     "credit": [

@@ -21,7 +21,7 @@ from operant.objectives import losses
 from operant.objectives.kl import estimate
 from operant.rollouts.collate import units
 from operant.sampling import Sampling
-from operant.training.objective import MicroBatchOptions, Objective, critic_alone, forward, frozen, micro_batches
+from operant.training.objective import MicroBatchOptions, Objective, critic_and_rest, forward, frozen, micro_batches
 from operant.training.optimizer import RateOptions, make_optimizer
 from operant.training.update import UpdateRun, minibatches, numbered_units, update, weighted
 from operant.training.update_rules import GradientUpdate, UpdateOptions, UpdateResult
@@ -69,15 +69,7 @@ class TrustRegion(GradientUpdate):
 
     def __init__(self, policy: Policy, options: Mapping[str, Any], own: Any = None):
         require(own is None, "optimizer: algorithm trpo computes the policy's step itself; leave it out, or use ppo")
-        self.critic: nn.Module | None = policy.critic if policy.critic is not None else policy.value_head
-        if self.critic is None or not isinstance(policy, Policy):
-            raise OperantError(
-                f"algorithm trpo with a {type(policy).__name__}: it needs a transformers model with a value head or a "
-                "critic of its own, whose parameters it can tell from the policy's"
-            )
-        apart = {id(p) for p in self.critic.parameters()}
-        self.moved = [p for p in policy.trainable() if id(p) not in apart]
-        """The parameters of the policy: all that are trained and are not the critic's."""
+        self.critic, self.moved = critic_and_rest(policy, "algorithm trpo")
         if any(p.dtype in (torch.float16, torch.bfloat16) for p in self.moved):
             raise OperantError(
                 "algorithm trpo with 16-bit weights: a step within the bound would be lost in their rounding; load the "
@@ -119,7 +111,7 @@ class TrustRegion(GradientUpdate):
         gradients = [p.grad for p in self.moved]  # kept, if they are wanted: the critic's passes would clear them
         with frozen(self.moved):
             of_critic = train(
-                critic_alone(objective, self.policy)[0],
+                objective.of_critic,
                 options=UpdateOptions(epochs=options.critic_epochs, minibatch=options.critic_minibatch),
                 optimizer_options=self.options["optimizer"],
                 **{**run, "detailed": False, "keep_gradients": False},

@@ -194,16 +194,14 @@ def update(
     budget = budget or options.budget()
     together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
-    first = True
     for epoch in range(options.epochs):
         of_epoch = Tally()
-        for chosen in minibatches(numbers, options.minibatch, seed, step, epoch):
+        for number, chosen in enumerate(minibatches(numbers, options.minibatch, seed, step, epoch)):
             minibatch = weighted(batch, [row for unit in chosen for row in rows_of_units[unit]], objective)
             if epoch == 0:
                 collect.of_advantages(tally, played(minibatch)[1])
             _clear(recorder.parameters)
-            measured = accumulate(together, minibatch, objective, sampling, budget, gap=first)
-            first = False
+            measured = accumulate(together, minibatch, objective, sampling, budget, gap=epoch + number == 0)
             norms = recorder.whole(_gradient_norms(recorder.parameters))
             norm, bound = math.hypot(*norms.values()), optimizer_options.max_grad_norm or float("inf")
             faults, _ = measured.sums.pop(FAULTS, (0.0, 0.0))
@@ -211,8 +209,7 @@ def update(
                 _clear(recorder.parameters)
                 together.gather()
                 fault = IF_REFUSED["first_fault"](policy, minibatch, objective, sampling, budget.tokens)
-                unmoved = tally.sums["update/steps"][0] == 0
-                refused = RefusedUpdate(fault, minibatch, budget.tokens, unmoved)
+                refused = RefusedUpdate(fault, minibatch, first=tally.sums["update/steps"][0] == 0)
                 return UpdateResult(_ended(tally, recorder, measured, refused=True), refused)
             of_epoch.merge(measured)
             if _mean_exceeds(of_epoch, "policy/old_new_k3", options.target_kl):
@@ -231,7 +228,7 @@ def update(
             if skipped or not keep_gradients:
                 _clear(recorder.parameters)
             for p, master in masters(optimizer) if keep_gradients and not skipped else ():
-                p.grad.copy_(master.grad)  # that of the master weight was clipped
+                p.grad = None if master.grad is None else master.grad.to(p.dtype)  # that of the master was clipped
             tally.merge(measured)
         tally.add("update/epochs", 1.0 / distributed.world(), 0.0)
     return UpdateResult(_ended(tally, recorder), None)

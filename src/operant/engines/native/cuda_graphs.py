@@ -66,7 +66,6 @@ class StaticWindow(Window):
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if not self.static:
             return super().write(layer, keys, values)
-        assert self.store is not None
         own = self.store[layer, :, : len(keys)]
         own[0].index_copy_(2, self.column, keys)
         own[1].index_copy_(2, self.column, values)
@@ -121,7 +120,6 @@ class Static(Pooled):
         if rows in self.buffer.graphs:
             graph, states, below = self.buffer.graphs[rows]
             graph.replay()
-            self.calls += 1
         else:
             states, below = self._compute(rows)
         window.stepped()
@@ -140,7 +138,7 @@ class Static(Pooled):
         window = self.cache
         mask, positions = window.seen(rows, self.policy.head.weight.dtype)
         feed = {"input_ids": window.ids[:rows, None], "attention_mask": mask, "position_ids": positions}
-        states, _ = self._call(**feed, past_key_values=window)
+        states, _ = self.policy.last_states(**feed, past_key_values=window)
         return states, self._last_below()
 
     def _capture(self, rows: int) -> None:

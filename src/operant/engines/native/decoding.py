@@ -35,8 +35,6 @@ class Decoding:
 
     joins = True
     """Whether prompts can be admitted beside live rows."""
-    calls = 0
-    """Number of calls of the model so far."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -64,10 +62,6 @@ class Decoding:
     def keep(self, order: np.ndarray) -> None:
         """Row i becomes the previous row order[i]; rows that are not in `order` are removed."""
         raise NotImplementedError
-
-    def _call(self, **feed: object) -> tuple[Tensor, Any]:
-        self.calls += 1
-        return self.policy.last_states(**feed)
 
     def _join(self, states: Tensor) -> None:
         self.states = torch.cat([self.states, states]) if self.live else states
@@ -154,7 +148,7 @@ class Pooled(Decoding):
         some = next((prefix for prefix, n in begun if prefix is not None and n), None)
         heads = [(prefix or some).keys_and_values[:, :, :, :n] for prefix, n in begun] if some is not None else []
         self.cache.reading(len(prompts), max(map(len, prompts)), heads)
-        states = self._call(**self._left(prompts, read), past_key_values=self.cache)[0]
+        states = self.policy.last_states(**self._left(prompts, read), past_key_values=self.cache)[0]
         self.cache.read([len(p) for p in prompts])
         for own, (prefix, n) in zip(self._below(prompts), begun, strict=False):
             below.append(torch.cat([prefix.states[:n], own]) if prefix is not None and n else own)
@@ -166,7 +160,7 @@ class Pooled(Decoding):
         seen = self.cache.visible(self.policy.device)
         if seen is not None:
             feed |= {"attention_mask": seen[0], "position_ids": seen[1]}
-        self.states, _ = self._call(**feed, past_key_values=self.cache)
+        self.states, _ = self.policy.last_states(**feed, past_key_values=self.cache)
         self.cache.stepped()
         self.below = self._last_below()
 
@@ -188,7 +182,7 @@ class Cached(Decoding):
             feed = self._left(unique)
             self.mask = feed.get("attention_mask")
             self.lengths = torch.tensor([len(p) for p in unique], device=self.policy.device)
-            self.states, self.cache = self._call(**feed)
+            self.states, self.cache = self.policy.last_states(**feed)
             below = self._below(unique)
             self.read = [below[i] for i in sources] if below else []
         if len(unique) < len(prompts):
@@ -203,7 +197,7 @@ class Cached(Decoding):
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
             feed |= {"attention_mask": self.mask, "position_ids": self.lengths[:, None]}
             self.lengths = self.lengths + 1
-        self.states, self.cache = self._call(**feed, past_key_values=self.cache)
+        self.states, self.cache = self.policy.last_states(**feed, past_key_values=self.cache)
         self.below = self._last_below()
 
     def keep(self, order: np.ndarray) -> None:
@@ -222,9 +216,9 @@ class Cached(Decoding):
         policy = self.policy
         tokens, mask = layout.pad(prompts, "right", policy.device)
         self.mask = mask.long()
-        self.source = policy.model.get_encoder()(input_ids=tokens, attention_mask=self.mask)
+        self.source = policy.encoded(tokens, self.mask)
         start = torch.full((len(prompts), 1), policy.start_token, device=policy.device)
-        self.states, self.cache = self._call(
+        self.states, self.cache = self.policy.last_states(
             encoder_outputs=self.source, attention_mask=self.mask, decoder_input_ids=start
         )
 
@@ -261,7 +255,7 @@ class Whole(Decoding):
         else:
             feed = {"input_ids": [prompt + reply]}
         tensors = {k: torch.tensor(v, device=policy.device) for k, v in feed.items()}
-        states = self._call(**tensors, use_cache=False)[0]
+        states = self.policy.last_states(**tensors, use_cache=False)[0]
         if not reply:
             self.read += self._below([prompt])
         return states

@@ -8,6 +8,7 @@ Between the turns of episodes, keys and values are kept (`prefixes.py`).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from math import inf
 
 import numpy as np
 import torch
@@ -44,11 +45,12 @@ class NativeEngine:
     `batch`: number of rows that are decoded at a time; further prompts wait until others have ended.
     `kept_gb`: most GB of keys and values that are kept from one turn of the episodes to the next (`remembering`); 0:
     every prompt is read from its start.
-    Raises: OperantError for a `kept_gb` that is no number of GB.
+    Raises: OperantError for a `batch` below 1, or a `kept_gb` that is no number of GB.
     """
 
     def __init__(self, policy: Policy, *, batch: int = 256, kept_gb: float = 2.0):
-        require(kept_gb >= 0, f"engine.kept_gb={kept_gb!r}: it is a number of GB, and 0 keeps nothing")
+        require(batch >= 1, f"engine.batch={batch!r}: it must be at least 1")
+        require(0 <= kept_gb < inf, f"engine.kept_gb={kept_gb!r}: it is a number of GB, and 0 keeps nothing")
         self.policy, self.batch, self.kept_gb, self.version = policy, batch, kept_gb, policy.version
         self.mask_model: Policy | None = None
         self.kept: Prefixes | None = None
@@ -89,7 +91,7 @@ class NativeEngine:
         check_prompts(self.policy, prompts, sampling)
         twins = twins_of(self.policy, self.mask_model) if len(prompts) > 1 else None
         if twins is None:
-            return self._generated(prompts, sampling, keys) if prompts else []
+            return self._generated(prompts, sampling, keys)
         twin, made = copy(self), dict[int, Completion]()
         (twin.policy, twin.mask_model), twin.kept = twins, self.kept_by_twin
 
@@ -97,7 +99,8 @@ class NativeEngine:
             some = engine._generated([prompts[i] for i in half], sampling, [keys[i] for i in half], parts=2)
             made.update(zip(half, some, strict=True))
 
-        first, second = self._halves(twin, prompts, sampling.max_tokens)
+        read = [[*self.policy.virtual, *prompt] for prompt in prompts]
+        first, second = self._halves(twin, read, sampling.max_tokens)
         both(lambda: generate(self, first), lambda: generate(twin, second))
         return [made[i] for i in range(len(prompts))]
 
@@ -123,6 +126,8 @@ class NativeEngine:
         self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int], parts: int = 1
     ) -> list[Completion]:
         """The replies, with as many rows at a time as this engine has when it generates one of so many `parts`."""
+        if not prompts:
+            return []
         record = Record(self.policy, prompts, sampling, self.version)
         for _ in _GenerateCall(self, prompts, sampling, keys, record, kept=self.kept, parts=parts).steps():
             pass

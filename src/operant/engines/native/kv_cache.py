@@ -74,7 +74,7 @@ class _Layer(CacheLayerMixin):
 class Window(Cache):
     """A buffer [layers, 2, rows, heads, columns, width of a head], and its rows in use.
 
-    It is allocated when the first keys are written, and grows. `limit`: most columns of a prompt and its reply.
+    `limit`: most columns of a prompt and its reply. A full buffer is replaced by a larger one.
     """
 
     grows = True
@@ -83,7 +83,8 @@ class Window(Cache):
     def __init__(self, layers: int, rows: int, limit: int):
         super().__init__(layers=[_Layer(self, i) for i in range(layers)])
         self.rows, self.limit = rows, limit
-        self.store: Tensor | None = None
+        self.store: Any = None
+        """The buffer; None until the first keys are written."""
         self.starts = np.zeros(rows, dtype=np.int64)
         """[rows] the column in which each row begins."""
         self.live = self.first = self.end = 0
@@ -108,10 +109,7 @@ class Window(Cache):
         `kept`: the keys and values of the first tokens of each prompt, which are not read again: [layers, 2, heads, a
         prompt's number of tokens - the number that is read, width of a head], or no tokens for a shorter prompt.
         """
-        if width > self.end:
-            raise ValueError(
-                f"a prompt of {width} tokens does not fit before column {self.end}: read the longest first"
-            )
+        assert width <= self.end, "read the longest first"
         self.view = slice(self.live, self.live + count)
         self.begin = self.at = self.end - width
         longest = max((x.shape[3] for x in kept), default=0)
@@ -127,7 +125,6 @@ class Window(Cache):
 
     def read(self, lengths: list[int]) -> None:
         """Make the rows of prompts that were read live, and set the columns of the window before them to 0."""
-        assert self.store is not None
         rows, begin = self.view, self.begin
         self.store[:, :, rows, :, self.first : begin] = 0  # these are masked, but must not be NaN
         self.starts[rows] = self.end - np.asarray(lengths)
@@ -139,7 +136,6 @@ class Window(Cache):
 
         If the buffer is full, the window moves over unused columns before it, or the buffer is doubled.
         """
-        assert self.store is not None
         width, columns = self.end - self.first, self.store.shape[4]
         if self.end >= columns:
             window, source = slice(self.first, self.end), self.store
@@ -186,7 +182,6 @@ class Window(Cache):
         """Copy rows, for several replies to one prompt: row `begin` + i becomes row `begin` + sources[i]."""
         if sources == list(range(self.live - begin)):
             return
-        assert self.store is not None
         picked = torch.tensor(sources, device=self.store.device) + begin
         columns = slice(self.first, self.end)
         rows = slice(begin, begin + len(sources))
@@ -209,13 +204,11 @@ class Window(Cache):
 
     def lift(self, row: int, columns: int | None = None) -> Tensor:
         """[layers, 2, heads, columns, width] a view of the keys and values of one row, or of its first `columns`."""
-        assert self.store is not None
         begin = int(self.starts[row])
         return self.store[:, :, row, :, begin : self.end if columns is None else begin + columns]
 
     def place(self, keys_and_values: Tensor) -> None:
         """Add a live row, which ends at the current column, with the result of `lift`."""
-        assert self.store is not None
         width = keys_and_values.shape[3]
         self.reading(1, width)
         self.store[:, :, self.live, :, self.at : self.end] = keys_and_values

@@ -14,6 +14,7 @@ from operant.algorithms import find
 from operant.models import lora as adapters
 from operant.models import output_mlp as output_mlps
 from operant.models import soft_prompt as soft_prompts
+from operant.models.adapters import check_alone
 from operant.models.frozen_trunk import Trunk
 from operant.models.hidden_states import Modes, cache_of
 from operant.models.logprobs import BUDGET
@@ -90,8 +91,7 @@ class MemoryModel:
             model = auto.from_config(config, dtype=self.options.dtype).eval()
             lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
             mlp = self.run.learner["output_mlp"]
-            soft_prompts.check(soft, lora, self.options)
-            output_mlps.check(mlp, lora, soft, self.options)
+            check_alone(lora, soft, mlp, self.options)
             if trained and lora.on:
                 model = adapters.adapt(model, lora)
             if trained and soft.on:
