@@ -1,5 +1,6 @@
 """The command line: its commands work, and a mistake gives a one-sentence error and exit code 2, not a traceback."""
 
+import io
 import json
 import os
 import re
@@ -89,6 +90,13 @@ def test_wrong_data_gets_a_sentence(content, more, sentence, folder, capsys):
     assert main(arguments(folder, *more)) == 2
     assert sentence in capsys.readouterr().err
     assert not (folder / "run").exists()
+
+
+def test_letters_that_the_terminal_lacks_end_no_command(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("ä").mkdir()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["runs", "ä"]) == 0
 
 
 def test_a_file_where_the_run_should_be(folder, capsys):

@@ -8,6 +8,7 @@ from cases import cases
 from toys import letters, lm
 
 from operant.rollouts.generation_kwargs import UNSCORED
+from operant.runs.folder import as_parquet
 from operant.tools.diagnosis import EXPLAINS, RULES, History, diagnose, read_history, verdict
 from operant.tools.diagnosis.history import FINDINGS
 from operant.tools.diagnosis.progress import progress
@@ -272,6 +273,10 @@ def test_an_empty_folder(tmp_path):
 def test_options_and_metrics_of_a_folder(tmp_path):
     (tmp_path / "config.yaml").write_text("kl: {coef: 0.3}\nreward: letters:e\n", encoding="utf-8")
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/mean": 1.0}) + "\n", encoding="utf-8")
+    (tmp_path / "rollouts").mkdir()
+    for step in ("99999", "100000"):
+        (tmp_path / f"rollouts/step-{step}.parquet").write_bytes(as_parquet([{"reply": step}]))
     history = read_history(tmp_path)
     assert history.option("kl.coef") == 0.3 and history.option("reward") == "letters:e"
+    assert history.texts == ["100000"]
     assert verdict(history, []) == "Too early to say (1 step)."

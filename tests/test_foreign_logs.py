@@ -120,7 +120,8 @@ def table_of_w_and_b(path, table, monkeypatch):
     names = [*table[0]]
     head = ["Step", *(f"run - {name}{end}" for name in names for end in ("", "__MIN"))]
     body = [[s, *(cell for name in names for cell in (row[name], 0))] for s, row in enumerate(table, 1)]
-    (path / "export.csv").write_text("\n".join(",".join(map(str, cells)) for cells in (head, *body)))
+    text = "\n".join(",".join(map(str, cells)) for cells in (head, *body))
+    (path / "export.csv").write_text(text, encoding="utf-8-sig")  # a spreadsheet has been at it
     return path / "export.csv"
 
 

@@ -1,5 +1,6 @@
 """`operant generate` and `operant runs`: streamed text, Ctrl-C, scores, two models side by side, the list of runs."""
 
+import io
 import json
 
 import pytest
@@ -96,8 +97,11 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     assert main(["generate", "nowhere", *asked]) == 2
     assert "runs in runs: aimed, plain" in capsys.readouterr().err
     (tmp_path / "runs/plain/metrics.jsonl").write_text("{}\n[]\n{}\n", encoding="utf-8")
+    (tmp_path / "runs/another/programs").mkdir(parents=True)
+    (tmp_path / "runs/another/programs/config.yaml").write_text("steps: auto\n", encoding="utf-8")
     assert main(["runs", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)
+    other, first, second = json.loads(capsys.readouterr().out)
+    assert other["state"] == "unreadable" and "contents that operant did not write" in other["verdict"]
     assert (first["run"], first["state"]) == ("runs/plain", "unreadable") and "line 2" in first["verdict"]
     assert (second["state"], second["step"], second["steps"], second["verdict"]) == (
         "finished",
@@ -106,6 +110,12 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
         "do not trust: constant",
     )
     assert main(["runs", "elsewhere"]) == 2
+
+
+def test_a_line_that_is_no_text_is_a_sentence(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\n\xff\n"), encoding="utf-8"))
+    assert main(["generate", "builtin:reviews-lm", "--max-tokens", "2"]) == 2
+    assert "the prompt is not UTF-8" in capsys.readouterr().err
 
 
 def test_a_narrow_table_keeps_the_ends_of_names():

@@ -106,6 +106,13 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkey
     assert asked[0] == ("a/b", hub.CONNECT_SECONDS)
     assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in asked[1])
 
+    def gated(*given, **more):  # the name may be read, and the files may not
+        raise type("Gated", (Exception,), {"response": type("Response", (), {"status_code": 403})})
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", gated)
+    with pytest.raises(OperantError, match="you may not read it"):
+        hub.find_model("a/b")
+
 
 # --- revisions --------------------------------------------------------------------------------------------------------
 def test_a_name_is_pinned_to_its_current_commit(cache, builtin, tmp_path, monkeypatch):

@@ -181,8 +181,10 @@ def test_the_command_prints_and_writes_only_when_asked(tmp_path, capsys, monkeyp
     printed = capsys.readouterr().out
     assert printed.startswith("--- train.py\n+++ train.py\n@@") and "+import operant\n" in printed
     assert path.read_text() == script
+    odd = '"""\f\u2028"""\n'  # which end lines for `splitlines`, and not for Python
+    path.write_text(odd + script, encoding="utf-8-sig")
     assert main(["migrate", "train.py", "--write"]) == 0
-    assert path.read_text() == moved(script)
+    assert path.read_text(encoding="utf-8") == odd + moved(script)
 
 
 @cases(
@@ -192,6 +194,7 @@ def test_the_command_prints_and_writes_only_when_asked(tmp_path, capsys, monkeyp
     ("a.py", "import torch\n", "a.py imports neither TRL (trl) nor trlX (trlx): there is nothing to move"),
     ("a.yml", "kl: 1\n", "is no configuration of RL4LMs"),
     ("a.yml", "kl: [1\n", "cannot be read as YAML"),
+    ("a.yml", "alg: {id: ppo, args: {n_steps: many}}\ndatapool: {id: imdb}\n", "a value of another kind"),
 )
 def test_wrong_input_is_a_sentence(name, text, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

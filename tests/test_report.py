@@ -20,7 +20,8 @@ from operant.runs.folder import RunFolder
 from operant.tally import Histogram
 from operant.tools.report import downsample, run_report
 from operant.tools.report import html as html_pages
-from operant.tools.report.server import Server, Serving
+from operant.tools.report.server import Server, Serving, Site
+from operant.types import OperantError
 
 PAGE = Path(run_report.__file__).parent / "page"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -176,6 +177,12 @@ def test_a_line_that_is_still_being_written_is_ignored(tmp_path):
     assert grid is not None and grid["steps"] == [1]
 
 
+def test_a_damaged_file_is_an_answer_of_the_server(run, monkeypatch):
+    monkeypatch.setattr(run_report, "read_history", lambda folder: [][0])
+    with pytest.raises(OperantError, match="has contents that operant did not write"):
+        Site(run).answer("/data.json", "")
+
+
 # --- the data of the page ---------------------------------------------------------------------------------------------
 def test_the_data_has_numbers_probes_and_distributions(run):
     data = run_report.page_data(run)
@@ -215,11 +222,12 @@ def test_the_curve_of_the_probes_starts_with_their_score_before_training(tmp_pat
     folder = RunFolder.create(tmp_path / "x", {})
     for step in (1, 2, 3):
         folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
-    folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
-    folder.probes(2, [row(0), row(1), row(2)])
+    folder.probes(0, [row(0, reward=0.0002), row(1, reward=0.0004), row(2, reward=None)])
+    folder.probes(2, [row(0, reward=0.0003), row(1, reward=0.0005), row(2)])
     data = run_report.page_data(folder.path)
-    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
+    assert data["curves"]["values"]["probe/reward"] == {"steps": [0, 2], "values": [0.0003, 0.7]}
     assert data["samples"]["before"] == "policy, step 0"  # a run without a reference
+    assert (data["samples"]["of"], data["samples"]["better"]) == (2, 2)
     folder.close()
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,7 +119,10 @@ def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkey
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
-    words[words.index(f"--{option}") + 1] = {"reward": "own.py:score", "tasks": "tasks.txt", "policy": "model"}[option]
+    if option == "tasks":
+        Path("tasks.txt").rename("my tasks.txt")
+    own = {"reward": "own.py:score", "tasks": "my tasks.txt", "policy": "model"}
+    words[words.index(f"--{option}") + 1] = own[option]
     assert main(words) == 0
     if option == "policy":  # the run holds a copy of its model
         shutil.rmtree(folder / "run/start")
@@ -204,7 +208,7 @@ def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     config["kl"]["price"] = 0.7
     (out / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     line = '{"step": 2, "name": "kl.price", "old": 0.1, "new": 0.7}\n'
-    (out / "changes.jsonl").write_text(line, encoding="utf-8")
+    (out / "changes.jsonl").write_text(line + '{"step": 2, "na', encoding="utf-8")  # a full disk left half a line
     for run in steps_of(out, resume=True, **{"optimizer.lr": 5e-4}):
         assert run.learner.controller.coef == 0.7
         break
@@ -248,6 +252,8 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
     capsys.readouterr()
     assert main(["train", "--resume", run]) == 0
     assert "is finished: 2 of 2 steps; --steps 4 would continue it" in capsys.readouterr().out
+    (folder / "run/lock").touch()  # a process was killed before its end, and what it had exported is of fewer steps
+    assert main(["train", "--resume", run]) == 0 and not (folder / "run/lock").exists()
     assert main(["train", "--resume", run, "--steps", "3", "--kl.coef", "0.5"]) == 0
     lines = [json.loads(x) for x in (folder / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3] and lines[-1]["kl/coef"] == 0.5
@@ -262,6 +268,21 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
         assert sentence in capsys.readouterr().err
     assert main(["train", "letters", "--fresh-optimizer"]) == 2
     assert "fresh_optimizer without resume" in capsys.readouterr().err
+
+
+def test_what_was_evaluated_before_training_is_compared_with_its_like(folder, capsys):
+    held = folder / "held.txt"
+    held.write_text("ab\ncd\n", encoding="utf-8")
+    assert main(command(folder, "--evaluate", str(held))) == 0
+    more = ["train", "--resume", str(folder / "run"), "--steps", "3"]
+    for option, value in (("evaluation.samples", "2"), ("evaluate", str(folder / "tasks.txt"))):
+        assert main([*more, f"--{option}", value]) == 2 and f"{option}=" in capsys.readouterr().err
+    held.write_text("ab\ncd\nef\n", encoding="utf-8")
+    assert main(more) == 0 and "the held-out tasks are others than before training" in log(folder / "run")
+    judged = json.loads((folder / "run/evaluation.json").read_text(encoding="utf-8"))
+    assert judged["before"] is None and len(judged["after"]["replies"]) == 3
+    assert main([*more[:-1], "4", "--evaluate", "none"]) == 0
+    assert not (folder / "run/evaluation.json").exists(), "it was of step 3"
 
 
 def test_fewer_steps_than_a_stopped_run_has_done_are_refused(tmp_path):

@@ -31,15 +31,11 @@ MARGIN = 16
 """Number of tokens that must follow a query, so that its ids are surely those of the whole text."""
 
 
-def _range(tokens: int | str) -> tuple[int, int]:
-    """The ends of a range such as 2-8; (0, 0) for what is none."""
+def _range(tokens: int | str) -> tuple[int, int] | None:
+    """The ends of a range such as 2-8; None for what is none."""
     match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", str(tokens))
-    return (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-
-
-def _is_range(tokens: int | str) -> bool:
-    low, high = _range(tokens)
-    return 1 <= low <= high
+    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    return (low, high) if 1 <= low <= high else None
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class DataOptions:
     """Leave out texts with fewer characters."""
     max_chars: int | None = None
     """Leave out texts with more characters."""
-    query_tokens: int | str | None = bounded(None, fits=_is_range, rule="a number from 1, or a range such as 2-8")
+    query_tokens: int | str | None = bounded(None, fits=_range, rule="a number from 1, or a range such as 2-8")
     """The prompt is this many first tokens of the text: 5, or "2-8" for a random number per task."""
     prompt_tokens: int | None = bounded(None, at_least=2)
     """Longer prompts are cut to this many tokens. Special tokens, and what a form puts around the text, are kept. Of a
@@ -415,9 +411,6 @@ def _query(ids: list[int], span: tuple[int, int], special: set[int], number: int
     while body and body[-1] in special:  # an end-of-text token that the tokenizer adds does not belong to a query
         body.pop()
     return ids[:lead] + body[:length] if len(body) >= span[0] else []
-
-
-# --- errors --------------------------------------------------------------------------------------------------
 
 
 def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:

@@ -25,12 +25,15 @@ from operant.machine import Clock
 from operant.models.policy import Policy
 from operant.models.reference import PolicyCopy
 from operant.rollouts.carried import PartialGroup, continue_replies, new_groups
+from operant.runs.config import TrainOptions
 from operant.runs.scored_rollouts import Played, greedy_replies, play_part
 from operant.sampling import Sampling
 from operant.training.learner import Learner
 from operant.training.parts import Progress
 from operant.training.saved_learner import stateful_parts
 from operant.types import Completion, EngineParts, OperantError, RewardFn, Task, require
+
+TasksOf = Callable[[Sequence[int]], list[Task]]
 
 
 @dataclass
@@ -78,24 +81,12 @@ class KeptWeights:
 
 
 class Ahead:
-    """The steps that are planned, and the thread that plays them.
+    """The steps that are planned, and the thread that plays them. tasks_of: from indices to what is attempted."""
 
-    n: number of steps. carry: tokens of a reply in a step; 0: all. per_step: tasks of a step. tasks_of: from the
-    indices of tasks to what is attempted.
-    """
-
-    def __init__(
-        self,
-        learner: Learner,
-        order: Order,
-        reward: RewardFn | None,
-        n: int,
-        carry: int,
-        per_step: int,
-        tasks_of: Callable[[Sequence[int]], list[Task]],
-    ):
-        self.learner, self.order, self.reward = learner, order, reward
-        self.n, self.carry, self.per_step, self.tasks_of = n, carry, per_step, tasks_of
+    def __init__(self, learner: Learner, order: Order, reward: RewardFn | None, train: TrainOptions, tasks_of: TasksOf):
+        self.learner, self.order, self.reward, self.tasks_of = learner, order, reward, tasks_of
+        n, carry = train.rollouts_ahead, train.partial_rollout_tokens
+        self.n, self.carry, self.per_step = n, carry, train.batch // train.samples
         self.planned = deque[PlannedStep]()
         self.begun = dict[int, list[PartialGroup]]()
         """By step, the groups that it continues."""
@@ -210,8 +201,6 @@ class Ahead:
         player.engine.sync(self.kept.of(planned.version).policy, planned.version)
         played = self._play(player, planned)
         return played, sum(player.clock.take().values())
-
-    # --- state --------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
         """The planned steps, and the groups that the first of them continues; `kept` has the weights that play them."""

@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.rewards.isolated import under
 from operant.runs import named_parts
+from operant.runs.ahead import Ahead
 from operant.runs.config import Config, opened, option_of_error
 from operant.runs.evaluate import Evaluator
 from operant.runs.folder import Journal, read_config
@@ -83,17 +85,9 @@ def build(
         metric.check()
     if env is not None:
         check_parts(env)
-    learner = Learner(
-        named_parts.policy(train.policy, own["policy"]),
-        tokenizer=tokenizer,
-        reference=train.reference,
-        algorithm=train.algorithm,
-        engine=engine,
-        env=env,
-        **of_optimizer,
-        total_steps=train.steps,
-        composed=config.learner,
-    )
+    given = {"tokenizer": tokenizer, "reference": train.reference, "engine": engine, "env": env, **of_optimizer}
+    of_method = {"algorithm": train.algorithm, "total_steps": train.steps, "composed": config.learner}
+    learner = Learner(named_parts.policy(train.policy, own["policy"]), **given, **of_method)
     if (close := EngineParts.of(learner.engine).close) is not None:
         closing.callback(close)
     policy = learner.policy
@@ -136,7 +130,10 @@ def build(
         notes = ("learner.parallel=fsdp in one process: there are no ranks to divide anything over", *notes)
     order = Order(len(tasks), config.learner["learner"].seed)
     more = (probes, demonstrations, useful.count(False), (*of_rows, *notes), None, recorded)
-    return RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more).ahead_by(train)
+    parts = RunParts(learner, source, tasks, order, reward, held_out, evaluator, *more)
+    if not (train.rollouts_ahead or train.partial_rollout_tokens):
+        return parts
+    return replace(parts, ahead=Ahead(learner, order, reward, train, partial(parts.attempts, samples=train.samples)))
 
 
 def _check_first_rows(

@@ -155,21 +155,15 @@ class Checkpoints:
             self.warn(f"the state from before the step could not be saved either: {error}")
 
     def _write(self, step: int, extra: dict[str, object]) -> None:
-        self._next = time.monotonic() + min(self._wait, RETRY)
+        self._next, folder = time.monotonic() + min(self._wait, RETRY), self.folder
         for kind in KINDS[self.options.checkpoint]:
-            small = {}
+            own = dict(extra)
             if kind == "light":  # beside the trained weights: counters, positions, hashes
                 large = {"policy", OPTIMIZER}
                 parts = {n: p for n, p in self.state.parts.items() if n not in large and not n.startswith("shadow/")}
-                small["small"] = {name: part.state_dict() for name, part in parts.items()}
-            self.state.save(
-                self.folder.checkpoints,
-                step,
-                extra | small,
-                kind=kind,
-                lengths=self.folder.lengths(),
-                retention=self._retention(),
-            )
+                own["small"] = {name: part.state_dict() for name, part in parts.items()}
+            how = {"kind": kind, "lengths": folder.lengths(), "retention": self._retention()}
+            self.state.save(folder.checkpoints, step, own, **how)
         self._next = time.monotonic() + self._wait
         self._mark_written(step)
 
@@ -201,18 +195,14 @@ class Checkpoints:
             self._last = None
         return step
 
-    # --- models -------------------------------------------------------------------------------------------------------
-
     def export_if_best(self, step: int, metrics: Mapping[str, float]) -> None:
         """Export the model to best/ if the metric of the option `best` is better than ever before."""
         wanted = self.options.best
         if wanted is None or distributed.rank():
             return
         name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
-        value = metrics.get(name)
-        if value is None or not math.isfinite(value):
-            return
-        if self.best is not None and sign * value <= sign * self.best["value"]:
+        value = metrics.get(name, math.nan)
+        if not math.isfinite(value) or (self.best is not None and sign * value <= sign * self.best["value"]):
             return
         best = Best(metric=name, value=value, step=step)
         if (error := error_of(lambda: self._export(self.folder.best, best))) is not None:

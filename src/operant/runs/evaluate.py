@@ -30,6 +30,8 @@ from operant.types import OperantError, RewardFn, Rollout, Task, said_of, totals
 
 GAMES = 32
 """Most episodes of an evaluation whose transcripts are kept."""
+MICRO_TOKENS = 8192
+"""Tokens of a forward pass of an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Evaluation:
     method's own loss."""
     labelled: int = 0
     """The number of these held-out rows with labels."""
+
+    @property
+    def asked(self) -> list[object]:
+        """The tasks of the replies, in order, and the numbers of given and of labelled ones."""
+        return [*(rollout.task.id for rollout in self.rollouts), len(self.losses), self.labelled]
 
     @property
     def loss(self) -> float | None:
@@ -285,10 +292,10 @@ def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None
 
 
 @torch.no_grad()
-def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 8192) -> tuple[ReplyLoss, ...]:
+def reply_losses(rollouts: list[Rollout], policy: Policy) -> tuple[ReplyLoss, ...]:
     """The policy's loss on each demonstrated reply, without temperature or masks."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
-    out = forward_batch(batch, policy, PURE, micro_tokens)
+    out = forward_batch(batch, policy, PURE, MICRO_TOKENS)
     nats = torch.zeros(len(rollouts), dtype=torch.float64)
     nats.index_add_(0, batch.episodes, -(out.logprobs.cpu() * batch.actions).double().sum(1))
     tokens = [sum(turn.count for turn in r.turns) for r in rollouts]
@@ -296,14 +303,12 @@ def reply_losses(rollouts: list[Rollout], policy: Policy, micro_tokens: int = 81
 
 
 @torch.no_grad()
-def divergence(
-    rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling, micro_tokens: int = 8192
-) -> float:
+def divergence(rollouts: list[Rollout], policy: Policy, reference: Policy, sampling: Sampling) -> float:
     """The mean over replies of the summed log-ratio of policy to reference, in nats."""
     batch = collate(rollouts, [0.0] * len(rollouts), joined=not policy.encoder_decoder, numbers=policy.numbers)
     raw = batch.logprobs
     if raw is None or batch.allowed is not None:
-        raw = forward_batch(batch, policy, sampling, micro_tokens).raw_logprobs
+        raw = forward_batch(batch, policy, sampling, MICRO_TOKENS).raw_logprobs
     bare = reference.drop_foreign_states(batch.with_(allowed=None), policy)
-    theirs = forward_batch(bare, reference, sampling, micro_tokens).raw_logprobs
+    theirs = forward_batch(bare, reference, sampling, MICRO_TOKENS).raw_logprobs
     return float(((raw - theirs) * batch.actions).sum()) / len(rollouts)

@@ -1,14 +1,4 @@
-"""The run folder: all files that a run writes.
-
-    runs/sentiment/
-      config.yaml                  complete and resolved
-      environment.json             versions, machine, command
-      metrics.jsonl                one object per step
-      distributions.jsonl          one object per step: histograms, norms by block
-      rollouts/step-00012.parquet  the replies of a step, one row per turn
-      probes/step-00010.parquet    answers to the probe prompts; probes/reference.parquet: the reference's
-      checkpoints/  export/  best/  report.html  log.txt
-      lock                         the process that writes here
+"""The run folder: all files that a run writes, which docs/design.md lists.
 
     with RunFolder.create("runs/sentiment", config) as folder:
         folder.log(1, {"reward/mean": 0.52})
@@ -21,7 +11,6 @@ written, in order, once the disk works again; the replies of such a step, which 
 
 import io
 import json
-import shutil
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -35,7 +24,7 @@ from operant.options import read_mapping
 from operant.runs import lock
 from operant.storage import atomic_io, old_names
 from operant.storage.hub import CONFIGS, OWN
-from operant.types import OperantError, require
+from operant.types import OperantError, require, shown
 
 FAILED = "the run failed: "
 """How the line of `log.txt` begins, after its time, that an error which ended the run leaves."""
@@ -66,19 +55,20 @@ class Journal:
 
     def flush(self) -> None:
         """Write the waiting lines. Raises: OperantError if the disk refuses."""
-        if not self.waiting:
+        lines, self.waiting = self.waiting, []  # a signal, or the watchdog's thread, may add one meanwhile
+        if not lines:
             return
         try:
             if self._good is not None and self.size() > self._good:  # a failed write has left half a line
                 with atomic_io.explained(self.path):
                     atomic_io.truncate(self.path, self._good)
             self._good = self.size()
-            atomic_io.append_text(self.path, "".join(self.waiting))
+            atomic_io.append_text(self.path, "".join(lines))
         except OperantError:
-            while sum(map(len, self.waiting)) > MOST_WAITING:
-                self.waiting.pop(0)
+            while sum(map(len, lines)) > MOST_WAITING:
+                lines.pop(0)
+            self.waiting[:0] = lines
             raise
-        self.waiting.clear()
         self._good = None
 
     def size(self) -> int:
@@ -103,37 +93,25 @@ class RunFolder:
         self.log_path = path / "log.txt"
         self.going_on = True
         """False for a run that is being resumed, until it goes on."""
-        self._reference: list[dict[str, Any]] | None = None
         lines = (self.metrics_path, self.distributions_path, self.log_path)
         self._metrics, self._distributions, self._log = map(Journal, lines)
 
     @classmethod
     def create(
-        cls,
-        out: str | Path,
-        config: Mapping[str, object],
-        *,
-        needs: int = 0,
-        environment: Mapping[str, object] | None = None,
+        cls, out: str | Path, config: Mapping[str, object], *, environment: Mapping[str, object] | None = None
     ) -> "RunFolder":
         """Create a new folder at `out`, or at `out-2`, `out-3` ... if `out` has files in it.
 
         environment: content of `environment.json`: versions, machine, command.
-        needs: bytes that the run will write; a disk with less free space is refused before the run starts.
         """
         text = _dump(config)
         require(not Path(out).is_file(), f"--out {out}: that is a file, and a run writes a folder; choose another name")
+        name = str(out)  # its model's files could not be written
+        require(name.encode(errors="ignore").decode() == name, f"--out {shown(name)} is not UTF-8; choose another name")
         path = _claim(Path(out))
         try:
-            probe = path / "probe"
-            atomic_io.write(probe, bytes(_PROBE))
-            free = shutil.disk_usage(path).free
-            atomic_io.remove(probe)
-            if free < needs:
-                raise OperantError(
-                    f"{path} has {free / 1e9:.1f} GB free and the run needs {needs / 1e9:.1f} GB; free some space "
-                    "there, or choose a folder on another disk with --out"
-                )
+            atomic_io.write(path / "probe", bytes(_PROBE))
+            atomic_io.remove(path / "probe")
             atomic_io.write(path / "config.yaml", text)
             if environment is not None:
                 atomic_io.write(path / "environment.json", atomic_io.strict_json(environment) + "\n")
@@ -184,16 +162,6 @@ class RunFolder:
         """Write the answers to the probe prompts at a step; None: those of the reference."""
         _write_rows(self.probes_path / f"{'reference' if step is None else atomic_io.step_name(step)}.parquet", rows)
 
-    def reference_probes(self) -> list[dict[str, Any]]:
-        """The reference's answers to the probe prompts; empty if there are none. The file is read once."""
-        if self._reference is None:
-            import pyarrow.parquet as pq
-
-            path = self.probes_path / "reference.parquet"
-            with atomic_io.explained(path, "read"):
-                self._reference = pq.read_table(path).to_pylist() if path.exists() else []
-        return self._reference
-
     def lengths(self) -> dict[str, int]:
         """Sizes in bytes of the growing files, for a checkpoint's manifest: a resume truncates the files to them.
 
@@ -208,8 +176,9 @@ class RunFolder:
 
     def change_config(self, config: Mapping[str, object], changes: Sequence[Mapping[str, object]]) -> None:
         """Replace the configuration, and append the changes (`step`, `name`, `old`, `new`) to `changes.jsonl`."""
-        lines = [as_line({"schema": old_names.SCHEMA, **change}) for change in changes]
-        atomic_io.append_text(self.path / "changes.jsonl", "".join(lines))
+        path = self.path / "changes.jsonl"
+        records = [*atomic_io.records(path), *({"schema": old_names.SCHEMA, **change} for change in changes)]
+        atomic_io.write(path, "".join(map(as_line, records)))
         atomic_io.write(self.path / "config.yaml", _dump(config))
         self.config = dict(config)
 
@@ -265,16 +234,17 @@ def changed(folder: Path) -> float:
 def state(folder: Path, done: int, steps: int) -> State:
     """How the run in `folder` stands, with `done` of `steps` steps.
 
-    It failed if an error ended it, and was interrupted if a signal did, or if its process is gone without a trace.
+    It failed if an error ended it, and was interrupted if a signal did, or if its process is gone without a trace: what
+    is killed leaves its lock, maybe beside the export of a run of fewer steps.
     """
     if lock.held(folder / "lock"):
         return "running"
-    if done >= steps and is_export(folder / "export"):
-        return "finished"
     log = folder / "log.txt"
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    last = next((line for line in reversed(lines) if FAILED in line or GOING_ON in line), "")
-    return "failed" if FAILED in last else "interrupted"
+    if FAILED in next((line for line in reversed(lines) if FAILED in line or GOING_ON in line), ""):
+        return "failed"
+    ended = done >= steps and is_export(folder / "export") and not (folder / "lock").exists()
+    return "finished" if ended else "interrupted"
 
 
 def is_export(folder: Path) -> bool:

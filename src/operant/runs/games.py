@@ -196,14 +196,6 @@ def play_by_model(
         raise OperantError("the model has no tokenizer, and games are texts: save its tokenizer into its folder")
     sampling = sampling.of(policy)
     tell_room(played.world, policy, sampling)
-    play(
-        tasks,
-        env=played,
-        engine=engine,
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        seed=seed,
-        stream="evaluate",
-        max_turns=played.world.max_turns + 1,
-        fits=lambda prompt, reply: policy.misfit(prompt, reply) is None,
-    )
+    how = {"env": played, "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
+    how |= {"stream": "evaluate", "max_turns": played.world.max_turns + 1}
+    play(tasks, **how, fits=lambda prompt, reply: policy.misfit(prompt, reply) is None)

@@ -45,9 +45,6 @@ class JudgedReply:
     """By the name of the reward; None if it abstained."""
 
 
-# --- rewards ----------------------------------------------------------------------------------------------------------
-
-
 def scorer(spec: object, run: Mapping[str, object]) -> Scorer:
     """The reward that `spec` names. True: that of a run, whose flat options are `run`, with its own options.
 
@@ -81,9 +78,6 @@ def part(run: Mapping[str, Any], group: str) -> Mapping[str, Any]:
     return run.get(group) or {}
 
 
-# --- replies ----------------------------------------------------------------------------------------------------------
-
-
 def drawn(
     tasks: Sequence[Task],
     *,
@@ -104,16 +98,9 @@ def drawn(
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
     sampling, attempts = sampling.of(policy), Attempts()
     attempts.first = first
-    rollouts = play(
-        [task for task in tasks for _ in range(samples)],
-        env=SingleTurn(),
-        engine=engine,
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        seed=seed,
-        stream=stream,
-        attempts=attempts,
-    )
+    how = {"engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed, "stream": stream}
+    attempted = [task for task in tasks for _ in range(samples)]
+    rollouts = play(attempted, env=SingleTurn(), attempts=attempts, **how)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 
@@ -140,9 +127,6 @@ def best_of(replies: Sequence[JudgedReply], n: int, name: str) -> list[JudgedRep
         return float("-inf") if score is None else score
 
     return [max(replies[i : i + n], key=value) for i in range(0, len(replies), n)]
-
-
-# --- the file -------------------------------------------------------------------------------------------------------
 
 
 class Kept:

@@ -111,15 +111,11 @@ def at_step(folder: Path, step: int) -> Policy:
     config = named_parts.flattened(read_config(folder))
     schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
     options = compose(schema, {group: config.get(group) or {} for group in schema})
+    value = options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None
     lora, copy = options["lora"], folder / START / MODELS["lora.adapter"]
-    policy = load_initial(
-        config,
-        folder,
-        "policy",
-        value=options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None,
-        options=options["model"],
-        lora=replace(lora, adapter=str(copy)) if lora.adapter is not None and copy.is_dir() else lora,
-    )
+    if lora.adapter is not None and copy.is_dir():
+        lora = replace(lora, adapter=str(copy))
+    policy = load_initial(config, folder, "policy", value=value, options=options["model"], lora=lora)
     with said_of(path):
         PolicyState(policy).load_state_dict(read_part(path, "policy"))
     return policy

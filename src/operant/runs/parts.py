@@ -142,14 +142,6 @@ class RunParts:
         counts |= {"rollout/retired": float(len(self.order.retired))} if train.retire is not None else {}
         return rollouts, replace(judged, notes=notes), counts
 
-    def ahead_by(self, train: TrainOptions) -> "RunParts":
-        """These parts, with what generates ahead if the options say so. Raises: OperantError if it cannot."""
-        if not (train.rollouts_ahead or train.partial_rollout_tokens):
-            return self
-        attempts = partial(self.attempts, samples=train.samples)
-        sizes = (train.rollouts_ahead, train.partial_rollout_tokens, train.batch // train.samples)
-        return replace(self, ahead=Ahead(self.learner, self.order, self.reward, *sizes, attempts))
-
 
 class PeriodicEvaluation:
     """Evaluates held-out tasks and probe prompts before training, every few steps, and after the last step.
@@ -224,7 +216,10 @@ class PeriodicEvaluation:
         step = self.parts.learner.progress.step
         if self.parts.evaluator is not None and (self._latest is None or self._latest[0] != step):
             with self.isolated_state():
-                self._latest = step, self.parts.evaluator()
+                self._latest = step, (found := self.parts.evaluator())
+            if self.before is not None and self.before.asked != found.asked:  # a file that was changed meanwhile
+                self.before = None
+                self.folder.log_message("the held-out tasks are others than before training, which is left out")
         return self._latest[1] if self._latest is not None else None
 
     def probe(self, step: int) -> dict[str, float]:

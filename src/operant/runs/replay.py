@@ -7,7 +7,8 @@ It loads the run's initial model and the trained weights of that step, and repea
 was found: scoring and advantages, or forward pass, loss and backward pass.
 """
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,6 @@ import torch
 
 from operant.models import loading
 from operant.models.policy_state import PolicyState
-from operant.storage import manifest
 from operant.training import refused_step
 from operant.training.learner import Learner
 from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, located
@@ -45,7 +45,8 @@ def replay(path: str | Path, *, policy: object = None, reference: object = None)
     refusal, about, weights = refused_step.read(path)
     objects = {name: model for name, model in (("policy", policy), ("reference", reference)) if model is not None}
     named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}
-    named |= _copies(named, Path(path)) | objects
+    models = {option: named[option] for option in loading.MODELS if named.get(option) is not None}
+    named |= loading.copies(models, Path(path).resolve().parent.parent, warnings.warn) | objects
     for what in ("policy", "reference"):
         if str(named[what]).startswith("<"):
             raise OperantError(
@@ -62,18 +63,6 @@ def replay(path: str | Path, *, policy: object = None, reference: object = None)
     with _first_nonfinite_module(learner.policy) as modules:
         found = first(_repeat(learner, refusal, rank) for rank in range(len(refusal.parts)))
     return Replayed(refusal.fault, found, next(iter(modules), None))
-
-
-def _copies(named: Mapping[str, object], path: Path) -> dict[str, str]:
-    """The run's copies of its initial models, by option."""
-    start = path.resolve().parent.parent / loading.START
-    if not start.is_dir():
-        return {}
-    if wrong := manifest.problem(start):
-        raise OperantError(f"{start}, the copy of the initial model, is damaged: {wrong}; restore it")
-    called = manifest.read(start).get("models", {})
-    found = {option: folder for option, folder in loading.MODELS.items() if named.get(option) is not None}
-    return {option: str(start / folder) for option, folder in found.items() if called.get(option) == named[option]}
 
 
 def _repeat(learner: Learner, refusal: RefusedStep, rank: int) -> NonFinite | None:

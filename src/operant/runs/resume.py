@@ -16,7 +16,7 @@ from typing import Any
 from operant.options import flat, is_none, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
-from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config
+from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config, state
 from operant.runs.run import Run
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import about, to_resume
@@ -27,26 +27,14 @@ from operant.types import OperantError
 
 OBJECTS = ("policy", "tasks", "replies", "reward", "env", "engine", "reference", "evaluate")
 """Options that may be Python objects: no file can hold them, so a resume needs them again."""
-_WEIGHTS = "the checkpoint's weights have that shape"
-_BEGAN = "it cannot change on resume, as the results so far depend on it"
+_BEGAN = """algorithm policy reference env rollouts_ahead learner.seed value.init evaluate evaluation.samples
+evaluation.seeds evaluation.sampling evaluation.beams evaluation.length_penalty""".split()
+_WEIGHTS = """policy. lora. soft_prompt. output_mlp. value.layers value.critic model.train_layers model.train_head
+model.precision""".split()
 FIXED = {
-    "algorithm": _BEGAN,
-    "policy": _BEGAN,
-    "reference": _BEGAN,
-    "env": _BEGAN,
-    "rollouts_ahead": _BEGAN,
-    "policy.": _WEIGHTS,
+    **dict.fromkeys(_BEGAN, "it cannot change on resume, as the results so far depend on it"),
+    **dict.fromkeys(_WEIGHTS, "the checkpoint's weights have that shape"),
     "preset": "its values are in config.yaml one by one; change those by name",
-    "learner.seed": _BEGAN,
-    "lora.": _WEIGHTS,
-    "soft_prompt.": _WEIGHTS,
-    "output_mlp.": _WEIGHTS,
-    "value.layers": _WEIGHTS,
-    "value.critic": _WEIGHTS,
-    "value.init": _BEGAN,
-    "model.train_layers": _WEIGHTS,
-    "model.train_head": _WEIGHTS,
-    "model.precision": _WEIGHTS,
 }
 """Options that cannot change on resume, and the reason; a name that ends in a dot is a whole group."""
 _STATE = "the optimizer's state has that format; --fresh-optimizer starts with a new one"
@@ -102,7 +90,7 @@ def elsewhere(out: Path) -> Iterator[None]:
         began, lies_there = Path(), False
         with suppress(OperantError, OSError, ValueError, TypeError, KeyError):
             began = Path(json.loads((out / "environment.json").read_text(encoding="utf-8"))["folder"])
-            names = re.findall(r"[^\s:,'\"{}\[\]]+", str(read_config(out)))
+            names = re.findall(r"[^:,'\"{}\[\]]+", str(read_config(out)))
             missing = {name for name in names if (began / name).exists() and not Path(name).exists()}
             lies_there = any(name in str(error) for name in missing)
         if not lies_there:
@@ -116,7 +104,10 @@ def changes(out: Path, config: Config, *, fresh_optimizer: bool = False) -> list
     old, new = by_name(read_config(out)), by_name(as_mapping(config))
     found = [Change(name, old[name], value) for name, value in new.items() if name in old and old[name] != value]
     fixed = FIXED if fresh_optimizer else FIXED | FIXED_OPTIMIZER
+    evaluates = config.train.evaluates and (old.get("evaluate") or old.get("tasks") is None)
     for change in found:
+        if change.name.startswith("evaluat") and not evaluates:  # it begins or ends, so that nothing is compared
+            continue
         if change.name == "partial_rollout_tokens" and not (change.old and change.new):
             raise _refused(change, "it can have another number, but neither begin nor end on resume")
         if change.name == "samples" and config.train.partial_rollout_tokens:
@@ -176,13 +167,12 @@ def finished_message(out: Path, changed: Mapping[str, object], *, fresh_optimize
     with elsewhere(out):
         config = configure(stored_options(out, changed))
     changes(out, config, fresh_optimizer=fresh_optimizer)
-    steps = config.train.steps
     exported = is_export(out / "export")
     path = to_resume(out / "checkpoints", lambda text: None, fresh_optimizer=True) if exported else None
     done = about(path)["step"] if path else 0
-    if path is None or done < steps:
+    if state(out, done, config.train.steps) != "finished":
         return None
-    return f"{out} is finished: {done} of {max(done, steps)} steps; --steps {2 * max(done, steps)} would continue it"
+    return f"{out} is finished: {done} of {done} steps; --steps {2 * done} would continue it"
 
 
 def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer: bool) -> None:
@@ -195,6 +185,9 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
         run.trackers.warn(lost)
     run.metrics = folder.metrics()
+    if step < run.config.train.steps:  # what was judged at an earlier end says nothing of the next one
+        with atomic_io.explained(folder.path):
+            atomic_io.remove(folder.path / "evaluation.json")
     if changed:
         folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
         listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)

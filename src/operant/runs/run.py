@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from html import escape
+from shlex import quote
 
 from operant import distributed, machine
 from operant.metrics.rollout_table import as_rows
@@ -200,9 +201,10 @@ class Run:
         Raises: OperantError after too many refused steps in a row, with the run saved as it was before them.
         """
         path = self.path / "refused" / atomic_io.step_name(step)
+        repeat = f"operant replay {quote(str(path))}"
         if self.first:
             error = error_of(lambda: refused_step.keep(path, self.learner.bundle))
-            self.trackers.warn(f"step {step}: {refusal.message()}; {error or f'operant replay {path}'}")
+            self.trackers.warn(f"step {step}: {refusal.message()}; {error or repeat}")
         if self.learner.progress.refused < refused_step.IN_A_ROW:
             return
         self.checkpoints.save_before_error()
@@ -212,7 +214,7 @@ class Run:
         raise OperantError(
             f"{self.learner.progress.refused} steps in a row were refused, the last one was step {step}: "
             f"{refusal.fault.message()}. {why}"
-            f"The run is saved as it was before them; the bundle of the last one is {path}: operant replay {path}"
+            f"The run is saved as it was before them; the bundle of the last one is {path}: {repeat}"
         )
 
     def observe(self, call: Callable[[Observer], str | None]) -> list[str | None]:

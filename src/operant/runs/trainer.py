@@ -9,18 +9,20 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from operant import __version__, distributed, machine
-from operant.runs import notes
+from operant.runs import named_parts, notes
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
-from operant.runs.ranks import check_ranks, threads
-from operant.runs.resume import Change, changes, elsewhere, go_on, stored_options
+from operant.runs.resume import Change, by_name, changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
 from operant.storage import atomic_io
@@ -51,7 +53,7 @@ def runs(
     to resume. show: trackers in addition to the option `trackers`.
     observers: called at the start, after every step and at the end.
     """
-    out = Path(out or f"runs/{recipe or 'run'}")
+    out = Path(out or f"runs/{Path(recipe or 'run').stem}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer without resume: a new run has a fresh optimizer anyway; leave it out")
     changed = list[Change]()
@@ -79,7 +81,7 @@ def runs(
         models = with_copies(config, out, log_message) if resume else config
         objects = {"closing": stack, "tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         with elsewhere(out) if resume else nullcontext():
-            run = _load(config, models, folder, resume, objects, show=show)
+            run = _load(config, models, folder, resume, show, **objects)
         run.observers = observers
         if run.parts.ahead is not None:
             stack.callback(run.parts.ahead.close)
@@ -103,10 +105,9 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
         if resume:
             folder = RunFolder.open(out)
         else:
-            started = {"started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": machine.command()}
-            started |= {"folder": os.getcwd()}
             size = {"cores": os.cpu_count(), "memory_gb": machine.size_gb()}
-            environment = {"operant": __version__} | machine.about() | size | started
+            started = {"started": time.strftime("%Y-%m-%d %H:%M:%S"), "command": machine.command()}
+            environment = {"operant": __version__, **machine.about(), **size, **started, "folder": os.getcwd()}
             folder = RunFolder.create(out, as_mapping(config), environment=environment)
         with folder:
             yield folder
@@ -118,13 +119,7 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
 
 
 def _load(
-    config: Config,
-    models: Config,
-    folder: RunFolder,
-    resume: bool,
-    objects: Mapping[str, object],
-    *,
-    show: Iterable[Tracker],
+    config: Config, models: Config, folder: RunFolder, resume: bool, show: Iterable[Tracker], **objects: Any
 ) -> Run:
     """Load everything that the run needs. If that fails, a new folder is deleted.
 
@@ -143,9 +138,7 @@ def _load(
             few = f"{tasks} tasks for {ranks} ranks: each needs one; give more tasks, or start fewer ranks"
             distributed.agree(OperantError(few) if tasks < ranks else None)
     except BaseException:
-        if resume:
-            folder.close()
-        else:
+        if not resume:
             _discard(folder)
         raise
     return Run(config, parts, folder, Trackers(folder, trackers, log_message))
@@ -157,3 +150,56 @@ def _discard(folder: RunFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()  # succeeds only if the parent is empty
+
+
+# --- what all processes have in common ------------------------------------------------------------------------------
+
+BYTES_OF_A_REPLY = 1900
+"""Memory of a reply of one token while it is generated, measured with tracemalloc."""
+
+
+def check_ranks(config: Config, out: Path, resume: bool) -> None:
+    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
+    versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
+    start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
+    distributed.check_equal("options or versions", start | by_name(as_mapping(config)))
+    train, ranks = config.train, distributed.world()
+    replies, have = train.batch // ranks, machine.size_gb()
+    error = None
+    if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
+        error = OperantError(
+            f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
+            f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
+        )
+    prompts = train.batch // train.samples
+    if prompts < ranks:
+        error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
+    if train.partial_rollout_tokens and ranks > 1:
+        error = OperantError(
+            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
+            "unequally; use engine=ray"
+        )
+    distributed.agree(error)
+
+
+@contextmanager
+def threads(config: Config, path: Path | None, log_message: Callable[[str], None]) -> Iterator[None]:
+    """Let torch compute with the number of threads of the option `learner.threads`.
+
+    If that is `auto`, a resumed run has as many as at its checkpoint `path`, since the last bits depend on it. Training
+    and a thread that generates ahead of it in this process have half of them each.
+    """
+    option, here = config.learner["learner"].threads, torch.get_num_threads()
+    if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
+        here = max(1, here // 2)
+    count = option if isinstance(option, int) else here
+    began = about(path)["made_by"].get("threads") if path is not None and option == "auto" else None
+    if isinstance(began, int) and began >= 1 and began != here:
+        count, wanted = began, os.environ.get("OMP_NUM_THREADS")
+        instead = f"not with OMP_NUM_THREADS={wanted}" if wanted not in (None, str(began)) else f"not with {here}"
+        log_message(
+            f"torch computes with {began} threads as when the run began and {instead}: "
+            "another number would change the last bits of the results"
+        )
+    with machine.threads(count):
+        yield

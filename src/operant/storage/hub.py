@@ -18,10 +18,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from operant.types import OperantError, require, shown
 
+T = TypeVar("T")
 BUILTIN = Path(__file__).parents[1] / "builtin"
 CONNECT_SECONDS = 3.0
 """How long the Hub may take to answer the first request."""
@@ -62,7 +63,8 @@ def find_model(name: str | os.PathLike[str]) -> str:
     from huggingface_hub import snapshot_download
 
     _ask_commit(repository, revision)
-    folder = snapshot_download(repository, revision=revision, allow_patterns=WANTED)
+    how = {"revision": revision, "allow_patterns": WANTED}
+    folder = reach("model", repository, lambda: snapshot_download(repository, **how), patient=True)
     whole = _has_weights(Path(folder))
     require(whole, f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder")
     return folder
@@ -112,7 +114,10 @@ def find_config(name: str | os.PathLike[str]) -> str:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         with suppress(OSError):  # a model may lack them
             hf_hub_download(repository, file, revision=revision)
-    return str(Path(hf_hub_download(repository, "config.json", revision=revision)).parent)
+    got = reach(
+        "model", repository, lambda: hf_hub_download(repository, "config.json", revision=revision), patient=True
+    )
+    return str(Path(got).parent)
 
 
 def exported(path: Path) -> Path:
@@ -161,8 +166,8 @@ def quietly() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def reach(kind: str, name: str, ask: Callable[[], object]) -> None:
-    """Call `ask`, which requests a `kind` ("model" or "dataset") from the Hub, with a deadline."""
+def reach(kind: str, name: str, ask: Callable[[], T], *, patient: bool = False) -> T:
+    """What `ask` gets of a `kind` ("model" or "dataset") from the Hub, or an OperantError. patient: no deadline."""
 
     def unreachable(reason: str) -> OperantError:
         missing = f"{kind} {name!r} is not on this machine and cannot be downloaded"
@@ -170,19 +175,18 @@ def reach(kind: str, name: str, ask: Callable[[], object]) -> None:
 
     if offline():
         raise unreachable("HF_HUB_OFFLINE is set, and it is not in the cache")
-    failure: list[BaseException] = []
-    answered = threading.Event()
+    answers, failure, answered = list[T](), list[Exception](), threading.Event()
 
     def work() -> None:
         try:
-            ask()
+            answers.append(ask())
         except Exception as error:
             failure.append(error)
         answered.set()
 
     # In a thread, because looking up a host name has no timeout; a thread that hangs is abandoned.
     threading.Thread(target=work, daemon=True).start()
-    if not answered.wait(CONNECT_SECONDS):
+    if not answered.wait(None if patient else CONNECT_SECONDS):
         raise unreachable(f"the Hub did not answer in {CONNECT_SECONDS:.0f} seconds")
     if failure:
         status = getattr(getattr(failure[0], "response", None), "status_code", None)
@@ -190,6 +194,7 @@ def reach(kind: str, name: str, ask: Callable[[], object]) -> None:
             reason = f"the Hub has no such {kind}, or you may not read it; check the name, or `hf auth login`"
             raise OperantError(f"{kind} {name!r}: {reason}") from failure[0]
         raise unreachable(f"{type(failure[0]).__name__}: {failure[0]}"[:160]) from failure[0]
+    return answers[0]
 
 
 def _local_remedy(kind: str) -> str:
@@ -203,8 +208,7 @@ def _cached(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = (try_to_load_from_cache(repository, name, revision=revision) for name in CONFIGS)
-    config = next((path for path in cached if isinstance(path, str)), None)
-    folder = Path(config).parent if config else None
+    folder = next((Path(path).parent for path in cached if isinstance(path, str)), None)
     return str(folder) if folder and _has_weights(folder) else None
 
 
@@ -220,8 +224,6 @@ def _has_weights(folder: Path) -> bool:
 def _ask_commit(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
-    answers: list[object] = []
     name = f"{repository}@{revision}" if revision else repository
-    api, options = HfApi(), {"revision": revision, "timeout": CONNECT_SECONDS}
-    reach("model", name, lambda: answers.append(api.model_info(repository, **options)))
-    return getattr(answers[0], "sha", None)
+    options = {"revision": revision, "timeout": CONNECT_SECONDS}
+    return getattr(reach("model", name, lambda: HfApi().model_info(repository, **options)), "sha", None)

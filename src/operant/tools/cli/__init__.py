@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 ALONE = 5.0
 """Seconds after which another rank than the first says what it has met before the ranks know each other."""
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from operant.trackers.console import plain
     from operant.types import HeardError, OperantError
 
+    if isinstance(sys.stdout, TextIOWrapper):  # a path may have letters that the terminal lacks
+        sys.stdout.reconfigure(errors="replace")
     show = warnings.showwarning
 
     def as_sentence(message: Warning | str, category: type[Warning], *place: object) -> None:
@@ -65,7 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:  # a path from the command line that is too long, unreadable or a loop of links
-        print(f"operant: {(error.strerror or str(error)).lower()}: {str(error.filename)[:100]!r}", file=sys.stderr)
+        where = "" if error.filename is None else f": {str(error.filename)[:100]!r}"
+        print(f"operant: {(error.strerror or str(error)).lower()}{where}", file=sys.stderr)
         return 2
     finally:
         warnings.showwarning = show

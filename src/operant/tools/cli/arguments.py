@@ -11,23 +11,20 @@ Options = dict[str, Any]
 """The options of a command by name, with underscores."""
 
 
-def parse(
-    arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
-) -> tuple[list[str], Options]:
-    """Return the plain arguments and the options: `--name value`, `--name=value`, or `--name` alone for true.
-
-    flags: options that take no value, so that the word after one of them is a plain argument. several: options that may
-    appear several times; the value of each is a list.
-    Raises: OperantError for an option that appears twice, or a mapping that is not valid YAML.
-    """
-    words, options = parse_text(arguments, flags, several)
+def parse(arguments: Sequence[str], **how: Sequence[str]) -> tuple[list[str], Options]:
+    """As `parse_text`, with the mappings that stand in braces. Raises: OperantError for one that is not valid YAML."""
+    words, options = parse_text(arguments, **how)
     return words, {name: read(text) for name, text in options.items()}
 
 
 def parse_text(
     arguments: Sequence[str], flags: Sequence[str] = (), several: Sequence[str] = ()
 ) -> tuple[list[str], Options]:
-    """Do the same as `parse`, but leave the values of the options as text."""
+    """Return the plain arguments and the options: `--name value`, `--name=value`, or `--name` alone for true.
+
+    flags: options that take no value, so that the word after one of them is a plain argument. several: options that may
+    appear several times; the value of each is a list. Raises: OperantError for an option that appears twice.
+    """
     words: list[str] = []
     options: Options = {}
     rest = list(arguments)

@@ -71,15 +71,9 @@ def generate(words: Sequence[str], options: Options) -> int:
             why = "--reward false leaves none" if judge is None else judge.why or "the model has no reward of its own"
             raise OperantError(f"--best-of {best_of} needs a score, and {why}: name a reward, as in --reward letters:e")
         print(bound_of(best_of), file=sys.stderr)
-    session = Session(
-        speakers,
-        judge,
-        seed,
-        chat=convert(chat, bool, "chat"),
-        system=[message for message in opening if isinstance(message, dict) and message.get("role") == "system"],
-        shown=shown,
-        best_of=best_of,
-    )
+    chat = convert(chat, bool, "chat")
+    system = [message for message in opening if isinstance(message, dict) and message.get("role") == "system"]
+    session = Session(speakers, judge, seed, chat=chat, system=system, shown=shown, best_of=best_of)
     try:
         if isinstance(prompt, str):
             session.answer(prompt)
@@ -88,13 +82,12 @@ def generate(words: Sequence[str], options: Options) -> int:
         else:
             for line in filter(str.strip, (line.rstrip("\n") for line in sys.stdin)):
                 session.answer(line)
+    except UnicodeError as error:
+        raise OperantError(f"the prompt is not UTF-8 ({error.reason}): convert it") from error
     finally:
         if judge is not None:
             judge.close()
     return 0
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def _speaker(name: str, policy: Policy, engine: Engine, options: Mapping[str, object]) -> Speaker:

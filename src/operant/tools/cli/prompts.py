@@ -15,7 +15,7 @@ from operant.data.sources import held_out_of
 from operant.runs.folder import read_config
 from operant.runs.named_parts import form
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import Options, refuse, taken
+from operant.tools.cli.arguments import Options, new_file, refuse, taken
 from operant.tools.report import prompts as kept
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit
@@ -56,7 +56,7 @@ def search(words: Sequence[str], options: Options) -> int:
         "seeds": range(taken(options, "seeds", 1)),
     }
     own["prompts"] = tuple(options.pop("manual", None) or MANUAL)
-    out, source = options.pop("out", None), options.pop("vocabulary", None)
+    out, source = new_file("out", options.pop("out", None)), options.pop("vocabulary", None)
     setting = _setting(options)
     if source is not None:
         model = task_model(source)
@@ -72,7 +72,7 @@ def search(words: Sequence[str], options: Options) -> int:
         cells.append((written, name, str(row.seed), *rest))
     emit("\n".join(aligned(cells)))
     if out is not None:
-        atomic_io.write(Path(out), json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1))
+        atomic_io.write(out, json.dumps([vars(row) for row in rows], ensure_ascii=False, indent=1))
     return 0
 
 

@@ -322,16 +322,10 @@ def answer(asked: Asked, tasks: TaskSet, kept: Kept) -> None:
         if policy is None or engine is None or name != source.model:
             name, (policy, engine) = source.model, load(source.model)
             policy = policy.to(find_device(asked.device))
-        make = partial(
-            drawn,
-            policy=policy,
-            engine=engine,
-            sampling=source.sampling,
-            scorers=[asked.scorer] if asked.scorer is not None else [],
-            samples=asked.drawn,
-            first=place * asked.drawn,  # so that two temperatures of one model do not say the same words
-            seed=asked.seed,
-        )
+        how = {"scorers": [asked.scorer] if asked.scorer is not None else [], "seed": asked.seed}
+        # So that two temperatures of one model do not say the same words.
+        how |= {"samples": asked.drawn, "first": place * asked.drawn}
+        make = partial(drawn, policy=policy, engine=engine, sampling=source.sampling, **how)
         mine = tasks.of(policy, source.sampling.max_tokens)
         kept.fill(place, mine, make, asked.drawn, partial(progress.add, name=source.name))
 

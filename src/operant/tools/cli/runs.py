@@ -17,6 +17,7 @@ from operant.tools.diagnosis.history import number
 from operant.tools.diagnosis.progress import progress
 from operant.tools.report.display import print_diagnosis, print_findings
 from operant.tools.report.downsample import short
+from operant.tools.report.parquet import reading_run
 from operant.trackers.console import emit, plain
 from operant.types import OperantError, require
 
@@ -47,21 +48,21 @@ def _row(folder: Path) -> dict[str, Any]:
     """Return the facts about a run; for one that cannot be read, the reason is its verdict."""
     row = {"run": os.path.relpath(folder), "changed": changed(folder)}
     try:
-        history = read_history(folder)
-        score, steps = progress(history), int(history.option("steps") or 0)
-        said = short_verdict(history, diagnose(history))
-        return row | {
-            "method": history.option("algorithm", "ppo"),
-            "state": state(folder, history.step, steps),
-            "step": history.step,
-            "steps": steps,
-            "score": None if score is None else score.label,
-            "before": None if score is None else short(score.before),
-            "after": None if score is None else short(score.after),
-            "interval": None if score is None or score.interval is None else [short(x) for x in score.interval],
-            "kl": short(history.kl),
-            "verdict": said,
-        }
+        with reading_run(folder):  # a folder of another program may have a config.yaml, too
+            history = read_history(folder)
+            score, steps = progress(history), int(history.option("steps") or 0)
+            return row | {
+                "method": history.option("algorithm", "ppo"),
+                "state": state(folder, history.step, steps),
+                "step": history.step,
+                "steps": steps,
+                "score": score and score.label,
+                "before": score and short(score.before),
+                "after": score and short(score.after),
+                "interval": score and score.interval and [short(x) for x in score.interval],
+                "kl": short(history.kl),
+                "verdict": short_verdict(history, diagnose(history)),
+            }
     except OperantError as error:
         return row | {"state": "unreadable", "verdict": str(error)}
 
@@ -78,7 +79,7 @@ def _texts(row: Mapping[str, object]) -> dict[str, str]:
         "state": row["state"] + (steps if "step" in row else ""),
         "score": f"{number(row['before'])} -> {number(row['after'])}" if known else "",
         "score of": str(row.get("score") or ""),
-        "KL": f"{row['kl']:.1f}" if row.get("kl") is not None else "",
+        "KL": f"{row['kl']:z.1f}" if row.get("kl") is not None else "",
         "age": age,
         "verdict": plain(row["verdict"]),
     }

@@ -98,12 +98,11 @@ def serve(words: Sequence[str], options: Options) -> int:
     require(len(words) == 1, "expected a run folder or model: operant serve runs/sentiment")
     from operant.apps.agents.server import ModelServer, ServerOptions
     from operant.net.listening import is_local
-    from operant.runs.named_models import check, load
+    from operant.runs.named_models import load
     from operant.training.options import find_device
 
     device, name = find_device(options.pop("device", "auto")), options.pop("name", words[0])
     serving = compose({"": ServerOptions}, options)[""]
-    check(words[0])
     policy, engine = load(words[0])
     with ModelServer(policy.to(device), engine, name, serving) as server:
         key = f"with the key of {serving.key_variable}" if os.environ.get(serving.key_variable) else "without a key"
@@ -122,7 +121,7 @@ def migrate(words: Sequence[str], options: Options) -> int:
     require(len(words) == 1, "give one file, as in operant migrate train.py: a Python script, or an RL4LMs .yml")
     path = Path(words[0])
     try:
-        old = path.read_bytes().decode("utf-8")
+        old = path.read_bytes().decode("utf-8-sig")  # Python reads a script with a byte-order mark, too
     except (OSError, UnicodeDecodeError) as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error}"
         raise OperantError(f"{path}: {why}; give a Python script, or an RL4LMs .yml") from error

@@ -200,23 +200,24 @@ def latest(source: Any) -> History:
         return history
     config |= values(source.config.train)
     config |= {f"evaluation.{name}": value for name, value in values(source.config.evaluation).items()}
-    return replace(history, metrics=source.metrics, reference=source.folder.reference_probes(), config=config)
+    reference = _rows(source.folder.probes_path / "reference.parquet")
+    return replace(history, metrics=source.metrics, reference=reference, config=config)
 
 
 def read_history(folder: str | Path) -> History:
     """Read the history of a run folder. Missing files are left out. Raises: OperantError for an unreadable file."""
     folder = Path(folder)
-    replies = sorted((folder / "rollouts").glob("step-*.parquet"))
-    config = folder / "config.yaml"
+    rollouts, config = folder / "rollouts", folder / "config.yaml"
+    newest = max((atomic_io.step_of(path) or 0 for path in rollouts.glob("step-*.parquet")), default=0)
     return History(
         metrics=[
             {name: x if is_finite(x) else None for name, x in record.items() if x is None or isinstance(x, int | float)}
             for record in atomic_io.records(folder / "metrics.jsonl")
         ],
-        rows=_rows(replies[-1]) if replies else [],
+        rows=_rows(rollouts / f"{atomic_io.step_name(newest)}.parquet"),
         reference=_rows(folder / "probes" / "reference.parquet"),
         config=flat(old_names.current(read_mapping(config), config)) if config.is_file() else {},
-        evaluation=_json(folder / "evaluation.json"),
+        evaluation=read_json(folder / "evaluation.json"),
     )
 
 
@@ -232,11 +233,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise OperantError(f"{path} cannot be read ({error}); delete it") from error
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a JSON file of a run holds; an empty mapping without the file. Raises: OperantError for a damaged one."""
     if not path.is_file():
         return {}
     with atomic_io.explained(path, "read"), open(path, encoding="utf-8") as file:
         try:
             return json.load(file)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise OperantError(f"{path} is not valid JSON: {error}; delete it") from error

@@ -79,14 +79,11 @@ def _number(value: object) -> float | None:
     return None
 
 
-# --- the formats ------------------------------------------------------------------------------------------------------
-
-
 def _read(file: Path) -> str:
     with atomic_io.explained(file, "read"):
         data = file.read_bytes()
     require(b"\0" not in data[:4096], f"{file} is no text, and its name is none of a log: give one of {LOGS}")
-    return data.decode("utf-8", errors="replace")
+    return data.decode("utf-8-sig", errors="replace")  # spreadsheets write a byte-order mark
 
 
 def _json(file: Path) -> Iterable[Mapping[str, object]]:

@@ -206,17 +206,9 @@ def short_programs(history: History) -> Finding | None:
         return None
     if tokens[1] > SHORTENED * tokens[0]:
         return None
-    return finding(
-        "short_programs",
-        history.step,
-        metrics=(*(prefix + name for name in rarer), "rollout/reply_tokens"),
-        errors=what,
-        before=percent(before),
-        after=percent(after),
-        wrong_before=percent(wrong[0]),
-        wrong=percent(wrong[1]),
-        passed_before=percent(passed[0]),
-        passed=percent(passed[1]),
-        tokens_before=tokens[0],
-        tokens=tokens[1],
-    )
+    shares = {"before": before, "after": after, "wrong_before": wrong[0], "wrong": wrong[1]}
+    shares |= {"passed_before": passed[0], "passed": passed[1]}
+    known = {"errors": what, "tokens_before": tokens[0], "tokens": tokens[1]}
+    known |= {name: percent(share) for name, share in shares.items()}
+    metrics = (*(prefix + name for name in rarer), "rollout/reply_tokens")
+    return finding("short_programs", history.step, metrics=metrics, **known)

@@ -42,7 +42,7 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return f"Too early to say ({steps} step{'s' * (steps != 1)}).{also}"
     change = f"{score.text} in {steps} steps"
     kl = history.kl
-    change += f" at {kl:.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
+    change += f" at {kl:z.1f} nats of KL (mean of the last {RECENT} steps)" if kl is not None else ""
     if result == "learned":
         if worst is None:
             return f"It learned: {change}, and nothing looks wrong."

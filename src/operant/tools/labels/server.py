@@ -159,16 +159,8 @@ class LabelServer(Listener):
     def state(self, name: str, item_id: str | None, before: Label | None = None) -> dict[str, Any]:
         """What the page shows: an item or none, and progress. before: the label to begin with."""
         progress, last = self.store.progress(name), self.store.last(name)
-        known = {
-            "kind": self.store.kind,
-            "scale": SCALE,
-            "done": progress.done,
-            "total": progress.done + progress.left,
-            "seconds_left": progress.seconds_left,
-            "undo": None if last is None else last.number,
-            "item": None,
-            "notice": "",
-        }
+        known = {"kind": self.store.kind, "scale": SCALE, "undo": last and last.number, "item": None, "notice": ""}
+        known |= {"done": progress.done, "total": progress.done + progress.left, "seconds_left": progress.seconds_left}
         if item_id is None:
             return known
         item = self.store.item(item_id)

@@ -25,6 +25,7 @@ from operant.rewards import NAMES as BUILT_IN
 from operant.rewards import parts_of, resolve
 from operant.runs import named_parts
 from operant.runs.config import Config
+from operant.runs.evaluate import MICRO_TOKENS
 from operant.sampling import encode_prompt
 from operant.text_scores.classifier import Classifier
 from operant.tools.memory_plan.fake_tensors import fake_tensors
@@ -38,8 +39,6 @@ PROGRAM = 0.08e9
 """Bytes that the program itself takes while it runs, beyond its imports: code of kernels, records of the last steps."""
 RECORDS = 600.0
 """Bytes per token of a step's replies: numbers in lists and in the batch, and the rows of the page."""
-EVALUATED = 8192
-"""Tokens of a forward pass of an evaluation."""
 DECODED = 256
 """Rows that are decoded at a time."""
 HEAP = 1.25
@@ -145,14 +144,14 @@ class MeasuredRun:
     """Whether the run would use a GPU of this machine."""
 
 
-def plan(config: Config, *, tokenizer: Tokenizer | None = None) -> MemoryPlan:
+def plan(config: Config) -> MemoryPlan:
     """Estimate the memory that a run of this configuration will take in one process on this machine.
 
     On a CPU the memory of this process now is part of it: see `cli/doctor.py`, which imports first what a run imports.
 
     Raises: OperantError for a model, tasks or options that the run would refuse, too.
     """
-    device, measured = find_device(config.learner["learner"].device), measure(config, tokenizer=tokenizer)
+    device, measured = find_device(config.learner["learner"].device), measure(config)
     shape, permanent, phases = measured.shape, measured.permanent, measured.phases
     # The file, of float32 most likely, is mapped.
     itemsize = config.learner["model"].dtype.itemsize
@@ -169,7 +168,7 @@ def plan(config: Config, *, tokenizer: Tokenizer | None = None) -> MemoryPlan:
     return MemoryPlan(shape, permanent | program, phases, str(device), machine.size_gb() * 1e9, loading)
 
 
-def measure(config: Config, *, tokenizer: Tokenizer | None = None, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
+def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun:
     """Measure one of so many ranks on tensors without memory.
 
     gpu: every classifier is on the device of the policy, and activations are measured beside all gradients, so that
@@ -183,7 +182,7 @@ def measure(config: Config, *, tokenizer: Tokenizer | None = None, ranks: int = 
             "before it runs: plan the model that it is built on with --policy"
         )
     model_config = config_of(config.train.policy)
-    tokenizer = config.learner["model"].templated(tokenizer or tokenizer_of(config.train.policy))
+    tokenizer = config.learner["model"].templated(tokenizer_of(config.train.policy))
     shape = shape_of(config, lengths_of(config, model_config, tokenizer), ranks)
     device = find_device(config.learner["learner"].device)
     with explained(config.train.policy), fake_tensors() as memory:
@@ -263,8 +262,9 @@ def shape_of(config: Config, lengths: tuple[int, int, int], ranks: int = 1) -> S
     (prompt, reply, held_out), update = lengths, config.learner["update"]
     minibatch = min(getattr(update, "minibatch", None) or config.train.batch, config.train.batch)
     batch, minibatch, held_out = (-(-count // ranks) for count in (config.train.batch, minibatch, held_out))
-    rows = min(minibatch, max(1, update.micro_tokens // (prompt + reply)))
-    scored = max(min(batch, update.micro_tokens // (prompt + reply)), min(held_out, EVALUATED // (prompt + reply)), 1)
+    whole = prompt + reply
+    rows = min(minibatch, max(1, update.micro_tokens // whole))
+    scored = max(min(batch, update.micro_tokens // whole), min(held_out, MICRO_TOKENS // whole), 1)
     return Shape(prompt, reply, batch, held_out, rows, scored, -(-minibatch // rows))
 
 

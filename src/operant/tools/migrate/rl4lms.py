@@ -1,6 +1,6 @@
 """The recipe for a YAML configuration of RL4LMs. Its numbers become replies and options as those of the presets did."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from operant.algorithms.rl4lms import Row
 from operant.options import names, parse
 from operant.runs.config import config_schema
 from operant.tools.migrate.renaming import literal, renamed
-from operant.types import OperantError, shown
+from operant.types import OperantError, of_user, shown
 
 RECIPES = {
     "imdb": "imdb",
@@ -37,6 +37,7 @@ REWARDS = dict(zip(SAME, SAME)) | {
     "intent_accuracy": "intent",
 }
 """Rewards and metrics by their names there (docs/other-names.md)."""
+Part = Callable[..., Any]
 
 
 def recipe(text: str, path: Path) -> str:
@@ -44,10 +45,22 @@ def recipe(text: str, path: Path) -> str:
     given = parse(text, str(path))
     if not isinstance(given, Mapping) or not all(isinstance(given.get(part), Mapping) for part in ("alg", "datapool")):
         raise OperantError(f"{path} is no configuration of RL4LMs: it has no alg and datapool; nothing to move")
-    part = _Parts(given)
+
+    def part(*names: str, default: Any = None) -> Any:
+        """What stands in nested mappings, by the names on the way."""
+        found: Any = given
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return default if found is None else found
+
     method = str(part("alg", "id", default="ppo"))
     if method not in ("ppo", "nlpo", "a2c", "trpo", "supervised"):
         raise OperantError(f"{path}: alg.id={shown(method)}; RL4LMs has ppo, nlpo, a2c, trpo and supervised")
+    with of_user(f"{path} has a value of another kind than RL4LMs reads: "):
+        return _recipe(part, method, path.name)
+
+
+def _recipe(part: Part, method: str, name: str) -> str:
     comments: list[str] = []
     model = part("alg", "policy", "args", "model_name") or part("alg", "model_name") or "MODEL"
     options: dict[str, Any] = {"policy": model}
@@ -75,26 +88,12 @@ def recipe(text: str, path: Path) -> str:
         cut = part("env", "args", "prompt_truncation_side", default="left")  # which overrules the tokenizer's
         options["data.prompt_keeps"] = "end" if cut == "left" else "start"
     head = "".join(f"# operant: {comment}\n" for comment in comments)
-    return (
-        f"# From {path.name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}"
-        + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
+    return f"# From {name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}" + yaml.safe_dump(
+        options, sort_keys=False, allow_unicode=True
     )
 
 
-class _Parts:
-    """Reads a nested mapping by the names on the way."""
-
-    def __init__(self, given: Mapping[str, Any]):
-        self.given = given
-
-    def __call__(self, *names: str, default: Any = None) -> Any:
-        found: Any = self.given
-        for name in names:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return default if found is None else found
-
-
-def _reward(part: _Parts, comments: list[str]) -> dict[str, Any]:
+def _reward(part: Part, comments: list[str]) -> dict[str, Any]:
     name, arguments = str(part("reward_fn", "id")), part("reward_fn", "args", default={})
     if name.startswith("learned") and isinstance(arguments, Mapping) and "model_name" in arguments:
         if "label_ix" in arguments:
@@ -112,7 +111,7 @@ def _reward(part: _Parts, comments: list[str]) -> dict[str, Any]:
     return {"reward": "REWARD"}
 
 
-def _numbers(part: _Parts, method: str) -> dict[str, object]:
+def _numbers(part: Part, method: str) -> dict[str, object]:
     """The numbers of the method, by the rules of the presets."""
     own = part("alg", "args", default={})
     generation = part("alg", "policy", "args", "generation_kwargs", default={})
@@ -159,7 +158,7 @@ def _numbers(part: _Parts, method: str) -> dict[str, object]:
     return options
 
 
-def _evaluation(part: _Parts, comments: list[str]) -> dict[str, Any]:
+def _evaluation(part: Part, comments: list[str]) -> dict[str, Any]:
     """Evaluation during training, and its metrics."""
     options: dict[str, Any] = {}
     for theirs, ours in (("eval_every", "evaluate_every"), ("save_every", "checkpoint_every")):

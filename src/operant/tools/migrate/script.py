@@ -63,8 +63,6 @@ def moved(text: str, name: str) -> str:
 class _Script(TrlxCalls):
     """A script, and how its parts are moved."""
 
-    # --- moving -------------------------------------------------------------------------------------------------------
-
     def move(self) -> None:
         heads = {i: self.code(i) for i in self.imports}
         old_loop = any("WithValueHead" in text for text in heads.values()) or any(
@@ -305,13 +303,9 @@ class _Script(TrlxCalls):
             self.above(call, "lora.targets: all linear layers here; peft has a list for each architecture")
         if "bias" in arguments and self.code(arguments["bias"]).strip("\"'") == "none":
             arguments.pop("bias")
-        for theirs, name in (
-            ("lora_alpha", "lora.alpha"),
-            ("target_modules", "lora.targets"),
-            ("use_rslora", "lora.rslora"),
-        ):
-            if theirs in arguments:
-                options[name] = self.code(arguments.pop(theirs))
+        ours_ = {"lora_alpha": "lora.alpha", "target_modules": "lora.targets", "use_rslora": "lora.rslora"}
+        for theirs in [name for name in ours_ if name in arguments]:
+            options[ours_[theirs]] = self.code(arguments.pop(theirs))
         if left := [name for name in arguments if name != "task_type"]:
             self.above(call, f"{', '.join(left)} of LoraConfig: docs/adapters.md")
 

@@ -44,7 +44,8 @@ class ScriptTree:
         self.places = wrapper.resolve(metadata.PositionProvider)
         self.parents: Mapping[Node, Node] = wrapper.resolve(metadata.ParentNodeProvider)
         self.names = wrapper.resolve(metadata.QualifiedNameProvider)
-        self.starts = list(accumulate(map(len, text.splitlines(keepends=True)), initial=0))
+        lines = re.findall(r"[^\r\n]*(?:\r\n|\r|\n|$)", text)  # those of Python: `splitlines` knows more ends of lines
+        self.starts = list(accumulate(map(len, lines), initial=0))
         self.edits: list[tuple[int, int, str]] = []
         self.comments: dict[int, list[str]] = {}
         find = matchers.findall
@@ -56,8 +57,6 @@ class ScriptTree:
         self.classes = self._sorted(find(self.module, matchers.ClassDef()))
         self.functions = {f.name.value: f for f in self._sorted(find(self.module, matchers.FunctionDef()))}
         self.uses = [i for i in self.imports if any(m.split(".")[0] in ("trl", "trlx") for m in self._modules(i))]
-
-    # --- the tree -----------------------------------------------------------------------------------------------------
 
     def _sorted(self, found: Iterable[Node]) -> list[Node]:
         return sorted(found, key=self._span)
@@ -131,8 +130,6 @@ class ScriptTree:
         above = [a for a in self.assigns if self._span(a) < self._span(node)]
         return next((a.value for a in reversed(above) if self.code(a.targets[0].target) == node.value), node)
 
-    # --- configurations ---------------------------------------------------------------------------------------------
-
     def as_mapping(self, call: Node, made: Configuration) -> None:
         self.above(call, *made.renamed.comments)
         for star in made.stars:
@@ -143,8 +140,6 @@ class ScriptTree:
         """The last configuration of this name before the end of a node."""
         end = self._span(node)[1]
         return next((made for made in reversed(known.get(text, [])) if made.start < end), None)
-
-    # --- the new text -------------------------------------------------------------------------------------------------
 
     def edited(self) -> str:
         """The text with its edits; one inside another is made in what replaces that one."""

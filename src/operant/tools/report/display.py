@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from html import escape
 from pathlib import Path
+from shlex import quote
 
 from operant.metrics.games import game_of
 from operant.runs.config import describe
@@ -55,8 +56,8 @@ class ConsoleDisplay(Console, Observer):
         print_diagnosis(run.path)
         before, world = run.policy.as_reward, playable(run.config.train.env)
         use = f"play {world} --player" if world else "generate"
-        use = f"try the model: operant {use} {run.path}"
-        use = use if before is None else f"train against it: --reward {before}{run.path}"
+        use = f"try the model: operant {use} {quote(str(run.path))}"
+        use = use if before is None else f"train against it: --reward {quote(f'{before}{run.path}')}"
         print(f"report: {run.folder.report}   {use}")
 
 
@@ -130,7 +131,7 @@ def held_out(run: Run) -> list[str]:
     first, last = before.chosen(), after.chosen()
     count, replies = len(after.rollouts), "reply"
     if after.rollouts:
-        kl = f"; KL on them after training: {after.kl:.1f} nats per reply" if after.kl is not None else ""
+        kl = f"; KL on them after training: {after.kl:z.1f} nats per reply" if after.kl is not None else ""
         if "game/won" in first and "game/won" in last:
             rates = [percent(chosen.pop("game/won")) for chosen in (first, last)]
             lines += [f"success rate on {counted(count, 'held-out game')}: {' -> '.join(rates)}"]
@@ -153,9 +154,10 @@ def best_prompts(run: Run) -> list[str]:
 
 
 def diagnosis(path: Path) -> tuple[str, list[Finding]]:
-    history = read_history(path)
-    findings = diagnose(history)
-    return verdict(history, findings), findings
+    with parquet.reading_run(path):
+        history = read_history(path)
+        findings = diagnose(history)
+        return verdict(history, findings), findings
 
 
 def print_diagnosis(path: Path) -> None:
@@ -176,4 +178,4 @@ def print_findings(
 
 def _stopped(run: Run) -> str:
     step = run.learner.progress.step
-    return f"stopped after step {step} and saved; resume with: operant train --resume {run.path}"
+    return f"stopped after step {step} and saved; resume with: operant train --resume {quote(str(run.path))}"

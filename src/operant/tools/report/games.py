@@ -6,13 +6,12 @@ long one the first turns only. A page embeds `EACH` of up to `GROUPS` steps, goo
 more than the mean of its group.
 """
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from operant.storage import atomic_io
+from operant.tools.diagnosis.history import read_json
 from operant.tools.report import parquet
 from operant.tools.report.html import fitting, spread
 from operant.tools.report.replies import Reader
@@ -85,12 +84,8 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
 
 
 def _held_out(folder: Path, when: str) -> list[dict[str, Any]]:
-    path = folder / "evaluation.json"
-    if not path.is_file():
-        return []
-    with atomic_io.explained(path, "read"):
-        judged = json.loads(path.read_text(encoding="utf-8")).get(when) or {}
-    return [reply["game"] | {"reward": reply.get("score")} for reply in judged.get("replies", ()) if reply.get("game")]
+    replies = (read_json(folder / "evaluation.json").get(when) or {}).get("replies", ())
+    return [reply["game"] | {"reward": reply.get("score")} for reply in replies if reply.get("game")]
 
 
 def shortened(game: Mapping[str, Any]) -> dict[str, object]:

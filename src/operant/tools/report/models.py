@@ -140,14 +140,8 @@ class Compared:
 
     def page(self, path: str | Path, about: str) -> None:
         """Write the page. about: a sentence on how the replies were made. Raises: OperantError if the disk refuses."""
-        data = {
-            "about": about,
-            "models": list(self.models),
-            "rewards": list(self.rewards),
-            "table": self.table(),
-            "all": len(self.tasks),
-            "tasks": [self.cell(n) for n in range(min(len(self.tasks), MOST))],
-        }
+        data = {"about": about, "models": list(self.models), "rewards": list(self.rewards), "table": self.table()}
+        data |= {"all": len(self.tasks), "tasks": [self.cell(n) for n in range(min(len(self.tasks), MOST))]}
         title = " and ".join(self.models) if len(self.models) < 3 else f"{len(self.models)} models"
         atomic_io.write(path, html.page(title, data, scripts=SCRIPTS, styles=STYLES))
 

@@ -29,6 +29,7 @@ from operant.rewards import parts_of
 from operant.runs.run import Observer, Run
 from operant.sampling import Sampling
 from operant.storage import atomic_io
+from operant.tools.diagnosis.history import read_json
 from operant.tools.report import parquet
 from operant.tools.report.downsample import short
 from operant.tools.report.html import spread
@@ -123,13 +124,7 @@ def measured(setting: Classification, text: str, ids: Sequence[int], source: str
 
 def read(folder: Path) -> dict[str, Any] | None:
     """What a run has found; None if it has no `prompts.json`."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OperantError(f"{path} is damaged ({error}): train again") from error
+    return read_json(folder / FILE) or None
 
 
 def lines(found: dict[str, Any]) -> list[str]:
@@ -239,26 +234,21 @@ def outcome(found: Mapping[str, Any]) -> Mapping[str, object]:
     for one in found["prompts"]:
         step = one["step"]  # weights after step n write the replies of step n + 1
         when = f"after step {step}" if one["source"] == "greedy" else f"step {step + 1}"
-        rows.append(
-            {
-                "from": f"{one['source']}, {when}",
-                **{name: one[name] for name in ("text", "train", "test", "confusion")},
-                "score": short(one["score"]),
-                "calls": found["calls"],
-                "paste": template.render(one["text"], "{sentence}", "{mask}"),
-            }
-        )
+        known = {name: one[name] for name in ("text", "train", "test", "confusion")}
+        known |= {"score": short(one["score"]), "calls": found["calls"]}
+        paste = template.render(one["text"], "{sentence}", "{mask}")
+        rows.append({"from": f"{one['source']}, {when}", **known, "paste": paste})
     for row in (Baseline(**row) for row in found["baselines"]):
         lead = template.behind(row.detail.get("examples", "") if row.name == "in-context" else "")
-        rows.append(
-            {
-                "from": name_of(row),
-                "baseline": True,
-                **{"text": row.prompt, "train": row.train, "test": row.test, "score": short(row.score)},
-                "calls": row.calls,
-                # What answers by a trained head is no text to paste.
-                "paste": None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}"),
-            }
-        )
+        known = {
+            "text": row.prompt,
+            "train": row.train,
+            "test": row.test,
+            "score": short(row.score),
+            "calls": row.calls,
+        }
+        # What answers by a trained head is no text to paste.
+        paste = None if row.name == "head" else lead.render(row.prompt, "{sentence}", "{mask}")
+        rows.append({"from": name_of(row), "baseline": True, **known, "paste": paste})
     names = ("task_model", "template", "words", "set", "texts", "measure", "calibrate", "length", "calls", "transfer")
     return {**{name: found[name] for name in names if name in found}, "rows": rows}

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from operant.tools.report import parquet
+from operant.tools.report.downsample import short
 from operant.tools.report.html import fitting, size, spread
-from operant.tools.report.parquet import plain
 from operant.types import OperantError, require
 
 if TYPE_CHECKING:
@@ -74,13 +74,9 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any]:
     found_probes = fitting(lambda n: probes(folder, read, n), len(parquet.steps(folder / "probes")), text_budget)
     rows = fitting(lambda n: _sample(tables, n), MOST_IN_ALL, text_budget)
     counts = [tables[step].num_rows if step in tables else read(parquet.count, path) for step, path in paths.items()]
-    data = {
-        "probes": found_probes,
-        "replies": {"rows": rows, "token_chunks": []},
-        "available": {"steps": len(paths), "replies": sum(filter(None, counts))},
-        "summary": "",
-        "notes": read.notes,
-    }
+    available = {"steps": len(paths), "replies": sum(filter(None, counts))}
+    data = {"probes": found_probes, "replies": {"rows": rows, "token_chunks": []}, "available": available}
+    data |= {"summary": "", "notes": read.notes}
     with_tokens = _add_tokens(data, folder, read, budget - 2_000)
     data["summary"] = _summary(data, with_tokens, str(folder))
     return data
@@ -122,7 +118,7 @@ def _answers(table: "pa.Table") -> dict[str, dict[str, object]]:
 
 def _side(answers: Mapping[str, Mapping[str, object]], tasks: Sequence[str]) -> Columns:
     names = [name for name in _COLUMNS if name != "query"]
-    return {name: [plain(answers[task][name]) if task in answers else None for task in tasks] for name in names}
+    return {name: [short(answers[task][name]) if task in answers else None for task in tasks] for name in names}
 
 
 def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
@@ -137,7 +133,7 @@ def _sample(tables: Mapping[int, "pa.Table"], most: int) -> Columns:
         n = min(per_step, table.num_rows)
         for row in table.take([i * table.num_rows // n for i in range(n)]).to_pylist():
             for name, column in rows.items():
-                column.append(step if name == "step" else plain(row.get(name)))
+                column.append(step if name == "step" else short(row.get(name)))
     return rows
 
 
@@ -255,7 +251,7 @@ class Index:
         parts = sorted(name for name in found.column_names if name.startswith("reward/"))
         columns = [*_SHOWN, *(parts if len(parts) > 1 else ())]
         page = found.select(columns).take(order[offset : offset + limit]).to_pylist()
-        rows = [{name: plain(value) for name, value in row.items()} for row in page]
+        rows = [{name: short(value) for name, value in row.items()} for row in page]
         return answer | {"total": found.num_rows, "rows": rows}
 
     def _refresh(self) -> None:

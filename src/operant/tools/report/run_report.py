@@ -6,7 +6,6 @@
 `page/app.js` lays the page out, `downsample.py` shortens long runs, and `diagnosis/` writes the verdict.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 from operant.metrics.registry import CHOSEN, METRICS, describe
 from operant.storage import atomic_io
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
-from operant.tools.diagnosis.history import RECENT, capitalised, counted
+from operant.tools.diagnosis.history import RECENT, capitalised, counted, read_json
 from operant.tools.diagnosis.progress import progress
 from operant.tools.report import games, html, prompts
 from operant.tools.report.cycle import cycle
@@ -67,7 +66,7 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
     Raises: OperantError where the folder cannot be read.
     """
     folder = Path(run_folder)
-    history = read_history(folder)
+    history, config = read_history(folder), folder / "config.yaml"
     metrics, findings = history.metrics, diagnose(history)
     found_probes = probes(folder, Reader(), 2)
     samples = _probe_samples(found_probes) if found_probes else _held_out_samples(history.evaluation)
@@ -99,8 +98,8 @@ def page_data(run_folder: str | Path) -> dict[str, Any]:
             if (metric := describe(name)) and metric.group == CHOSEN
         ],
         "target": history.option("kl.target") if history.option("kl.control") in _CONTROLLERS else None,
-        "config": _text(folder / "config.yaml"),
-        "environment": json.loads(_text(folder / "environment.json") or "{}"),
+        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "environment": read_json(folder / "environment.json"),
     }
 
 
@@ -256,8 +255,3 @@ def _showcase(rows: Sequence[Sample]) -> dict[str, object]:
 
 def _answer(reply: str | None, reward: float | None) -> Answer | None:
     return None if reply is None else {"reply": reply, "reward": short(reward)}
-
-
-def _text(path: Path) -> str:
-    with atomic_io.explained(path, "read"):
-        return path.read_text(encoding="utf-8") if path.exists() else ""

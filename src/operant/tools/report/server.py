@@ -61,7 +61,8 @@ class Site:
         if path not in _PATHS:
             raise RequestError(404, f"there is nothing at {path}; there are: {', '.join(_PATHS)}")
         method, types = _PATHS[path]
-        return method(self, **_parameters(query, types))
+        with parquet.reading_run(self.folder):
+            return method(self, **_parameters(query, types))
 
     def page(self) -> str:
         return run_report.page(self.data(), live=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from operant.metrics.games import numbers
-from operant.tools.diagnosis.history import RECENT
+from operant.tools.diagnosis.history import RECENT, counted
 from operant.tools.diagnosis.intervals import t_quantile, wilson
 from operant.tools.diagnosis.progress import EARLY
 from operant.tools.report.downsample import short
@@ -149,10 +149,10 @@ def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
     known = [(group, own, own["reward"]) for group, own in found if "reward" in own and own["reward"].after]
     if not known:
         return ["No run has finished a step yet."]
-    where = "on held-out tasks" if held_out else f"over the last {RECENT} steps"
+    longest = max(run.history.step for group, *_ in known for run in group.runs)
+    where = "on held-out tasks" if held_out else f"over the last {counted(min(RECENT, longest), 'step')}"
     best = max(known, key=_height)
     lines = _comparison(best, known, where, "before training" if held_out else "in the first step")
-    longest = max(run.history.step for group, *_ in known for run in group.runs)
     if longest < EARLY and not (held_out and best[0].runs[0].history.supervised):
         lines.insert(0, f"Too early to say ({longest} step{'s' * (longest != 1)}).")
     if troubles := _problems(best[0]):
@@ -271,5 +271,5 @@ def brief(folder: str | Path) -> str:
     text = f"{run.measure} {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
     text += f" and KL {_plus_minus(kl.after)}" if kl.after else ""
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
-    where = "on held-out tasks" if held_out else f"in the last {RECENT} steps"
+    where = "on held-out tasks" if held_out else f"in the last {counted(min(RECENT, run.history.step), 'step')}"
     return f"{text} {where}" + (f" ({findings})" if findings else "")

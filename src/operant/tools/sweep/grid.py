@@ -95,9 +95,6 @@ class Point:
         return f"{safe[: LONGEST - len(digest) - 1]}-{digest}"
 
 
-# --- from the command line --------------------------------------------------------------------------------------------
-
-
 def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[list[Axis], dict[str, str]]:
     """Split options into axes and those with one value, both by full name.
 
@@ -173,9 +170,6 @@ def written(value: object) -> str:
 def number(value: float) -> str:
     """The shortest text for a number: 2, 0.02, 1e-05."""
     return repr(value).removesuffix(".0")
-
-
-# --- points -----------------------------------------------------------------------------------------------------------
 
 
 def grid(axes: Sequence[Axis]) -> list[Point]:

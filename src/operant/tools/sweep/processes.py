@@ -113,14 +113,9 @@ def run_all(
                     command = waiting.popleft()
                     log = logs / f"{command.name}.txt"
                     with atomic_io.explained(log), open(log, "w", encoding="utf-8") as output:
-                        process = subprocess.Popen(
-                            [sys.executable, "-m", "operant", "train", *command.words],
-                            stdin=subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=subprocess.STDOUT,
-                            env=environment(at_once),
-                            start_new_session=True,
-                        )
+                        files = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+                        words = [sys.executable, "-m", "operant", "train", *command.words]
+                        process = subprocess.Popen(words, **files, env=environment(at_once), start_new_session=True)
                     running.append(RunProcess(command, process, log, time.monotonic()))
                 time.sleep(_POLL)
                 for run in [*running]:

@@ -16,7 +16,7 @@ import yaml
 from operant.options import flat, read
 from operant.runs import lock
 from operant.runs.config import as_mapping, configure
-from operant.runs.folder import is_export, read_config
+from operant.runs.folder import read_config, state
 from operant.storage import atomic_io, old_names
 from operant.tools.report.runs import FILE, read_sweep
 from operant.tools.sweep.grid import Axis, Point, divide, draw, grid
@@ -56,9 +56,6 @@ def make_plan(options: Mapping[str, object], recipe: str | None, random: int = 0
     return SweepPlan(recipe, axes, fixed, points, common, drawn)
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
 def remember(folder: Path, plan: SweepPlan) -> None:
     """Write sweep.yaml, with the axes that it already records. Runs named by old option names get their current ones.
 
@@ -95,9 +92,6 @@ def remember(folder: Path, plan: SweepPlan) -> None:
     atomic_io.write(path, yaml.safe_dump(record, sort_keys=False, allow_unicode=True, width=120))
 
 
-# --- how far a run is -------------------------------------------------------------------------------------------------
-
-
 def progress(folder: Path) -> Literal["missing", "begun", "done"]:
     """How far a run is; it is done once its last step is logged and its evaluation and export are written.
 
@@ -109,9 +103,8 @@ def progress(folder: Path) -> Literal["missing", "begun", "done"]:
         return "missing"
     config = read_config(folder)
     evaluated = not config.get("evaluate") or (folder / "evaluation.json").is_file()
-    # A process that was killed during the export leaves its lock.
-    exported = is_export(folder / "export") and not (folder / "lock").exists()
-    return "done" if evaluated and exported and steps_done(folder) >= int(config.get("steps") or 0) else "begun"
+    ended = state(folder, steps_done(folder), int(config.get("steps") or 0)) == "finished"
+    return "done" if evaluated and ended else "begun"
 
 
 def steps_done(folder: Path) -> int:

@@ -18,7 +18,8 @@ const Replies = (() => {
   /** The number of decimals that suits all of these numbers. */
   function decimals(values) {
     const most = Math.max(0, ...values.filter(known).map(Math.abs));
-    return values.filter(known).every(Number.isInteger) ? 0 : most < 10 ? 3 : most < 100 ? 2 : 1;
+    if (values.filter(known).every(Number.isInteger)) return 0;
+    return most >= 100 ? 1 : most >= 10 ? 2 : most >= 0.1 ? 3 : Math.min(9, 2 - Math.floor(Math.log10(most)));
   }
   const count = (value) => value.toLocaleString("en");
   const some = (value, one, more) => `${count(value)} ${value === 1 ? one : more}`;
