@@ -137,6 +137,13 @@ class Draws(Letters):
         self.chance.setstate(state["chance"])
 
 
+class Measured(Draws):
+    """It is measured in a world without a state."""
+
+    def for_evaluation(self):
+        return Letters()
+
+
 def ask(task, *, most: int = 3, price: float = 1.0):
     """A world as a generator function: it asks for the letter of the task's target, at most `most` times."""
     reply = yield f"{task.prompt} which?"

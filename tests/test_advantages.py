@@ -165,10 +165,8 @@ def numbers(batch: Batch) -> dict[str, torch.Tensor]:
     total.backward()
     at = batch.actions
     names = ("advantages", "returns", "kl", "rewards")
-    found = {name: getattr(batch, name)[at] for name in names} | {
-        "loss": total.detach(),
-        "kl loss": charged[at].detach(),
-    }
+    found = {name: getattr(batch, name)[at] for name in names}
+    found |= {"loss": total.detach(), "kl loss": charged[at].detach()}
     return found | {"gradient": now.grad[at], "value gradient": seen.grad[at], "off": seen.grad[~at].abs().sum()}
 
 

@@ -106,10 +106,8 @@ def test_a_file_where_the_run_should_be(folder, capsys):
 
 
 def test_arguments_and_options_are_separated():
-    assert parse(["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]) == (
-        ["a"],
-        {"x": "1", "y": "2", "z": True, "w_v": "-1"},
-    )
+    given = ["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]
+    assert parse(given) == (["a"], {"x": "1", "y": "2", "z": True, "w_v": "-1"})
     assert parse(["--reward", "{letters:e: 1.0, 'length:5': 0.5}"])[1]["reward"] == {"letters:e": 1.0, "length:5": 0.5}
 
 
@@ -196,11 +194,7 @@ def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path)
 
 @pytest.mark.parametrize(
     ("recipe", "preset"),
-    [
-        *(("letters", preset) for preset in (None, "trl", "openai", "textworld", "trunk")),
-        ("sentiment", None),
-        ("sft", None),
-    ],
+    [*(("letters", p) for p in (None, "trl", "openai", "textworld", "trunk")), ("sentiment", None), ("sft", None)],
 )
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
     for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward

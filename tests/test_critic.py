@@ -235,10 +235,7 @@ ROW = {"prompt": "p", "completion": "a"}
     ({"tasks": [{"prompt": "p", "completion": "a", "outcome": True}]}, r"outcome True must be one of compile"),
     ({"tasks": [{"prompt": "p", "completions": ["a"], "outcomes": [1, 2]}]}, r"one for each of `completions`"),
     ({"tasks": [{"prompt": "p", "completion": "a", "outcome": 1}]}, r"all programs have the outcome 'runtime error'"),
-    (
-        {"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]},
-        r"label 9 is no outcome",
-    ),
+    ({"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]}, r"label 9 is no"),
     ({"policy": "builtin:reviews-lm"}, r"use policy=outcome_critic with policy.trunk=MODEL"),
     ({"policy": {"name": "outcome_critic", "trunk": "builtin:reviews-lm", "hidden": -1}}, r"hidden=-1: it must be"),
     ({"reward": "letters:e"}, r"it generates no replies that could be scored"),

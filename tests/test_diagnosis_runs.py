@@ -506,16 +506,13 @@ def test_a_reward_that_was_nearly_saturated_at_the_start_is_not_called_constant(
     assert not {"constant", "saturated"} & set(soon_saturated(False).findings)
 
 
-@cases(
-    (longer, "pays for longer", "`--sampling.max_tokens {}`"),
-    (shorter, "pays for shorter", "`--sampling.min_tokens {}`"),
-)
+@cases((longer, "longer", "`--sampling.max_tokens {}`"), (shorter, "shorter", "`--sampling.min_tokens {}`"))
 @pytest.mark.slow
 def test_lengths_that_the_reward_pays_for(make, cause, remedy):
     trained, found = make(True), make(True).findings["length"]
     first, last = lengths(trained)[0], average(lengths(trained)[-5:])
     assert f"from {first:.1f} to {last:.1f} tokens" in found.message
-    assert cause in found.cause and remedy.format(round(first)) in found.remedy
+    assert f"pays for {cause}" in found.cause and remedy.format(round(first)) in found.remedy
     assert (f"`length:<={round(first)}`" if last > first else f"`length:{round(first)}`") in found.remedy
     assert "length" not in make(False).findings
 

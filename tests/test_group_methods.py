@@ -10,6 +10,7 @@ from torch import Tensor
 
 from operant.algorithms import ALGORITHMS
 from operant.objectives import advantages, group_baselines, ratios, value_augmented
+from operant.rollouts.collate import nothing
 from operant.types import Batch, OperantError, Outputs
 
 NOW = [[-0.9, -1.2, -0.4, 0.0], [-2.0, -0.1, -0.7, -1.5], [-0.3, 0.0, 0.0, 0.0]]
@@ -69,11 +70,7 @@ LOSSES = {
     "gspo": (ratios.sequence_ratio, WIDE, lambda p, q, a, s: cut(a, exp(s), 0.3, 0.4)),
     "gspo, its own bounds": (ratios.sequence_ratio, {}, lambda p, q, a, s: cut(a, exp(s), 3e-4, 4e-4)),
     "gspo, token": (ratios.sequence_ratio, {**WIDE, "ratio": "token"}, lambda p, q, a, s: cut(a, exp(s), 0.3, 0.4)),
-    "cispo, at most 5": (
-        ratios.clipped_weight,
-        {},
-        lambda p, q, a, s: (-a * min(exp(p - q), 5) * p, -a * min(exp(p - q), 5)),
-    ),
+    "cispo, 5": (ratios.clipped_weight, {}, lambda p, q, a, s: (-a * min(exp(p - q), 5) * p, -a * min(exp(p - q), 5))),
     "cispo, at most 1.2": (
         ratios.clipped_weight,
         {"high": 0.2, "bound": "excess", "low": 0.5},
@@ -203,9 +200,27 @@ def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
     made = made.with_(logprobs=out.logprobs.detach())
     plain, more = (value_augmented.ppo_and_right_replies(out, made, right_coef=c)["loss"] for c in (0.0, 0.1))
     weights = batch.actions / 6
-    assert float(((more - plain) * weights).detach().sum()) == pytest.approx(
-        0.1 * 0.7
-    )  # the mean over the right reply alone
+    assert float(((more - plain) * weights).detach().sum()) == pytest.approx(0.07)  # of the right reply alone
+
+
+def test_a_row_without_actions_is_no_reply():
+    """A rank without replies has one. The deviation of the step is that of four replies, the root of 1.25."""
+    batch = Batch.given([[1]] * 4 + [[0, 0]], [[2]] * 4 + [[]]).with_(groups=torch.tensor([0, 0, 1, 1, 2]))
+    rewards = torch.zeros(batch.tokens.shape)
+    rewards[:4, 1] = torch.tensor([0.0, 1.0, 0.0, 3.0])
+    made = advantages.with_groups(batch.with_(rewards=rewards), deviation="batch").advantages
+    assert made[batch.actions].tolist() == pytest.approx([x / 1.25**0.5 for x in (-0.5, 0.5, -1.5, 1.5)])
+    assert not made[4].any()
+
+
+@pytest.mark.parametrize("name", "a2c reinforce grpo rloo opo maxrl pass-at-k vapo ilql soft_q".split())
+def test_a_rank_without_replies_has_no_advantages(name):
+    made = ALGORITHMS[name].advantage(nothing(), **({"k": 4} if name == "pass-at-k" else {}))
+    assert made.advantages is None or not made.advantages.any()
+    if name == "soft_q":
+        none = torch.zeros(made.tokens.shape)
+        made = made.with_(extra={"target_q": none, "target_v": none})
+        assert not ALGORITHMS[name].loss(Outputs(none, none, logsumexp=none), made)["loss"].any()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

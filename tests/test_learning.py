@@ -28,10 +28,8 @@ ROWS |= {"soft_q": {"advantage.shape": (0.0, 1.0, 0.0, 40.0), "target.rate": 0.5
 ROWS |= {"gigpo": ROWS["grpo"], "rejection": {"learner.select": "top:25%", "epochs": 4}}
 ROWS |= {name: {"epochs": 2} for name in ("dapo", "gspo", "sapo", "dppo", "maxrl", "reinforce++-baseline")}
 ROWS |= {"dr-grpo": {"epochs": 2}, "cispo": {"minibatch": 8}, "opo": {"minibatch": 8}, "reinforce++": {"epochs": 2}}
-ROWS |= {
-    "pass-at-k": {"epochs": 2, "advantage.k": 2},
-    "vapo": {"epochs": 2, "advantage.right": 0.8, "advantage.alpha": 1.0},
-}
+ROWS |= {"pass-at-k": {"epochs": 2, "advantage.k": 2}}
+ROWS |= {"vapo": {"epochs": 2, "advantage.right": 0.8, "advantage.alpha": 1.0}}
 LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first", "turn_mean")}
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
 CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}

@@ -47,7 +47,7 @@ def test_the_marked_answer(reply, found):
         ("90^\\circ", "90"), ("7 apples", "7"), ("5 million", None), ("2^{10}", None), ("3 or 4", None), ("5x", None),
         ("1,2", None), ("1/0", None), ("", None), ("1" * 5000, None), ("1e5", None), ("1{,}000", "1000"),
         ("1\\frac{1}{2}", "3/2"), ("-2 \\tfrac12", "-5/2"), ("1.5\\frac{1}{2}", None), ("5 and a half", None),
-        ("5 halves", None), ("3 squared", None), ("2 millions", None), ("8 ms", "8"),
+        ("5 halves", None), ("3 squared", None), ("2 millions", None), ("8 ms", "8"), ("1" * 5000 + "\\frac12", None),
 )  # fmt: skip
 def test_a_plain_number(text, value):
     assert answers.number(text) == (None if value is None else Fraction(value))
@@ -64,6 +64,7 @@ def test_a_plain_number(text, value):
     ("it is 2 1/2.", "5/2", {}, True),
     *((f"it is {part}", "3", {}, None) for part in ("10^3", "10^{3}", "2e3", "2e-3", "4/5/3", "12:3", "1.5.3")),
     ("it is \\frac{1}{2}.", "0.5", {}, True),
+    ("1" * 5000 + " 1/2", "2", {}, None),
     ("no idea", "26", {}, None),
     ("it is 26", "26", {"only_marked": True}, None),
     ("<think>26", "26", {}, None),

@@ -106,13 +106,8 @@ class Bounded:
 
 def test_the_ends_of_bounds_are_allowed_or_not():
     assert Bounded(share=1, count=2, odd=3, size=1e300).count == 2
-    assert rules(Bounded) == {
-        "share": "in (0, 1]",
-        "most": "at most 1",
-        "count": "at least 2",
-        "odd": "odd",
-        "size": "above 0",
-    }
+    written = {"share": "in (0, 1]", "most": "at most 1", "count": "at least 2", "odd": "odd", "size": "above 0"}
+    assert rules(Bounded) == written
     for name, value, why in (
         ("most", 1.5, "x.most=1.5: it must be at most 1"),
         ("share", 0.0, r"x.share=0.0: it must be in \(0, 1\]"),

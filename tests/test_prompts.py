@@ -99,10 +99,8 @@ def recounted(written, sources, calibrated=False):
     from operant.storage.hub import find_model
 
     folder = find_model("builtin:reviews-lm")
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(folder),
-        AutoModelForCausalLM.from_pretrained(folder).float().eval(),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     answers = [tokenizer.encode(f" {word}")[0] for word in ("terrible", "great")]
     known = []
     for source in sources:

@@ -155,10 +155,8 @@ def test_probes_are_side_by_side(run):
     probes = replies.embedded(run.path)["probes"]
     assert probes["steps"] == [0, 5]
     assert probes["queries"] == [{"task": f"t{i}", "query": f"query {i}"} for i in (1, 0, 2)]
-    assert [side["reply"] for side in probes["policy"]] == [
-        [" reply 1", " reply 0", None],
-        [" later 1", " later 0", None],
-    ]
+    first, later = [side["reply"] for side in probes["policy"]]
+    assert first == [" reply 1", " reply 0", None] and later == [" later 1", " later 0", None]
     assert probes["policy"][1]["row"] == [1, 0, None] and probes["reference"]["reply"][2] == " reference 2"
     seen = probes["policy"][0]["token_columns"]
     assert seen["tokens"][0] == [" w0", " w1", " w2"] and seen["logprobs"][2] is None

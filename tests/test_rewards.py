@@ -485,6 +485,8 @@ def test_missing_stop_replaces_or_adds():
     tokens = [[1.0, 2.0, 3.0]]
     assert shaping.penalised(tokens, rollouts[1:2], [True], ScoreOptions(missing_stop=-1.0)) == [[0.0, 0.0, -1.0]]
     assert shaping.penalised(tokens, rollouts[1:2], [True], adds) == [[1.0, 2.0, 2.0]]
+    lost = Rollout(Task("t", "x"), 0, [], [], end="raised")  # the world has failed before any reply
+    assert shaping.processed([None], [lost], ScoreOptions(missing_stop=-1.0), RunningMoments(), None)[0] == [None]
 
 
 def test_a_reply_near_its_limit_loses_score_in_proportion():
@@ -583,6 +585,8 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
     assert judge(by_column, answers("0", "7")).scores == [1.0, 0.0]
     assert judge(lambda completions: [1.0 * len(c) for c in completions], answers("0")).scores == [8.0]
     assert judge(resolve({by_column: 2.0, "length:9": 0.0}), answers("0", "7")).scores == [2.0, 0.0]
+    nested = [resolve({by_column: 2.0}), by_column]
+    assert judge(resolve(nested), answers("0", "7")).scores == [3.0, 0.0]
     with pytest.raises(OperantError, match=r"asks for answer, .*data\.target_field=answer"):
         judge(by_column, answers(None))
     with pytest.raises(

@@ -181,6 +181,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
 
 @cases(
     ("completions", b"{", 400, "no JSON"),
+    ("chat/completions", {"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, 400, "'5' is no call"),
     ("completions", [], 400, "JSON object"),
     ("completions", {}, 400, "prompt=None"),
     ("completions", {"prompt": []}, 400, "token ids"),

@@ -23,10 +23,8 @@ from operant.training.select import with_staleness
 def two_episodes() -> list[Rollout]:
     """Two turns in two rows and a current one; the versions are 3, 5 and 7."""
     first = [Turn([1], [2, 3], [-1.0, -2.0], version=3), Turn([9], [4], [-0.5], version=5)]
-    return [
-        Rollout(Task("a", [1]), 0, first, ["", ""]),
-        said([6, 7], [8, 5], group=1, logprobs=[-0.25, -0.75], version=7),
-    ]
+    now = said([6, 7], [8, 5], group=1, logprobs=[-0.25, -0.75], version=7)
+    return [Rollout(Task("a", [1]), 0, first, ["", ""]), now]
 
 
 def test_every_action_has_the_age_of_its_turn():

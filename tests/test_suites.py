@@ -142,6 +142,8 @@ def test_a_name_with_a_game_is_a_suite_and_its_option():
         "env.id": "A-v1",
         "env.choose": False,
     }
+    with pytest.raises(OperantError, match=r"env.kwargs=.* use env.simplifications"):
+        ENVS.find("scienceworld")(game="find-plant", kwargs={"easy": True})
     for other in ("rooms", "workers:rooms", "mine.py:World", "isolated:mine.py:World", None):
         assert flattened({"env": other}) == {"env": other}
     for beside in ("game", "env.game"):
@@ -151,10 +153,6 @@ def test_a_name_with_a_game_is_a_suite_and_its_option():
 
 class Drawing(SuiteGame):
     """Draws from Python's own generator, and raises in one of three games."""
-
-    def __init__(self, seed):
-        super().__init__(seed)
-        self.seed = seed
 
     def reset(self):
         with self.seeded():
@@ -196,7 +194,8 @@ def serve(websocket):
     """An OpenEnv session as its server speaks it: two numbers to guess, an error, and an answer that never comes."""
     for message in websocket:
         asked = json.loads(message)
-        data = {"observation": {"text": "Guess 1 or 2:", "length": 3}, "reward": None, "done": False}
+        text = f"Guess 1 or {asked['data'].get('most')}:"
+        data = {"observation": {"text": text, "length": 3}, "reward": None, "done": False}
         if asked["type"] == "step":
             said = asked["data"]["message"]
             if said == "sleep":
@@ -213,7 +212,7 @@ def test_an_openenv_server_is_a_world_whose_sessions_may_fail():
     with sync.serve(serve, "127.0.0.1", 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        world = ENVS.find("openenv")(game=url, most=2, timeout=0.5)
+        world = ENVS.find("openenv")(game=url, most=2, timeout=0.5, kwargs={"most": 2})
         [one, two] = world.games("train")[:2]
         assert world.reset({0: one, 1: two})[0].text == "Guess 1 or 2:\n>"
         steps = world.step({0: "2", 1: "boom"})

@@ -613,12 +613,9 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
         "task 't/1' has blank ones",
     ),
     ([{"text": "ab"}], {"reward": "coverage"}, "'coverage': the target of the task .* is None; it must be a word"),
+    ([Task("t/0", "ab", target=["!"])], {"reward": "coverage"}, "'coverage': '!' of task .* has no word"),
     (ROWS, {"reward": "parent", "data.reference_field": "good"}, "'parent': task .* has the target None"),
-    (
-        ROWS,
-        {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": "consistency"},
-        r"consistency\.model is missing",
-    ),
+    (ROWS, {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": "consistency"}, "model is missing"),
     (
         ROWS,
         {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": {"perplexity": {"model": "builtin:none"}}},

@@ -222,10 +222,11 @@ def test_a_process_that_dies_costs_its_episode(cached):
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
 @cases(
-    ({"game": "tw-simple", "level": 3}, "level=3 of tw-simple: it has no levels"),
+    ({"game": "tw-simple", "level": 3}, "level=3 of tw-simple: it has no level"),
     ({"game": "tw-treasure_hunter", "level": 31}, "its levels are 1 to 30"),
     ({"game": "tw-coin_collector", "level": 299}, "no games of more than 100 rooms"),
     ({"game": "tw-cooking", "rooms": 3}, "rooms=3: tw-cooking has 1, 6, 9 or 12 rooms"),
+    ({"game": "tw-cooking", "goal": "brief"}, "goal=.brief. of tw-cooking: it has no goal"),
     ({"game": "custom", "quest": 0}, "quest=0: it must be at least 1"),
     ({"skills": ("fly",)}, "skills=fly"),
     ({"files": ("nowhere.z8",)}, "nowhere.z8 does not exist"),
@@ -308,10 +309,8 @@ def test_files_of_one_name_in_two_folders_are_two_games(cached, tmp_path):
         files.append(str(tmp_path / folder / "game.z8"))
     for world in (TextWorld, Jericho):
         kind = world.__name__.lower()
-        assert [task.id for task in world(files=(*files, files[0])).games("train")] == [
-            f"{kind}/a/game",
-            f"{kind}/b/game",
-        ]
+        twice = [task.id for task in world(files=(*files, files[0])).games("train")]
+        assert twice == [f"{kind}/a/game", f"{kind}/b/game"]
         assert [task.id for task in world(files=(files[0],)).games("train")] == [f"{kind}/game"]
 
 
@@ -339,5 +338,7 @@ def test_players_choose_as_they_say():
     assert set(first(WalkthroughPlayer())) == {"win"}
     assert first(FixedPlayer(["a", "b"]))[:2] == ["a", "b"]
     assert first(OverlapPlayer())[:3] in (["take red key", "take hat", "take red key"],)
+    numbers = GameState("A number?", objective="Guess.", commands=("1", "2"))  # no command has a letter
+    assert OverlapPlayer().act(numbers, Knows(), random.Random(0)) in ("1", "2")
     assert sorted(PLAYERS.names()) == ["fixed", "overlap", "random", "walkthrough"]
     assert all(hasattr(PLAYERS.find(name), "act") for name in PLAYERS.names())

@@ -1,6 +1,7 @@
 """Tools that a policy calls: what it reads of a call, how its row goes on, and what wrong calls and tools get."""
 
 import re
+import threading
 import time
 
 import pytest
@@ -60,6 +61,11 @@ def boils(text: str, degrees: int) -> dict:
     return {"text": text, "degrees": degrees}
 
 
+def noon() -> int:
+    """When."""
+    return 12
+
+
 def raises(text: str) -> str:
     """Raise.
 
@@ -108,10 +114,14 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     ("<slow>k</slow>", [slow], "the call took longer than 2 seconds"),
     ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
     ("<boils>3</boils>", [boils], "TypeError"),
+    ("if vector<int> is meant, <boils>{}</boils>", [boils], "TypeError"),
+    ("<noon>now</noon>", [noon], "<result>12</result>"),
 )
 def test_a_call_that_fails_is_answered_by_a_sentence(call, tools, result, tokenizer):
+    before = set(threading.enumerate())
     _, prompts = episode(tokenizer, [call, "so"], tools, seconds=0.5, characters=40 if "5000" in call else 1000)
     assert result in prompts[1].removeprefix(f"2^10?{call}")
+    assert all(thread.daemon for thread in set(threading.enumerate()) - before)  # none holds the process at its end
 
 
 def test_a_stop_string_that_a_program_writes_again_is_not_doubled(tokenizer):

@@ -16,6 +16,7 @@ from operant import Batch, Learner, OperantError, Rollout, Step, Task, Turn
 from operant.algorithms.gigpo import with_anchors
 from operant.objectives.advantages import with_gae, with_groups, with_leave_one_out
 from operant.objectives.turn_returns import turn_returns, with_states, with_turn_returns
+from operant.rollouts.branches import branches
 from operant.rollouts.collate import collate, token_weights
 
 PLAIN = {"whiten_scope": "none"}
@@ -219,6 +220,15 @@ def test_a_later_turn_without_a_key_is_refused_with_the_remedy():
     with pytest.raises(OperantError, match=why):
         learner.learn(rollouts, [0.0, 1.0])
     assert learner.learn([said([3], [4], group=0), said([3], [5], group=0)], [0.0, 1.0])["update/steps"] == 1
+
+
+def test_turns_behind_a_branch_begin_in_a_state_of_their_own():
+    """Two attempts, each with two replies to what the world says to their first: those are compared with each other."""
+    turns = [Turn([3], [10]), *(Turn([3, 10, 5], [k], reward=float(k), parent=0) for k in (1, 2))]
+    games = [Rollout(Task("t", "x"), 0, turns, [""] * 3, place=place) for place in (0, 1)]
+    parts = [part for one in games for part, _ in branches(one, 0.0)]
+    batch = with_anchors(collate(parts, [0.0] * 6), parts)
+    assert batch.anchors.amax(1).tolist() == [0, 1, 1, 0, 2, 2]
 
 
 def test_the_expected_step_of_gigpo_by_enumeration():

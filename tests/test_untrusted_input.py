@@ -422,13 +422,8 @@ def test_a_config_in_another_encoding(run):
 
 
 RECORDS = ["[1, 2]", "5", '"x"', '{"reward/mean": 1}', '{"step": "x"}', '{"step": 1, "reward/mean": "<b>"}', DEEP]
-RECORDS += [
-    '{"step": 1, "reward/mean": {"a": 1}}',
-    '{"step": ' + "9" * 5000 + "}",
-    "\0",
-    '{"step": 1e400}',
-    '{"step": null}',
-]
+RECORDS += ['{"step": 1, "reward/mean": {"a": 1}}', '{"step": ' + "9" * 5000 + "}", "\0"]
+RECORDS += ['{"step": 1e400}', '{"step": null}']
 
 
 @pytest.mark.parametrize("line", RECORDS, ids=range(len(RECORDS)))

@@ -91,6 +91,13 @@ def test_the_state_of_every_worker_survives_crash_and_resume(tmp_path):
     assert whole.before is not None and whole.learner.env.waves == 2
 
 
+def test_a_world_for_evaluation_gets_no_state_of_the_training():
+    env = WorkerEnv(f"{HERE}:Measured", workers=1)
+    env.state_dict()  # as a checkpoint keeps it
+    assert env.for_evaluation().reset({0: SIX[0]}) == Letters().reset({0: SIX[0]})
+    env.close()
+
+
 def test_mistakes_of_worlds_in_workers_are_sentences(tmp_path):
     (tmp_path / "odd.py").write_text(
         "from hostile_worlds import Draws\nclass Odd(Draws):\n    def state_dict(self): return {'x': object()}\n"
@@ -427,6 +434,8 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
     assert masked.reset({0: SIX[0]})[0].options == ["up", "stay"]
     assert masked.step({0: "stay"})[0].text == "\ndid 7\n> "
     assert masked.step({0: "down"})[0].reward == 0.0 and masked.turns[0] == 2  # not possible now
+    with pytest.raises(OperantError, match="acts by texts; leave it out"):
+        kind(Echo, actions=("up", "down"))
 
 
 @cases(
@@ -485,11 +494,7 @@ def test_the_check_refuses_what_a_run_refuses(tmp_path):
             True,
         ),
         (without(step=lambda self, r: {s: Step(failed="raised") for s in r}), "has failed in every episode", True),
-        (
-            without(games=lambda self, s: [Task(f"{s}{next(count)}", "x")]),
-            r"'train\d+'.* in its place the second time",
-            False,
-        ),
+        (without(games=lambda self, s: [Task(f"{s}{next(count)}", "x")]), r"'train\d+'.* in its place the", False),
         (without(step=lambda self, r: {s: Step(fresh=True) for s in r}), "an empty prompt; fresh=True needs", False),
     ]
     for i, (world, error, refused) in enumerate(table):

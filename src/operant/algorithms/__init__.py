@@ -28,39 +28,10 @@ __all__ = [
 METHODS = {
     name: f"operant.algorithms.{name.replace('++', '_pp').replace('-', '_')}"
     for name in (
-        "ppo",
-        "a2c",
-        "trpo",
-        "nlpo",
-        "reinforce",
-        "coderl",
-        "grpo",
-        "rloo",
-        "dapo",
-        "dr-grpo",
-        "gspo",
-        "cispo",
-        "sapo",
-        "dppo",
-        "opo",
-        "maxrl",
-        "pass-at-k",
-        "vapo",
-        "gigpo",
-        "rejection",
-        "sft",
-        "reward-model",
-        "outcome-critic",
-        "dpo",
-        "online-dpo",
-        "kto",
-        "distill",
-        "decision",
-        "ilql",
-        "soft_q",
-        "reinforce++",
-        "reinforce++-baseline",
-    )
+        "ppo a2c trpo nlpo reinforce coderl grpo rloo dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo gigpo "
+        "rejection sft reward-model outcome-critic dpo online-dpo kto distill decision ilql soft_q reinforce++ "
+        "reinforce++-baseline"
+    ).split()
 }
 """The module of each method, which is imported when the method is asked for."""
 ALGORITHMS = Lazy({name: f"{module}:ALGORITHM" for name, module in METHODS.items()})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from operant.types import AdvantageFn, Batch, LossFn, Outputs, Rollout
@@ -86,23 +87,9 @@ class Algorithm:
         return {"with_replies": given, "labelled": given and self.needs.labels}
 
 
-@dataclass(frozen=True)
-class Rewarded(Algorithm):
-    """A method that follows rewards, and may charge KL to the first policy in them, or in the loss."""
-
-    copies: Mapping[str, str | tuple[str, float]] = field(default_factory=lambda: {"reference": "frozen"})
-    kl: tuple[str, ...] = ("reward", "loss")
-
-
+Rewarded = partial(Algorithm, copies={"reference": "frozen"}, kl=("reward", "loss"))
+"""A method that follows rewards, and may charge KL to the first policy in them, or in the loss."""
 COMPARED: dict[str, object] = {"samples": 8, "update.epochs": 1, "kl.coef": 0.0}
 """The defaults of methods that compare replies: KL is charged in the loss, so that equal scores have advantage 0."""
-
-
-@dataclass(frozen=True)
-class Comparison(Algorithm):
-    """A method that compares the replies to a prompt with each other, without a critic, and charges KL in the loss."""
-
-    copies: Mapping[str, str | tuple[str, float]] = field(default_factory=lambda: {"reference": "frozen"})
-    needs: Needs = Needs(samples=2)
-    kl: tuple[str, ...] = ("loss",)
-    defaults: Mapping[str, Any] = field(default_factory=lambda: COMPARED)
+Comparison = partial(Algorithm, copies={"reference": "frozen"}, needs=Needs(samples=2), kl=("loss",), defaults=COMPARED)
+"""A method that compares the replies to a prompt with each other, without a critic, and charges KL in the loss."""

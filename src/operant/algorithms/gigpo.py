@@ -28,6 +28,7 @@ import torch
 from operant.algorithms import grpo
 from operant.algorithms.base import Comparison
 from operant.objectives import losses
+from operant.objectives.advantages import episode_index
 from operant.objectives.turn_returns import with_states
 from operant.types import Batch, OperantError, Rollout
 
@@ -51,11 +52,10 @@ def with_anchors(batch: Batch, rollouts: Sequence[Rollout], turn_discount: float
                 )
             table[episode, index] = numbers.setdefault((rollout.group, turn.key), len(numbers))
     found = table.to(batch.turns.device)[batch.episodes[:, None], batch.turns.clamp(min=0)]
-    taken, seen = torch.zeros_like(batch.rewards), set[int]()
-    for row, episode in enumerate(batch.episodes.tolist() if rollouts else ()):
-        if episode not in seen:  # at the first action of an episode
-            taken[row, int(batch.actions[row].int().argmax())] = discounted(rollouts[episode], turn_discount)
-        seen.add(episode)
+    taken = torch.zeros_like(batch.rewards)
+    if rollouts:  # at the first action of each episode
+        first, of_each = episode_index(batch)[:, 0], [discounted(rollout, turn_discount) for rollout in rollouts]
+        taken.view(-1)[first] = taken.new_tensor(of_each)
     return batch.with_(anchors=torch.where(batch.actions, found, -1), extra={"discounted": taken})
 
 

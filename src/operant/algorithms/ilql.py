@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from operant.algorithms.base import Algorithm, Needs
-from operant.objectives.advantages import by_turn, episode_index, gather, next_values, scatter
+from operant.objectives.advantages import by_turn, check_options, episode_index, gather, next_values, scatter
 from operant.types import Batch, OperantError, Outputs, require
 
 
@@ -55,8 +55,7 @@ def with_discounts(batch: Batch, *, gamma: float = 0.99, turn_gamma: float = 1.0
 
     Each turn in between that is not trained on discounts by `gamma * turn_gamma` once more.
     """
-    for name, rate in {"gamma": gamma, "turn_gamma": turn_gamma}.items():
-        require(0 <= rate <= 1, f"advantage.{name}={rate}: it must lie in 0..1")
+    check_options(gamma=gamma, turn_gamma=turn_gamma)
     index = episode_index(batch)
     discounts = by_turn(gather(batch.turns, index, -1), gamma, gamma * turn_gamma, batch.rewards.dtype)
     if batch.skipped is not None:
@@ -108,11 +107,5 @@ ALGORITHM = Algorithm(
     copies={"target": ("polyak", 0.05)},
     with_values=("target",),
     needs=Needs(critic=True, action_values=True),
-    defaults={
-        "update.epochs": 1,
-        "kl.coef": 0.0,
-        "value.layers": 2,
-        "value.init": "torch",
-        "value.actions": True,
-    },
+    defaults={"update.epochs": 1, "kl.coef": 0.0, "value.layers": 2, "value.init": "torch", "value.actions": True},
 )

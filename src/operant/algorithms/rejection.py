@@ -40,12 +40,7 @@ from operant.objectives.turn_returns import with_turn_returns
 ALGORITHM = Rewarded(
     losses.imitation,
     with_turn_returns,
-    defaults={
-        "learner.select": "top:50%",
-        "update.epochs": 1,
-        "kl.coef": 0.0,
-        "kl.loss_kind": "reverse",
-    },
+    defaults={"learner.select": "top:50%", "update.epochs": 1, "kl.coef": 0.0, "kl.loss_kind": "reverse"},
     title="Rejection sampling",
 )
 

@@ -74,12 +74,7 @@ ALGORITHM = Algorithm(
     copies={"reference": "frozen"},
     options=("mask", "target", "replay"),
     kl=("loss",),
-    defaults={
-        "update.epochs": 1,
-        "kl.coef": 0.0,
-        "optimizer.max_grad_norm": 5.0,
-        "mask.by": "policy",
-    },
+    defaults={"update.epochs": 1, "kl.coef": 0.0, "optimizer.max_grad_norm": 5.0, "mask.by": "policy"},
     title="Soft Q-learning",
 )
 

@@ -14,13 +14,11 @@ do not reach the first of many tokens, neither as advantages nor as targets of t
 from operant.algorithms.base import Algorithm, Needs
 from operant.objectives import value_augmented
 
-DEFAULTS: dict[str, object] = {"kl.coef": 0.0, "update.epochs": 1}
-
 ALGORITHM = Algorithm(
     value_augmented.ppo_and_right_replies,
     value_augmented.with_two_lambdas,
     copies={"reference": "frozen"},
     needs=Needs(critic=True),
     kl=("loss",),
-    defaults=DEFAULTS,
+    defaults={"kl.coef": 0.0, "update.epochs": 1},
 )

@@ -72,9 +72,7 @@ class SingleTurn(EnvBase):
     """An `Env` whose episodes are one turn long. It pays no rewards of its own: a reward function judges the reply."""
 
     pays = False
-    """Whether the environment pays rewards."""
     turns = 1
-    """Most turns of an episode: an engine need not keep anything for a next one."""
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         return {slot: Step(fresh=True) for slot in tasks}

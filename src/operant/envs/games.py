@@ -51,6 +51,9 @@ class GameState:
 class Game(Protocol):
     """One game, played by one player. A subclass inherits a game without a solution, a map, or anything to free."""
 
+    optimum: int | None = None
+    """Number of commands of a shortest solution from the beginning; None: unknown."""
+
     def reset(self) -> GameState:
         """Begin, or begin again."""
         ...
@@ -64,10 +67,6 @@ class Game(Protocol):
 
     def close(self) -> None:
         """Free what the game holds."""
-
-    @property
-    def optimum(self) -> int | None:
-        """Number of commands of a shortest solution from the beginning; None: unknown."""
 
     def map(self) -> dict[str, object] | None:
         """`{"rooms": {name: [x, y]}, "ways": [[name, name, "open" | "closed" | "locked"], ...]}`; None: no map."""

@@ -149,7 +149,6 @@ class Http:
 class WorldServer(ThreadingHTTPServer):
     """Offers a world over HTTP, to any number of runs: each has slots of its own. `serve` starts one."""
 
-    daemon_threads = True
     request_queue_size = 128  # with 5, connections that come at the same time are reset on a busy machine
 
     def __init__(self, env: Env, port: int, host: str):

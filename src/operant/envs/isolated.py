@@ -30,15 +30,9 @@ Answer = TypeVar("Answer")
 
 __all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]
 
-DEFAULTS = {
-    "timeout": 60.0,
-    "memory_gb": 4.0,
-    "processes": 512,
-    "level": "auto",
-    "on_error": "drop",
-    "on_timeout": "drop",
-}
+DEFAULTS: dict[str, Any] = {"timeout": 60.0, "memory_gb": 4.0, "processes": 512, "level": "auto"}
 """The options `isolation.*` that apply to a world, with the values that they have outside of a run."""
+DEFAULTS |= {"on_error": "drop", "on_timeout": "drop"}
 
 
 def isolated(spec: str, **options: object) -> "IsolatedEnv":
@@ -357,7 +351,7 @@ class WorkerEnv(IsolatedEnv):
         self._states, self._version = list(state["workers"]), self._version + 1
 
     def _state_of(self, worker: int) -> dict[str, object]:
-        return {"version": self._version, "state": self._states[worker]}
+        return {"version": self._version, "state": None if self._evaluating else self._states[worker]}
 
     def states(self) -> dict[str, object]:
         """The states of the worlds in all workers. Raises: OperantError for a state that is no plain data."""

@@ -46,7 +46,7 @@ class OverlapPlayer:
         wanted = _words(state.objective)
 
         def rank(command: str) -> tuple[float, float]:
-            share = len(wanted & _words(command)) / len(_words(command))
+            share = len(wanted & _words(command)) / max(1, len(_words(command)))  # 0 of "12"
             given = self._given.get((state.key, command), 0)
             return (share, -given) if self.repeat else (-given, share)
 

@@ -33,7 +33,8 @@ class GameError(Exception):
 class SuiteGame(Game):
     """One game of a suite. What its package draws from Python's and NumPy's own generators comes from its seed."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, world: Any = None):
+        self.seed, self.world, self.score = seed, world, 0.0
         self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
 
     def close(self) -> None:

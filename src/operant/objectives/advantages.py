@@ -221,7 +221,7 @@ def with_gae(
     """
     if level not in ("token", "turn_first", "turn_mean"):
         raise OperantError(f"advantage.level={level!r}: it must be token, turn_first or turn_mean")
-    _check(whiten_scope, gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam or 0.0)
+    check_options(whiten_scope, gamma=gamma, lam=lam, turn_gamma=turn_gamma, turn_lam=turn_lam or 0.0)
     rewards, price = batch.rewards, batch.price
     if whiten_rewards:
         mean, deviation = moments(rewards, batch.actions, unbiased=unbiased)
@@ -249,7 +249,8 @@ def with_gae(
     return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 
-def _check(whiten_scope: str, **rates: float) -> None:
+def check_options(whiten_scope: str = "none", **rates: float) -> None:
+    """Raises: OperantError for an unknown `whiten_scope`, and for a rate outside 0..1."""
     if whiten_scope not in ("rollout", "minibatch", "none"):
         raise OperantError(f"advantage.whiten_scope={whiten_scope!r}: it must be rollout, minibatch or none")
     for name, rate in rates.items():
@@ -261,7 +262,7 @@ def with_returns(batch: Batch, *, gamma: float = 1.0, turn_gamma: float = 1.0, w
 
     `gamma`, `turn_gamma` and `whiten_scope`: see `with_gae`. Raises: OperantError as `with_gae`.
     """
-    _check(whiten_scope, gamma=gamma, turn_gamma=turn_gamma)
+    check_options(whiten_scope, gamma=gamma, turn_gamma=turn_gamma)
     plain = batch.with_(values=torch.zeros_like(batch.rewards), bootstrap=torch.zeros_like(batch.bootstrap))
     found = with_gae(plain, gamma=gamma, lam=1.0, turn_gamma=turn_gamma, whiten_scope=whiten_scope)
     return batch.with_(advantages=found.advantages, price=found.price)
@@ -297,12 +298,16 @@ def of_episodes(batch: Batch, rule: Callable[[Tensor, Tensor, Tensor], Tensor]) 
     """The batch in which every action has the advantage of its episode.
 
     `rule(returns, groups, episodes)` gets the sum of each episode's rewards, its group and its number, each [E], and
-    returns the advantages [E].
+    returns the advantages [E]. A row without actions, which a rank without replies has, is no episode.
     """
-    numbers, row = torch.unique(batch.episodes, return_inverse=True)
-    returns = batch.rewards.new_zeros(len(numbers)).index_add(0, row, (batch.rewards * batch.actions).sum(1))
-    groups = batch.groups.new_zeros(len(numbers)).scatter(0, row, batch.groups)
-    return batch.with_(advantages=rule(returns, groups, numbers)[row][:, None] * batch.actions)
+    acting = batch.actions.any(1)
+    numbers, row = torch.unique(batch.episodes[acting], return_inverse=True)
+    paid = (batch.rewards * batch.actions).sum(1)[acting]
+    returns = batch.rewards.new_zeros(len(numbers)).index_add(0, row, paid)
+    groups = batch.groups.new_zeros(len(numbers)).scatter(0, row, batch.groups[acting])
+    advantages = torch.zeros_like(batch.rewards)
+    advantages[acting] = rule(returns, groups, numbers)[row][:, None] * batch.actions[acting]
+    return batch.with_(advantages=advantages)
 
 
 def next_values(values: Tensor, lengths: Tensor, bootstrap: Tensor) -> Tensor:

@@ -188,12 +188,7 @@ class Linear(Controller):
         self.coef = self.options.coef + (self.options.end_coef - self.options.coef) * progress
 
 
-CONTROLLERS: dict[str, type[Controller]] = {
-    "fixed": Controller,
-    "adaptive": Adaptive,
-    "per_token": PerToken,
-    "linear": Linear,
-}
+CONTROLLERS = {"fixed": Controller, "adaptive": Adaptive, "per_token": PerToken, "linear": Linear}
 """The controllers by the name of `kl.control`."""
 
 

@@ -28,6 +28,21 @@ def less_entropy(loss: Tensor, out: Outputs, coef: float) -> Tensor:
     return loss - coef * out.entropy if coef else loss
 
 
+def ratio_terms(
+    loss: Tensor, log_ratio: Tensor, limited: Tensor, out: Outputs, entropy_coef: float = 0.0
+) -> dict[str, Tensor]:
+    """The loss [B, T] and the metrics of all that have a ratio. `limited` [B, T] bool: a bound took effect there."""
+    log_ratio = log_ratio.detach()
+    return {
+        "loss": less_entropy(loss, out, entropy_coef),
+        "policy/loss": loss.detach(),
+        "policy/clip_fraction": limited.float(),
+        "policy/approx_kl": 0.5 * log_ratio**2,
+        "policy/old_new_kl": -log_ratio,
+        "policy/ratio_mean": log_ratio.exp(),
+    }
+
+
 def sft(out: Outputs, batch: Batch) -> dict[str, Tensor]:
     """Supervised training: the cross-entropy of the actions, [B, T]."""
     return {"loss": -out.logprobs, "supervised/loss": -out.logprobs.detach()}
@@ -54,23 +69,11 @@ def clipped(
     loss = torch.maximum(free, limited)
     if dual_clip is not None:
         loss = torch.where(batch.advantages < 0, torch.minimum(loss, -batch.advantages * dual_clip), loss)
-    return {
-        "loss": loss,
-        "policy/loss": loss.detach(),
-        "policy/clip_fraction": (loss != free).float(),  # by either bound
-        "policy/approx_kl": 0.5 * log_ratio.detach() ** 2,
-        "policy/old_new_kl": -log_ratio.detach(),
-        "policy/ratio_mean": ratio.detach(),
-    }
+    return ratio_terms(loss, log_ratio, loss != free, out)
 
 
 def surrogate(
-    out: Outputs,
-    batch: Batch,
-    *,
-    clip: float = 0.2,
-    clip_high: float | None = None,
-    entropy_coef: float = 0.0,
+    out: Outputs, batch: Batch, *, clip: float = 0.2, clip_high: float | None = None, entropy_coef: float = 0.0
 ) -> dict[str, Tensor]:
     """The clipped surrogate [B, T] without a critic, as in GRPO (arXiv:2402.03300, equation 3; its KL is in `kl.py`).
 

@@ -6,21 +6,8 @@ Each is (Outputs, Batch) -> named [B, T] tensors, as in `losses`. Their rows in 
 import torch
 from torch import Tensor
 
-from operant.objectives.losses import check_above, less_entropy
+from operant.objectives.losses import check_above, ratio_terms
 from operant.types import Batch, OperantError, Outputs, require
-
-
-def _terms(loss: Tensor, log_ratio: Tensor, limited: Tensor, out: Outputs, entropy_coef: float) -> dict[str, Tensor]:
-    """The loss and the metrics that all have. `limited` [B, T] bool: a bound took effect at the token."""
-    log_ratio = log_ratio.detach()
-    return {
-        "loss": less_entropy(loss, out, entropy_coef),
-        "policy/loss": loss.detach(),
-        "policy/clip_fraction": limited.float(),
-        "policy/approx_kl": 0.5 * log_ratio**2,
-        "policy/old_new_kl": -log_ratio,
-        "policy/ratio_mean": log_ratio.exp(),
-    }
 
 
 def sequence_ratio(
@@ -47,7 +34,7 @@ def sequence_ratio(
     weight = mean.exp()
     free, clipped = -batch.advantages * weight, -batch.advantages * weight.clamp(1 - clip, 1 + clip_high)
     loss = torch.maximum(free, clipped)
-    terms = _terms(loss, log_ratio, loss != free, out, entropy_coef)
+    terms = ratio_terms(loss, log_ratio, loss != free, out, entropy_coef)
     return terms | {"policy/ratio_mean": weight.detach()}
 
 
@@ -73,7 +60,7 @@ def clipped_weight(
     ratio = log_ratio.detach().exp()
     weight = ratio.clamp(min=0.0 if low is None else 1 - low, max=high if bound == "weight" else 1 + high)
     loss = -weight * batch.advantages * out.logprobs
-    return _terms(loss, log_ratio, weight != ratio, out, entropy_coef)
+    return ratio_terms(loss, log_ratio, weight != ratio, out, entropy_coef)
 
 
 def soft_gate(
@@ -94,7 +81,7 @@ def soft_gate(
     log_ratio = out.logprobs - batch.logprobs
     t = torch.full_like(batch.advantages, temperature_negative).masked_fill(batch.advantages > 0, temperature)
     loss = -batch.advantages * torch.sigmoid(t * (log_ratio.exp() - 1)) * 4 / t
-    return _terms(loss, log_ratio, torch.zeros_like(batch.actions), out, entropy_coef)
+    return ratio_terms(loss, log_ratio, torch.zeros_like(batch.actions), out, entropy_coef)
 
 
 def divergence_mask(
@@ -129,4 +116,4 @@ def divergence_mask(
     masked = outward & (moved > max_distance)
     weight = log_ratio.detach().exp().clamp(max=ratio_cap)
     loss = -batch.advantages * (weight * (log_ratio - log_ratio.detach()).exp())
-    return _terms(torch.where(masked, loss.detach(), loss), log_ratio, masked, out, entropy_coef)
+    return ratio_terms(torch.where(masked, loss.detach(), loss), log_ratio, masked, out, entropy_coef)

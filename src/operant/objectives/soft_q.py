@@ -61,7 +61,7 @@ def soft_q(
 def _errors(kind: str, a: Tensor, v: Tensor, target_v: Tensor, rewards: Tensor, freeze_later: bool) -> Tensor:
     """[E, A] the squared errors of a version; 0 in, 0 out at padding, which `scatter` leaves out."""
     ahead = target_v.roll(-1, 1)
-    ahead[:, -1] = 0  # padding is 0 already, so V' behind the last action of a shorter episode is 0, too
+    ahead[:, -1:] = 0  # padding is 0 already, so V' behind the last action of a shorter episode is 0, too
     if kind == "v1":
         return (a + v - rewards - ahead) ** 2
     if kind == "v2":
@@ -85,8 +85,8 @@ def with_shaped_rewards(
     if len(shape) != 4 or shape[0] == shape[1]:
         raise OperantError(f"advantage.shape={shape}: give four numbers, as in 0,1,0,5: it maps 0 to 0 and 1 to 5")
     index = episode_index(batch)
-    totals = gather(batch.rewards, index).sum(1)
-    has_actions = (index >= 0).any(1)
+    totals, taken = gather(batch.rewards, index).sum(1), index >= 0
+    has_actions = taken.any(1)
     if standardise == "step":
         totals = whiten(totals, has_actions, unbiased=True)
     elif standardise == "rlprompt":
@@ -94,10 +94,10 @@ def with_shaped_rewards(
         # `moments` returns sqrt(variance + 1e-8).
         totals = ((totals - mean) / (max(deviation**2 - 1e-8, 0.0) ** 0.5 + 1e-4)).where(has_actions, 0.0)
     elif standardise == "group":
-        first = index.clamp(min=0)[:, 0] // batch.tokens.shape[1]
-        totals = group_relative(totals, batch.groups[first], deviation="sample")
+        groups = batch.groups.new_zeros(len(totals)).scatter(0, batch.episodes, batch.groups)
+        totals = group_relative(totals, groups, deviation="sample")
     low, high, new_low, new_high = shape
     totals = new_low + (totals - low) * (new_high - new_low) / (high - low)
-    last = ((index >= 0).sum(1) - 1).clamp(min=0)
-    paid = totals.new_zeros(index.shape).scatter(1, last[:, None], totals[:, None])
+    last = taken.cumsum(1) == taken.sum(1, keepdim=True)  # and padding, which `scatter` leaves out
+    paid = totals[:, None].where(last, 0.0)
     return batch.with_(rewards=scatter(paid, index, batch.tokens.shape))

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter, with_groups
+from operant.objectives import advantages
+from operant.objectives.advantages import Turns, episode_index, gae, gather, group_relative, scatter
 from operant.types import Batch, require
 
 
@@ -28,7 +29,7 @@ def with_turn_returns(batch: Batch, *, turn_gamma: float = 1.0) -> Batch:
 
     A charge of KL counts in it, and has no gradient of its own. Raises: OperantError for a rate outside 0..1.
     """
-    _check_rate(turn_gamma)
+    advantages.check_options(turn_gamma=turn_gamma)
     index, turns, returns = turn_returns(batch, turn_gamma)
     return batch.with_(returns=scatter(turns.spread(returns), index, batch.tokens.shape), price=None)
 
@@ -48,11 +49,11 @@ def with_states(
     taken from those of turns that are not trained on. `scale`, `deviation`: as in `with_groups`, of both. A turn whose
     state no other turn of the group begins in has only the first.
     """
-    _check_rate(turn_gamma)
+    advantages.check_options(turn_gamma=turn_gamma)
     require(omega >= 0, f"advantage.omega={omega}: it must be at least 0")
     assert batch.anchors is not None  # the learner adds them
     plain = batch.with_(rewards=batch.rewards + batch.extra.get("discounted", 0))  # as the method compares episodes
-    batch = batch.with_(advantages=with_groups(plain, scale=scale, deviation=deviation).advantages)
+    batch = batch.with_(advantages=advantages.with_groups(plain, scale=scale, deviation=deviation).advantages)
     index, turns, returns = turn_returns(batch, turn_gamma)
     played = turns.count > 0
     compared = torch.zeros_like(returns)
@@ -60,7 +61,3 @@ def with_states(
     compared[played] = group_relative(returns[played], states[played], scale=scale, deviation=deviation)
     of_states = scatter(turns.spread(compared), index, batch.tokens.shape)
     return batch.with_(advantages=batch.advantages + omega * of_states)
-
-
-def _check_rate(turn_gamma: float) -> None:
-    require(0 <= turn_gamma <= 1, f"advantage.turn_gamma={turn_gamma}: it must lie in 0..1")

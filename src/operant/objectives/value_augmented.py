@@ -4,17 +4,8 @@ import torch
 from torch import Tensor
 
 from operant import distributed
-from operant.objectives import losses
-from operant.objectives.advantages import (
-    discounts_of,
-    episode_index,
-    gae,
-    gather,
-    next_values,
-    normalised,
-    scatter,
-    with_gae,
-)
+from operant.objectives import advantages, losses
+from operant.objectives.advantages import discounts_of, episode_index, gae, gather, next_values, normalised, scatter
 from operant.types import Batch, Outputs, require
 
 
@@ -37,7 +28,7 @@ def with_two_lambdas(
     the mean over those of right ones. Other options: see `advantages.with_gae`.
     """
     require(alpha > 0, f"advantage.alpha={alpha}: it must be above 0")
-    targets = with_gae(
+    targets = advantages.with_gae(
         batch, gamma=gamma, lam=critic_lam, turn_gamma=turn_gamma, whiten_scope=whiten_scope, unbiased=unbiased
     )
     index = episode_index(batch)
@@ -46,12 +37,12 @@ def with_two_lambdas(
     lambdas = (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0).to(values)[:, None].expand_as(values)
     rewards = gather(batch.rewards, index)
     ahead = next_values(values, lengths, batch.bootstrap)
-    advantages = scatter(gae(rewards, values, ahead, discounts, lambdas), index, batch.tokens.shape)
+    gains = scatter(gae(rewards, values, ahead, discounts, lambdas), index, batch.tokens.shape)
     of_right = torch.where(rewards.sum(1, keepdim=True) >= right, 1.0, 0.0).to(values).expand_as(values)
     chosen = scatter(of_right, index, batch.tokens.shape)
     count = distributed.total_float(float(chosen.sum()))
     share = distributed.total_float(float(batch.actions.sum())) / max(count, 1.0)
-    batch = batch.with_(advantages=advantages, returns=targets.returns, extra={**batch.extra, "right": chosen * share})
+    batch = batch.with_(advantages=gains, returns=targets.returns, extra={**batch.extra, "right": chosen * share})
     return normalised(batch, batch.actions, unbiased=unbiased) if whiten_scope == "rollout" else batch
 
 

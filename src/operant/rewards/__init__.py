@@ -21,7 +21,6 @@ answer.
 import inspect
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -171,18 +170,20 @@ def resolve(
     if isinstance(spec, (list, tuple)) and spec:
         if odd := [part for part in spec if not callable(part) and not isinstance(part, str)]:
             raise OperantError(f"reward {shown(odd[0])} in a list of rewards: give functions or names")
-        spec = spec[0] if len(spec) == 1 else {part: float(times) for part, times in Counter(spec).items()}
-    if isinstance(spec, Mapping):
-        shares = {part: dict(own) if isinstance(own, Mapping) else {"weight": own} for part, own in spec.items()}
-        weights = {part: share.pop("weight", 1.0) for part, share in shares.items()}
-        rewards = {part: resolve(part, share) for part, share in shares.items()}
-        names = [name_of(reward) for reward in rewards.values()]
+        parts = [(part, float(spec.count(part))) for i, part in enumerate(spec) if part not in spec[:i]]
+        spec = parts if len(spec) > 1 else spec[0]
+    if isinstance(spec, Mapping) or (isinstance(spec, list) and spec):
+        parts = list(spec.items()) if isinstance(spec, Mapping) else spec
+        shares = [dict(own) if isinstance(own, Mapping) else {"weight": own} for _, own in parts]
+        weights = [share.pop("weight", 1.0) for share in shares]
+        rewards = [resolve(part, share) for (part, _), share in zip(parts, shares)]
+        names = [name_of(reward) for reward in rewards]
         # A part has the name of its reward, or its whole spec if two rewards share a name.
         unique = [
             name if names.count(name) == 1 else part if isinstance(part, str) else f"{name} {number}"
-            for number, (name, part) in enumerate(zip(names, rewards))
+            for number, (name, (part, _)) in enumerate(zip(names, parts))
         ]
-        return SUM.make({name: (rewards[part], weights[part]) for name, part in zip(unique, rewards)})
+        return SUM.make(dict(zip(unique, zip(rewards, weights))))
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
     if type(spec).__name__.endswith("ForSequenceClassification"):

@@ -28,7 +28,8 @@ class Weighted(Wrapper):
     """The weighted sum of named rewards. Each is a part of the result, with its numbers before the weight."""
 
     rewards: dict[str, tuple[RewardFn, float]]
-    __name__ = "weighted"
+    name: str = "weighted"
+    __name__ = property(lambda self: self.name)
 
     def judged(self, rollouts: list[Rollout]) -> Judged:
         """A part that abstains adds nothing to its sample; a sample abstains if all parts do.
@@ -86,16 +87,16 @@ def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
     return outcomes
 
 
-def weighted(rewards: Mapping[str, tuple[RewardFn, float]]) -> Weighted:
+def weighted(rewards: Mapping[str, tuple[RewardFn, float]], name: str = "weighted") -> Weighted:
     """The weighted sum of named rewards: `weighted({"sentiment": (fn, 1.0), "length": (other, 0.3)})`.
 
     Each is a part of the result, with its numbers before the weight.
     """
     require(rewards, "a weighted reward without parts: give {name: (reward, weight)}")
-    for name, (_, weight) in rewards.items():
+    for part, (_, weight) in rewards.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
-            raise OperantError(f"the weight {weight!r} of reward {name!r} is not a finite number")
-    return Weighted(dict(rewards))
+            raise OperantError(f"the weight {weight!r} of reward {part!r} is not a finite number")
+    return Weighted(dict(rewards), name)
 
 
 def _add_weighted(total: Total, score: Total, weight: float) -> Total:

@@ -22,18 +22,7 @@ from operant.rollouts.answers import heard
 from operant.sandbox import reward_call
 from operant.sandbox.serialise import FIELDS, is_judgement
 from operant.tally import Tally
-from operant.types import (
-    Judgement,
-    OperantError,
-    RewardFn,
-    Rollout,
-    Total,
-    as_list,
-    describe_error,
-    name_of,
-    require,
-    shown,
-)
+from operant.types import Judgement, OperantError, RewardFn, Rollout, Total, describe_error, name_of, require, shown
 
 Value = TypeVar("Value")
 Outcome = Literal["ok", "error", "timeout", "abstain", "unjudged"]
@@ -289,7 +278,7 @@ def call(reward: RewardFn, rollouts: list[Rollout], name: str) -> list[SampleRes
     try:
         with heard(f"reward {name!r}", "fix the reward; isolated: before its name runs it in a process of its own"):
             returned: Any = reward_call.call(reward, rollouts)
-            answers = as_list(returned)  # a generator fails only when it is read
+            answers = reward_call.as_list(returned)  # a generator fails only when it is read
     except OperantError:
         raise
     except (Exception, SystemExit) as error:  # a reward that calls sys.exit does not end the run without a word
@@ -312,7 +301,7 @@ def _explain(reward: RewardFn, rollouts: list[Rollout], error: BaseException | N
 
     def fails(some: list[Rollout]) -> bool:
         try:
-            as_list(reward_call.call(reward, some))
+            reward_call.as_list(reward_call.call(reward, some))
         except (Exception, SystemExit) as again:
             return type(again) is type(error) and str(again) == str(error)
         return False

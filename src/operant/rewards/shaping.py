@@ -209,7 +209,7 @@ def _pay(total: float | list[float], amount: float, *, replaces: bool) -> float 
 
 
 def _misses_stop(rollout: Rollout, options: ScoreOptions) -> bool:
-    return options.missing_stop is not None and rollout.turns[-1].end == "length"
+    return options.missing_stop is not None and any(turn.end == "length" for turn in rollout.turns[-1:])
 
 
 def _overlong(rollout: Rollout, tokens: int) -> float:

@@ -6,6 +6,7 @@ about the others, so each is an attempt of its own; what led to them is one more
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from operant.types import MAX_TURNS, Rollout, Total, Turn
@@ -42,10 +43,13 @@ def branches(rollout: Rollout, score: Total, discount: float = 1.0) -> list[tupl
         chains.append(chain)
     made, cut = [], max(chains, key=lambda chain: (_led_to(turns[chain[-1]], rollout.following), chain[-1]))
     for chain in chains:
-        last, ends = len(turns) - 1 in chain, chain is cut
+        begun, ends = before[chain[0]], chain is cut
+        some = [replace(turns[i], reward=paid[i], parent=None) for i in chain]
+        if begun >= 0 and not some[0].key:  # only the branches beside it begin here; no key: where the attempt begins
+            some[0] = replace(some[0], key=f"{rollout.place}/{begun}")
         part = replace(
             rollout,
-            turns=[replace(turns[i], reward=paid[i], parent=None) for i in chain],
+            turns=some,
             texts=[rollout.texts[i] for i in chain],
             end=rollout.end if ends else "world",
             # Each has a number of its own, so that minibatches are the same on any number of ranks.
@@ -53,9 +57,8 @@ def branches(rollout: Rollout, score: Total, discount: float = 1.0) -> list[tupl
             following=rollout.following if ends else None,
         )
         own: Any = [x for i in chain for x in scores[i]]
-        if isinstance(score, (int, float)):
-            own = float(score) if last else 0.0
-        own = None if score is None else own
+        if score is None or isinstance(score, (int, float)):
+            own = None if score is None else sum(own)
         made += [(part, own)] if part.count else []
     return made
 
@@ -70,11 +73,7 @@ def _led_to(turn: Turn, following: list[int] | None) -> int:
 
 def _by_turn(rollout: Rollout, score: Total) -> list[Sequence[float]]:
     """The part of a score that each turn has."""
-    ends, pieces = 0, list[Sequence[float]]()
     if score is None or isinstance(score, (int, float)):
-        score = score or 0.0
-        return [*pieces, *([0.0] for _ in rollout.turns[1:]), [float(score)]]
-    for turn in rollout.turns:
-        pieces.append([float(x) for x in score[ends : ends + turn.count]])
-        ends += turn.count
-    return pieces
+        return [*([0.0] for _ in rollout.turns[1:]), [float(score or 0.0)]]
+    ends = accumulate(turn.count for turn in rollout.turns)
+    return [[float(x) for x in score[end - turn.count : end]] for turn, end in zip(rollout.turns, ends)]

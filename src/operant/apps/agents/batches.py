@@ -147,7 +147,7 @@ class Batches:
         states = self.policy.states(batch)
         for token, piece in zip(ids[begin:], states.split(1), strict=True):
             logprobs = self.policy.logits(piece)[0].float().log_softmax(-1)
-            best = logprobs.topk(most) if most else None
-            pairs = [] if best is None else list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            scored.append(Scored(token, float(logprobs[token]), pairs))
+            best = logprobs.topk(most)
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            scored.append(Scored(token, float(logprobs[token]), list(pairs)))
         return scored

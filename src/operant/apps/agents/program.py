@@ -25,27 +25,14 @@ import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from operant.apps.agents.protocol import (
-    STREAM_END,
-    Json,
-    ModelRequest,
-    RefusedRequestError,
-    Reply,
-    answer,
-    chat_request,
-    completion_request,
-    event,
-    read_messages,
-    refusal,
-    usage_chunk,
-    whole,
-)
+from operant.apps.agents import protocol
+from operant.apps.agents.protocol import Json, ModelRequest, RefusedRequestError, Reply, answer, read_messages, whole
 from operant.import_by_name import Table
 from operant.net.listening import Responder
 from operant.sampling import TokenCount, encode_prompt, render
@@ -75,7 +62,6 @@ RUNS_OWN = (
 """Fields that a program may not set: what is trained on is sampled as the run samples."""
 MOST_BYTES = 4_000_000
 """Of the body of a request."""
-PATHS = (("POST", "completions"), ("POST", "chat/completions"), ("POST", "rewards"))
 
 
 class EpisodeOverError(BaseException):
@@ -192,7 +178,9 @@ class ModelClient:
         ignore: Container[str] = (),
         room: int | None = None,
     ):
-        self._tokenizer, self._ignore, self._room, self._over = tokenizer, ignore, room, False
+        self._tokenizer, self._ignore, self._room = tokenizer, ignore, room
+        self.over = False
+        """Whether the episode has ended."""
         self._paid: dict[int, float] = {}
         """By the number of a turn."""
         self._requests: queue.Queue[Step] = queue.Queue()
@@ -215,12 +203,8 @@ class ModelClient:
     def base_url(self) -> str:
         """Where an OpenAI client finds the engine, with `api_key`. The server begins with the first program's use."""
         _CLIENTS[self.api_key] = self
-        return f"http://127.0.0.1:{_server().server_address[1]}/v1"
-
-    @property
-    def over(self) -> bool:
-        """Whether the episode has ended."""
-        return self._over
+        with _STARTING:
+            return f"http://127.0.0.1:{_server().server_address[1]}/v1"
 
     def complete(self, prompt: str, **options: Any) -> Any:
         """The reply to a text; with `n=4` a list of four. Raises: OperantError for what a program may not set."""
@@ -241,7 +225,7 @@ class ModelClient:
         Raises: OperantError for anything but a finite number, before the first reply, and for several without a choice.
         """
         require(is_real(reward), f"client.reward({shown(reward)}): it must be a finite number")
-        if self._over:
+        if self.over:
             raise EpisodeOverError("the episode has ended")
         require(self._asked and not self._pending, "client.reward: there is no reply yet that it could pay")
         known = type(choice) is int and 0 <= choice < len(self._choices)
@@ -267,7 +251,7 @@ class ModelClient:
 
     def ask(self, body: Any, path: str) -> tuple[ModelRequest, Json]:
         """The body of a request, read, and that of its answer. Raises: RefusedRequestError."""
-        if self._over:
+        if self.over:
             self._late += 1  # a program that catches the exception and asks on would take a core for itself
             time.sleep(min(1.0, 0.01 * self._late))
             raise EpisodeOverError("the episode has ended")
@@ -343,10 +327,10 @@ class ModelClient:
                 raise RefusedRequestError(400, f"{why}, or let the run ignore it (--env.ignore {named})", named)
         policy: Any = SimpleNamespace(tokenizer=self._tokenizer, vocabulary=2**31, context=None, stop_tokens=())
         if path != "completions":
-            request = chat_request(body, policy)
+            request = protocol.chat_request(body, policy)
             text = render(self._tokenizer, read_messages(body["messages"]), prompting=True, tools=request.tools)
             return request, _same_ids(self._tokenizer, text, request.prompts[0])
-        request = completion_request(body, policy)
+        request = protocol.completion_request(body, policy)
         if not isinstance(body["prompt"], str) or not body["prompt"]:
             raise RefusedRequestError(400, "prompt: a program gives one text that is not empty", "prompt")
         return request, body["prompt"]
@@ -379,7 +363,7 @@ class ModelClient:
 
     def end(self) -> None:
         """Refuse all further calls."""
-        self._over = True
+        self.over = True
         _CLIENTS.pop(self.api_key, None)
         self._replies.put(None)
 
@@ -485,7 +469,6 @@ class _Characters:
 
 _CLIENTS: dict[str, ModelClient] = {}
 """By key."""
-_STARTED: list[ThreadingHTTPServer] = []
 _STARTING = threading.Lock()
 
 
@@ -496,13 +479,12 @@ class _AgentServer(ThreadingHTTPServer):
         """Say nothing of a program that has gone away and reads no answer."""
 
 
+@cache
 def _server() -> ThreadingHTTPServer:
-    with _STARTING:
-        if not _STARTED:
-            _STARTED.append(_AgentServer(("127.0.0.1", 0), _AgentRequests))
-            _STARTED[0].daemon_threads = True
-            threading.Thread(target=_STARTED[0].serve_forever, name="programs", daemon=True).start()
-    return _STARTED[0]
+    """The server of this process, which begins with the first call."""
+    server = _AgentServer(("127.0.0.1", 0), _AgentRequests)
+    threading.Thread(target=server.serve_forever, name="programs", daemon=True).start()
+    return server
 
 
 class _AgentRequests(Responder):
@@ -511,7 +493,7 @@ class _AgentRequests(Responder):
         try:
             status, (kind, raw) = 200, self._answer()
         except Exception as error:
-            refused = refusal(error)
+            refused = protocol.refusal(error)
             status, raw = refused.status, json.dumps(refused.body)
         self.respond(status, raw, kind, x_should_retry="false")  # the openai client would ask again
 
@@ -530,7 +512,7 @@ class _AgentRequests(Responder):
         client = _CLIENTS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
         if client is None:
             raise RefusedRequestError(401, "no episode has this key: it has ended, or the key is another's")
-        if path not in PATHS:
+        if path[0] != "POST" or path[1] not in ("completions", "chat/completions", "rewards"):
             raise RefusedRequestError(404, f"there is no {shown(self.path)}")
         try:
             asked = json.loads(body)
@@ -547,8 +529,8 @@ class _AgentRequests(Responder):
             raise RefusedRequestError(410, str(error)) from error
         if request.stream:  # each reply in one piece
             pieces = [piece for i, choice in enumerate(answered["choices"]) for piece in whole(request, i, choice)]
-            pieces += [usage_chunk(request, answered["usage"])] * request.usage
-            return "text/event-stream", "".join(map(event, pieces)) + STREAM_END
+            pieces += [protocol.usage_chunk(request, answered["usage"])] * request.usage
+            return "text/event-stream", "".join(map(protocol.event, pieces)) + protocol.STREAM_END
         return "application/json", json.dumps(answered)
 
     def _body(self) -> bytes:

@@ -40,6 +40,11 @@ class RefusedRequestError(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": field, "code": None}}
 
 
+def wrong(field: str, why: str) -> RefusedRequestError:
+    """The refusal of a request for one of its fields."""
+    return RefusedRequestError(400, why, field)
+
+
 def refusal(error: Exception) -> RefusedRequestError:
     """What a client reads of an exception."""
     if isinstance(error, RefusedRequestError):
@@ -145,24 +150,22 @@ class _Body:
         self.fields = {name: value for name, value in body.items() if value is not None}
         for name, value in self.fields.items():
             if name in IDLE and value not in IDLE[name]:
-                why = f"{name}={shown(value)}: the engine has no such thing; leave it out"
-                raise RefusedRequestError(400, why, name)
+                raise wrong(name, f"{name}={shown(value)}: the engine has no such thing; leave it out")
             if name not in (*known, *UNREAD, *IDLE):
-                why = f"unknown field {name[:100]!r}; there are: {', '.join(known)}"
-                raise RefusedRequestError(400, why, name[:100])
+                raise wrong(name[:100], f"unknown field {name[:100]!r}; there are: {', '.join(known)}")
 
     def number(self, name: str, kind: type, default: Any, least: float, most: float) -> Any:
         value = self.fields.get(name, default)
         right = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
         if value is not default and not (right and least <= value <= most):
             what = "a whole number" if kind is int else "a number"
-            raise RefusedRequestError(400, f"{name}={shown(value)}: it must be {what} from {least:g} to {most:g}", name)
+            raise wrong(name, f"{name}={shown(value)}: it must be {what} from {least:g} to {most:g}")
         return value
 
     def flag(self, name: str) -> bool:
         value = self.fields.get(name, False)
         if not isinstance(value, bool):
-            raise RefusedRequestError(400, f"{name}={shown(value)}: it must be true or false", name)
+            raise wrong(name, f"{name}={shown(value)}: it must be true or false")
         return value
 
 
@@ -178,15 +181,14 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelR
     for prompt in prompts:
         ids = isinstance(prompt, list) and prompt and all(isinstance(t, int) and type(t) is int for t in prompt)
         if not (isinstance(prompt, str) or ids):
-            why = f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either"
-            raise RefusedRequestError(400, why, "prompt")
+            raise wrong("prompt", f"prompt={shown(prompt)}: it must be a text, token ids, or a list of either")
     echo = fields.flag("echo")
     tokens = fields.number("max_tokens", int, COMPLETION_TOKENS, 0, 1_000_000)
     if not tokens and not echo:
-        raise RefusedRequestError(400, "max_tokens=0 without echo asks for nothing: give echo=true too", "max_tokens")
+        raise wrong("max_tokens", "max_tokens=0 without echo asks for nothing: give echo=true too")
     known = fields.number("logprobs", int, None, 0, MOST_ALTERNATIVES)
     if echo and known is not None and policy.encoder_decoder:
-        raise RefusedRequestError(400, "the prompt of an encoder-decoder has no log-probs: leave echo out", "echo")
+        raise wrong("echo", "the prompt of an encoder-decoder has no log-probs: leave echo out")
     read = [_ids(policy, prompt, "prompt") for prompt in prompts]
     names = [prompt if isinstance(prompt, str) else str(prompt) for prompt in prompts]
     return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
@@ -203,17 +205,17 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
         text = render(policy.tokenizer, messages, prompting=True, tools=tools)
         ids = encode_prompt(policy.tokenizer, messages, tools)
     except OperantError as error:
-        raise RefusedRequestError(400, str(error), "messages") from error
+        raise wrong("messages", str(error)) from error
     for i, message in enumerate(messages):
         if message["role"] != "assistant" and message["content"].strip() not in text:
             why = "the chat template leaves it out (a second system message?)"
-            raise RefusedRequestError(400, f"messages[{i}] of role {message['role']!r}: {why}", "messages")
+            raise wrong("messages", f"messages[{i}] of role {message['role']!r}: {why}")
     wanted, top = fields.flag("logprobs"), fields.number("top_logprobs", int, 0, 0, MOST_ALTERNATIVES)
     if top and not wanted:
-        raise RefusedRequestError(400, f"top_logprobs={top} without logprobs: give logprobs=true too", "top_logprobs")
+        raise wrong("top_logprobs", f"top_logprobs={top} without logprobs: give logprobs=true too")
     names = [name for name in ("max_tokens", "max_completion_tokens") if name in fields.fields]
     if len(names) > 1:
-        raise RefusedRequestError(400, "max_tokens and max_completion_tokens: give one of the two", names[0])
+        raise wrong(names[0], "max_tokens and max_completion_tokens: give one of the two")
     tokens = fields.number(names[0], int, None, 1, 1_000_000) if names else None
     known = top if wanted else None
     return _request(fields, policy, [ids], [messages[-1]["content"]], tokens, most, alternatives=known, tools=tools)
@@ -233,20 +235,20 @@ def _request(
 ) -> ModelRequest:
     n = fields.number("n", int, 1, 1, MOST_CHOICES)
     if n * len(prompts) > MOST_CHOICES:
-        raise RefusedRequestError(400, f"{len(prompts)} prompts times n={n}: at most {MOST_CHOICES} replies", "n")
+        raise wrong("n", f"{len(prompts)} prompts times n={n}: at most {MOST_CHOICES} replies")
     stream, options = fields.flag("stream"), fields.fields.get("stream_options", {})
     if not isinstance(options, dict) or set(options) - {"include_usage"}:
-        raise RefusedRequestError(400, f"stream_options={shown(options)}: it may have include_usage", "stream_options")
+        raise wrong("stream_options", f"stream_options={shown(options)}: it may have include_usage")
     context = policy.context
     if tokens is None:
         tokens = most if context is None else max(1, min(most, context - max(map(len, prompts))))
     for prompt in prompts:
         if context is not None and len(prompt) + tokens > context:
             why = f"the model reads {context} tokens, and the prompt has {len(prompt)}: {tokens} more do not fit"
-            raise RefusedRequestError(400, f"{why}; lower max_tokens or the prompt", "prompt")
+            raise wrong("prompt", f"{why}; lower max_tokens or the prompt")
     sampling, model = _sampling(fields, policy, tokens), fields.fields.get("model", "")
     if not isinstance(model, str):
-        raise RefusedRequestError(400, f"model={shown(model)}: it must be a text", "model")
+        raise wrong("model", f"model={shown(model)}: it must be a text")
     return ModelRequest(
         prompts=prompts,
         names=names,
@@ -271,7 +273,7 @@ def _sampling(fields: _Body, policy: Policy, tokens: int) -> Sampling:
     stops = fields.fields.get("stop", [])
     stops = [stops] if isinstance(stops, str) else stops
     if not (isinstance(stops, list) and len(stops) <= 16 and all(isinstance(s, str) and s for s in stops)):
-        raise RefusedRequestError(400, f"stop={shown(stops)}: it must be a text or up to 16 texts", "stop")
+        raise wrong("stop", f"stop={shown(stops)}: it must be a text or up to 16 texts")
     temperature = fields.number("temperature", float, 1.0, 0, 2)
     try:
         return Sampling(
@@ -291,37 +293,37 @@ def _ids(policy: Policy, prompt: str | list[int], field: str) -> list[int]:
     try:
         ids = encode_prompt(policy.tokenizer, prompt)
     except OperantError as error:
-        raise RefusedRequestError(400, str(error), field) from error
+        raise wrong(field, str(error)) from error
     if not ids or min(ids) < 0 or max(ids) >= policy.vocabulary:
         why = f"ids go from 0 to {policy.vocabulary - 1}" if ids else "it has no tokens"
-        raise RefusedRequestError(400, f"{field}={shown(prompt)}: {why}", field)
+        raise wrong(field, f"{field}={shown(prompt)}: {why}")
     return ids
 
 
 def read_messages(given: object) -> list[Json]:
     """The messages as templates read them: contents are texts, and the arguments of calls are objects."""
     if not isinstance(given, list) or not given:
-        raise RefusedRequestError(400, "messages must be a list of at least one message", "messages")
+        raise wrong("messages", "messages must be a list of at least one message")
     out = []
     for i, message in enumerate(given):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("system", "developer", "user", "assistant", "tool"):
-            why = f"messages[{i}]={shown(message)}: a role of system, developer, user, assistant or tool is missing"
-            raise RefusedRequestError(400, why, "messages")
+            why = "a role of system, developer, user, assistant or tool is missing"
+            raise wrong("messages", f"messages[{i}]={shown(message)}: {why}")
         content, calls = message.get("content"), message.get("tool_calls")
         if isinstance(content, list):
             odd = next((p for p in content if not isinstance(p, dict) or not isinstance(p.get("text"), str)), None)
             if odd is not None:
-                why = f"messages[{i}]: the model reads texts alone, and {shown(odd)} is none"
-                raise RefusedRequestError(400, why, "messages")
+                raise wrong("messages", f"messages[{i}]: the model reads texts alone, and {shown(odd)} is none")
             content = "".join(part["text"] for part in content)
         if not isinstance(content, str) and not (content is None and role == "assistant" and calls):
-            raise RefusedRequestError(400, f"messages[{i}]: its content must be a text", "messages")
+            raise wrong("messages", f"messages[{i}]: its content must be a text")
         known = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio"}
         if more := next((name for name in message if name not in known and message[name] is not None), None):
-            raise RefusedRequestError(400, f"messages[{i}] has the unknown field {more[:100]!r}", "messages")
+            raise wrong("messages", f"messages[{i}] has the unknown field {more[:100]!r}")
         named = {key: message[key] for key in ("name", "tool_call_id") if key in message}
-        asked = {"tool_calls": [_call(call, i) for call in calls]} if calls else {}
+        listed = calls if isinstance(calls, list) else [str(calls)]
+        asked = {"tool_calls": [_call(call, i) for call in listed]} if calls else {}
         out.append({"role": role, "content": content or "", **named, **asked})
     return out
 
@@ -335,8 +337,7 @@ def _call(call: Any, place: int) -> Json:
         named = {"name": function["name"], "arguments": arguments}
         return {"type": "function", "id": call.get("id"), "function": named}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        why = f"messages[{place}]: {shown(call)} is no call of a function"
-        raise RefusedRequestError(400, why, "messages") from error
+        raise wrong("messages", f"messages[{place}]: {shown(call)} is no call of a function") from error
 
 
 def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
@@ -345,9 +346,9 @@ def _tools(fields: _Body, policy: Policy) -> list[Any] | None:
         return None
     named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools)
     if not named:
-        raise RefusedRequestError(400, f"tools={shown(tools)}: it must be a list of functions", "tools")
+        raise wrong("tools", f"tools={shown(tools)}: it must be a list of functions")
     if "tools" not in str(policy.tokenizer.chat_template):
-        raise RefusedRequestError(400, "the chat template of this model knows no tools: leave tools out", "tools")
+        raise wrong("tools", "the chat template of this model knows no tools: leave tools out")
     return tools
 
 

@@ -19,23 +19,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from operant.apps.agents import protocol
 from operant.apps.agents.batches import Batches, Going
-from operant.apps.agents.protocol import (
-    STREAM_END,
-    Json,
-    ModelRequest,
-    RefusedRequestError,
-    Reply,
-    answer,
-    chat_request,
-    chunk,
-    completion_request,
-    event,
-    refusal,
-    usage,
-    usage_chunk,
-    whole,
-)
+from operant.apps.agents.protocol import Json, ModelRequest, RefusedRequestError, Reply, answer, chunk, event, whole
 from operant.bounds import bounded, check_bounds
 from operant.models.policy import Policy
 from operant.models.reference import fingerprint
@@ -143,7 +129,7 @@ class ModelServer(Listener):
             fields = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise RefusedRequestError(400, f"the body is no JSON: {error}") from error
-        make = chat_request if path.endswith("/chat/completions") else completion_request
+        make = protocol.chat_request if path.endswith("/chat/completions") else protocol.completion_request
         request = make(fields, self.policy, self.options.max_tokens)
         if request.model not in ("", self.name):
             raise RefusedRequestError(404, f"model={request.model[:100]!r}: this server has {self.name!r}", "model")
@@ -190,7 +176,7 @@ class ModelServer(Listener):
         except (TimeoutError, ClientDisconnect):
             refused = RefusedRequestError(408, f"the request was not there after {IDLE_SECONDS} seconds")
         except Exception as error:
-            refused = refusal(error)
+            refused = protocol.refusal(error)
         return JSONResponse(refused.body, refused.status, {"Connection": "close"})
 
 
@@ -248,10 +234,10 @@ async def _stream(server: ModelServer, request: ModelRequest) -> AsyncIterator[s
                 if text or end:
                     yield event(chunk(request, i, {"content": text} if text else {}, end))
         if request.usage:
-            yield event(usage_chunk(request, usage(request, replies)))
-        yield STREAM_END
+            yield event(protocol.usage_chunk(request, protocol.usage(request, replies)))
+        yield protocol.STREAM_END
     except Exception as error:
-        yield event(refusal(error).body)
+        yield event(protocol.refusal(error).body)
 
 
 async def _gone(request: "Request") -> None:

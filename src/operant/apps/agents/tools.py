@@ -15,8 +15,8 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,7 +32,8 @@ from operant.types import OperantError, Task, describe_error, name_of, of_user, 
 
 LONGEST = 20_000
 """Characters of the program or the query of a call."""
-_CALL = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
+Turns = Generator[list[tuple[str, object]], list[str], None]
+"""The calls of each turn as names and arguments, and their results."""
 
 
 class ToolWorld(AgentWorld):
@@ -72,6 +73,8 @@ class ToolWorld(AgentWorld):
             elif one == "search":
                 found = found(folder)
             self.tools[name_of(found)] = found
+        names = "|".join(map(re.escape, self.tools))
+        self._calls = re.compile(rf"<({names})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
         if folder is not None and "search" not in self.tools:
             raise OperantError(f"env.folder={shown(folder)}: only the tool search reads it; add it to env.tools")
         super().__init__(self._play, deadline=max(deadline, 2 * seconds))
@@ -95,40 +98,34 @@ class ToolWorld(AgentWorld):
         turns = self._by_template(task, client) if by_template else self._by_tags(task, client)
         calls = next(turns)
         while calls:
-            results = []
-            for name, arguments in calls[: self.calls - made]:
-                good, result = self._result(name, arguments)
-                results.append(result)
-                failed += not good
-            made += len(calls)
+            results = [self._result(*call) for call in calls[: self.calls - made]]
+            made, failed = made + len(calls), failed + sum(not good for good, _ in results)
             client.report(calls=made, failed_calls=failed)
             if made > self.calls:
                 return
-            calls = turns.send(results)
+            calls = turns.send([result for _, result in results])
         client.answered = True
 
-    def _by_template(self, task: Task, client: ModelClient) -> Any:
+    def _by_template(self, task: Task, client: ModelClient) -> Turns:
         prompt: Any = task.prompt
         messages = list(prompt) if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         while True:
             message = client.message(messages, tools=self.schemas)
             asked = message.get("tool_calls") or []
             results = yield [(call["function"]["name"], call["function"]["arguments"]) for call in asked]
-            names = [(call["id"], call["function"]["name"]) for call in asked]
             answers = [
-                {"role": "tool", "tool_call_id": key, "name": name, "content": result}
-                for (key, name), result in zip(names, results, strict=True)
+                {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result}
+                for call, result in zip(asked, results, strict=True)
             ]
             messages += [message, *answers]
 
-    def _by_tags(self, task: Task, client: ModelClient) -> Any:
+    def _by_tags(self, task: Task, client: ModelClient) -> Turns:
         text: Any = task.prompt
         if not isinstance(text, str):
             raise OperantError("the prompt is a list of messages, and the chat template of the model knows no tools")
         while True:
             reply = client.complete(text)
-            found = [match for match in _CALL.finditer(reply) if match[1] in self.tools]
-            results = yield [(match[1], match[2]) for match in found]
+            results = yield self._calls.findall(reply)
             text += reply + "".join(f"<result>{result}</result>" for result in results)
 
     def _result(self, name: str, arguments: Any) -> tuple[bool, str]:
@@ -142,7 +139,7 @@ class ToolWorld(AgentWorld):
                 read = json.loads(arguments)
                 arguments = read if isinstance(read, dict) else arguments
             if isinstance(arguments, str):
-                arguments = {self._parameters(name)[0]: arguments}
+                arguments = dict.fromkeys(self._parameters(name)[:1], arguments)
             if unknown := [key for key in arguments if key not in self._parameters(name)]:
                 return False, f"{name} has no argument {unknown[0][:50]!r}; it has {', '.join(self._parameters(name))}"
             own = tool.__module__ == __name__  # these bound themselves, whatever else the machine computes
@@ -161,11 +158,16 @@ class ToolWorld(AgentWorld):
 
 def _within(call: Callable[[], object], seconds: float) -> object:
     """What a call returns. Raises: TimeoutError after so many seconds; its thread goes on, as Python can end none."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="tool")
-    try:
-        return pool.submit(call).result(seconds)
-    finally:
-        pool.shutdown(wait=False)
+    answer = Future[object]()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()  # a pool would wait for it at the end of the run
+    return answer.result(seconds)
 
 
 def python_tool(seconds: float) -> Callable[[str], str]:

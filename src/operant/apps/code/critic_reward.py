@@ -38,8 +38,6 @@ from operant.types import OUTCOMES, Batch, OperantError, RewardFn, Rollout, Tota
 __all__ = ["CriticReward"]
 
 RETURNS = ("coderl", "coderl_after", "group", "difference", "plain")
-RELATIVE = ("coderl", "coderl_after")
-"""Those that compare with the greedy reply."""
 WORTH = (-1.0, -0.6, -0.3, 1.0)
 """What CodeRL pays for each of `OUTCOMES`."""
 
@@ -82,7 +80,7 @@ class CriticReward(Wrapper):
     @property
     def wants_greedy(self) -> bool:
         """Whether it needs the policy's greedy reply to each prompt (`see_greedy`)."""
-        return self.returns in RELATIVE
+        return self.returns in ("coderl", "coderl_after")
 
     def held_out(self) -> RewardFn:
         return held_out(self.reward)

@@ -35,8 +35,7 @@ class _Environment(SuiteGame):
     """One episode of an environment."""
 
     def __init__(self, world: Gem, seed: int):
-        super().__init__(seed)
-        self.world, self.seed, self.score = world, seed, 0.0
+        super().__init__(seed, world)
         with self.seeded():
             self.env = package().make(world.game, **(world.kwargs or {}))
 

@@ -96,6 +96,8 @@ class Gymnasium:
                 )
         elif not isinstance(spaces[1], text):
             raise OperantError(f"env.id={shown(self.id)} has actions in {spaces[1]}; they must be texts or discrete")
+        elif self.actions:
+            raise OperantError(f"env.actions={shown(self.actions)}: {shown(self.id)} acts by texts; leave it out")
         return made
 
     def games(self, split: Literal["train", "test"]) -> list[Task]:

@@ -19,6 +19,7 @@ package = partial(needed, "openenv", "websockets", "websockets.sync.client")
 @dataclass(kw_only=True)
 class OpenEnv(SuiteGames):
     """An `Env` of the server whose URL is `game`: each live episode is a session, a connection of its own to its `/ws`.
+    `kwargs` go to the server with each reset.
 
     Raises: OperantError for a URL without http or https, or if the package websockets is not installed.
     """
@@ -49,8 +50,7 @@ class _Session(SuiteGame):
     """One session."""
 
     def __init__(self, world: OpenEnv, seed: int):
-        super().__init__(seed)
-        self.world, self.seed, self.score = world, seed, 0.0
+        super().__init__(seed, world)
         url = f"ws{world.game.removeprefix('http').rstrip('/')}/ws"
         try:
             connection = package().connect(url, open_timeout=world.timeout, max_size=None, proxy=None)
@@ -59,7 +59,7 @@ class _Session(SuiteGame):
             raise GameError(f"has no server that answers at {url}: {type(error).__name__}: {error}") from error
 
     def reset(self) -> GameState:
-        return self.ask("reset", {"seed": self.seed})
+        return self.ask("reset", {"seed": self.seed, **(self.world.kwargs or {})})
 
     def step(self, command: str) -> GameState:
         return self.ask("step", {self.world.action: command})

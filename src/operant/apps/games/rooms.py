@@ -161,11 +161,8 @@ class RoomsGame(Game):
 
     def __init__(self, rooms: int, seed: str):
         self.fixed, self.beginning = layout(rooms, seed)
+        self.optimum = len(solution(self.fixed, self.beginning))
         self.reset()
-
-    @property
-    def optimum(self) -> int:
-        return len(solution(self.fixed, self.beginning))
 
     def reset(self) -> GameState:
         self.now, self.seen, self.reached = self.beginning, {self.beginning.room}, 0

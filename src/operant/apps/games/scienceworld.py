@@ -13,7 +13,7 @@ from typing import Any
 from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Split, TextGames
 from operant.envs.suites import SuiteGame, SuiteGames, needed
-from operant.types import Task, require
+from operant.types import Task, require, shown
 
 REFUSED = ("No known action matches that input.", "Ambiguous request", "It's not clear how")
 """How the simulator answers a command that it does not carry out."""
@@ -37,6 +37,8 @@ class ScienceWorld(SuiteGames):
     """What is made easier, separated by commas: easy (all but electricity), or teleportAction, openDoors, ..."""
 
     def names(self) -> Sequence[str]:
+        given = f"env.kwargs={shown(self.kwargs)}"
+        require(not self.kwargs, f"{given}: a task of ScienceWorld has no arguments; use env.simplifications")
         package()
         from scienceworld.constants import ID2TASK
 
@@ -73,8 +75,7 @@ class _Variation(SuiteGame):
     """One variation of a task."""
 
     def __init__(self, world: ScienceWorld, variation: int):
-        super().__init__(variation)
-        self.world, self.variation = world, variation
+        super().__init__(variation, world)
         self.env: Any = world.simulator()
         self.env.load(world.game, variation, world.simplifications)
         self.solution: list[str] | None = None
@@ -114,7 +115,7 @@ class _Variation(SuiteGame):
         """The next command of ScienceWorld's solution, which another simulator finds, while it has been followed."""
         if self.solution is None:
             other = self.world.simulator()
-            other.load(self.world.game, self.variation, self.world.simplifications, generateGoldPath=True)
+            other.load(self.world.game, self.seed, self.world.simplifications, generateGoldPath=True)
             self.solution = list(other.get_gold_action_sequence())
             end(other)
         done = len(self.given)

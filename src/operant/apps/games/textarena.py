@@ -37,8 +37,7 @@ class _ArenaGame(SuiteGame):
     """One game, without TextArena's wrappers: it says what is new since the last command."""
 
     def __init__(self, world: TextArena, seed: int):
-        super().__init__(seed)
-        self.world, self.seed = world, seed
+        super().__init__(seed, world)
         with self.seeded():
             self.env = package().make(world.game, **(world.kwargs or {}))
             while isinstance(self.env, package().Wrapper):

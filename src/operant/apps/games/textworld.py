@@ -20,7 +20,7 @@ import warnings
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,6 @@ from operant.envs.games import Game, GameState, Split, TextGames
 from operant.storage import atomic_io
 from operant.types import OperantError, Task, require, shown
 
-CHALLENGES = ("tw-simple", "tw-coin_collector", "tw-treasure_hunter", "tw-cooking", "custom")
 FIRST_TEST_SEED = 500_000_000
 """Seeds of unseen games begin here; those of training games begin at 1."""
 META = frozenset(
@@ -186,7 +185,7 @@ def harmless(command: str) -> bool:
 ALL = frozenset({"description", "inventory", "commands"})
 
 
-class _MachineGame:
+class _MachineGame(Game):
     """What both kinds of games share: an interpreter, and a walkthrough that is followed as far as it was played."""
 
     def __init__(self, path: str, wanted: frozenset[str]):
@@ -199,7 +198,7 @@ class _MachineGame:
     def _refused(self) -> GameState:
         return replace(self._state, text="That is no single command of the game.", valid=False)
 
-    def _next(self) -> str | None:
+    def expert(self) -> str | None:
         """The next command of the walkthrough, if nothing else was done."""
         left = self._walkthrough[self._following :] if self._following is not None else ()
         return left[0] if left else None
@@ -222,8 +221,7 @@ class TextWorldGame(_MachineGame):
     def __init__(self, path: str | Path, wanted: frozenset[str] = ALL):
         self._story = _story(str(path), os.stat(path).st_mtime_ns)
         super().__init__(str(path), wanted)
-        self._walkthrough = self._story.walkthrough
-        self.optimum: int | None = self._story.optimum
+        self._walkthrough, self.optimum = self._story.walkthrough, self._story.optimum
 
     def reset(self) -> GameState:
         self._machine.set_state(self._story.start)
@@ -249,7 +247,7 @@ class TextWorldGame(_MachineGame):
                 self._facts.apply(action)
                 self._played.append(action)
                 self._known = self._story.known(self._facts)
-        if command == self._next():
+        if command == super().expert():
             self._following += 1
         elif len(self._played) > before:
             self._following = None
@@ -264,7 +262,7 @@ class TextWorldGame(_MachineGame):
             self._progress.update(action)
         self._followed = len(self._played)
         policy = self._progress.winning_policy
-        return self._story.inform.gen_commands_from_actions(policy[:1])[0] if policy else self._next()
+        return self._story.inform.gen_commands_from_actions(policy[:1])[0] if policy else super().expert()
 
     def map(self) -> dict[str, object] | None:
         """The rooms, each one step from its neighbour, and the ways between them with their doors at the beginning."""
@@ -346,7 +344,7 @@ class JerichoGame(_MachineGame):
     supports. Of others it knows the texts: such a game is won or lost where it says so between three asterisks, and its
     score is what it answers to `score`.
     Admissible commands are found by trying: that takes seconds. A command is valid unless the answer is one of the
-    refusals that Jericho knows.
+    refusals that Jericho knows. Its walkthrough collects everything, so no shortest solution is known.
     """
 
     def __init__(self, path: str | Path, wanted: frozenset[str] = ALL):
@@ -360,7 +358,6 @@ class JerichoGame(_MachineGame):
             )
         if self._supported:
             self._walkthrough = self._machine.get_walkthrough()
-        self.optimum: int | None = None  # a walkthrough collects everything: it is no shortest solution
 
     def reset(self) -> GameState:
         self._following = 0
@@ -377,12 +374,6 @@ class JerichoGame(_MachineGame):
         self._following = self._following + 1 if command == self.expert() else None  # pyright: ignore
         text, _, _, known = self._machine.step(command[:150])
         return self._read(text, known["score"], valid=bool(recognized(text)))
-
-    def expert(self) -> str | None:
-        return self._next()
-
-    def map(self) -> None:
-        return None
 
     def _read(self, answer: str, score: float, *, valid: bool) -> GameState:
         machine, before = self._machine, self._machine.get_state()
@@ -552,11 +543,14 @@ class TextWorld(TextGames):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.dropped = 0
-        ranges = {"tw-coin_collector": 300, "tw-treasure_hunter": 30}
-        if self.level is not None and not (1 <= self.level <= ranges.get(self.game, 0)):
-            rule = f"its levels are 1 to {ranges[self.game]}" if self.game in ranges else "it has no levels"
-            raise OperantError(f"env.level={self.level} of {self.game}: {rule}")
-        level = self.level or 1
+        own = {"tw-simple": "rewards goal", "tw-coin_collector": "level", "tw-treasure_hunter": "level"}
+        own |= {"tw-cooking": "ingredients skills rooms", "custom": "rooms objects quest quests breadth"}
+        foreign = {*" ".join(own.values()).split()} - {*own.get(self.game, "").split()}
+        for f in fields(self):
+            value, usual = getattr(self, f.name), f.name not in foreign or getattr(self, f.name) == f.default
+            require(usual, f"env.{f.name}={shown(value)} of {self.game}: it has no {f.name}; leave it out")
+        level, most = 1 if self.level is None else self.level, 300 if self.game == "tw-coin_collector" else 30
+        require(1 <= level <= most, f"env.level={self.level} of {self.game}: its levels are 1 to {most}")
         large = self.game == "tw-coin_collector" and (level - 1) // 100 * (level % 100 or 100) >= 100
         require(not large, f"env.level={self.level}: TextWorld makes no games of more than 100 rooms; take a lower one")
         if self.game == "tw-cooking" and self.rooms not in (None, 1, 6, 9, 12):

@@ -76,8 +76,8 @@ def _slashed(text: str) -> str:
 
     def slashed(found: re.Match[str]) -> str:
         above, below = found[2].strip("{ }"), found[3].strip("{ }")
-        if not found[1]:
-            return f"{above}/{below}"
+        if not found[1] or len(found[0]) > LONGEST:  # which is no number
+            return f"{(found[1] or '').strip()}{above}/{below}"
         mixed = above.isdecimal() and below.isdecimal()
         return f"{int(found[1]) * int(below) + int(above)}/{below}" if mixed else found[0]
 

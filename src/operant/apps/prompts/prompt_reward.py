@@ -72,10 +72,8 @@ class PromptReward:
         device: str | None = None,
     ):
         require(model is not None, "reward prompt needs a task model that answers the prompts: prompt:./roberta")
-        for option, value, allowed in (
-            ("measure", measure, get_args(Measure)),
-            ("calibrate", calibrate, get_args(Calibration)),
-        ):
+        for option, value, names in (("measure", measure, Measure), ("calibrate", calibrate, Calibration)):
+            allowed = get_args(names)
             require(value in allowed, f"reward prompt: {option}={value!r}: it must be one of {', '.join(allowed)}")
         for option, value, least in (("examples", examples, 1), ("prompt_tokens", prompt_tokens, 0), ("keep", keep, 1)):
             if value is not None and value < least:

@@ -60,6 +60,8 @@ class TaskModel:
     """The template that it has unless another one is given."""
     notes: list[str]
     """Sentences for the log of a run."""
+    longest: int = LONGEST
+    """Most tokens that it reads."""
 
     def __init__(self, name: str, kind: Kind, template: str):
         self.name, self.kind, self.template = name, kind, template
@@ -112,11 +114,6 @@ class TaskModel:
     def tokens(self, template: PromptTemplate, pairs: Sequence[tuple[str, str]]) -> list[int]:
         """Number of tokens of each filled template; empty for a model that does not tell."""
         return []
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that it reads."""
-        return LONGEST
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -227,7 +224,7 @@ class TransformerTaskModel(TaskModel):
         cache_gb: float = 0.5,
     ):
         super().__init__(name, kind, CAUSAL if kind == "causal" else MASKED)
-        self.model, self.tokenizer, self._longest, _ = loaded
+        self.model, self.tokenizer, self.longest, _ = loaded
         self.model.eval().requires_grad_(False)
         self.batch_tokens = batch_tokens or PASS[self.model.device.type == "cuda"]
         self.share, self.cache_gb = share and kind == "causal", cache_gb
@@ -247,11 +244,6 @@ class TransformerTaskModel(TaskModel):
         self._words: dict[tuple[str, ...], list[int]] = {}
         bare, whole = (encode_plain(self.tokenizer, "a", special) for special in (False, True))
         self._trailing = len(whole) - len(bare) - whole.index(bare[0]) if bare and bare[0] in whole else 0
-
-    @property
-    def longest(self) -> int:
-        """Most tokens that it reads."""
-        return self._longest
 
     def check(self, template: PromptTemplate, words: Sequence[str]) -> None:
         """Raises: OperantError as any, for a template with a mask too many or too few, and words of several tokens."""

@@ -36,12 +36,19 @@ class Coverage(Score):
     def __call__(self, rollouts: list[Rollout]) -> list[float]:
         found = list[float]()
         for rollout in rollouts:
-            there, wanted = words(rollout.reply), target_words(rollout.task, self.field, "score 'coverage'")
-            found.append(sum(self.occurs(words(entry), there) for entry in wanted) / len(wanted))
+            there, wanted = words(rollout.reply), self.wanted(rollout.task)
+            found.append(sum(self.occurs(entry, there) for entry in wanted) / len(wanted))
         return found
 
     def check_task(self, task: Task) -> None:
-        target_words(task, self.field, "score 'coverage'")
+        self.wanted(task)
+
+    def wanted(self, task: Task) -> list[list[str]]:
+        """The words of each entry. Raises: OperantError for an entry without any."""
+        entries = target_words(task, self.field, "score 'coverage'")
+        if blank := [entry for entry in entries if not words(entry)]:
+            raise OperantError(f"score 'coverage': {blank[0]!r} of task {task.id!r} has no word: leave it out")
+        return [words(entry) for entry in entries]
 
     def occurs(self, entry: list[str], there: list[str]) -> bool:
         """Whether the words of an entry occur among those of a reply."""

@@ -1,11 +1,10 @@
 """Scores by a classifier of transformers: whether a summary follows from its source, and which intent a reply has; and
 RL4LMs' reward of dialogues: the predicted intent of a reply, and another score beside it."""
 
-from dataclasses import dataclass
 from statistics import fmean
 
 from operant.rewards import resolve
-from operant.rewards.combine import Weighted, weighted
+from operant.rewards.combine import weighted
 from operant.text_scores import Score, target_of
 from operant.text_scores.classifier import OF_TASK, Classifier
 from operant.text_scores.words import sentences
@@ -113,13 +112,6 @@ class Intent(ByClassifier):
             return self.classifier.column(target_of(task, self.field, "score 'intent'"))
 
 
-@dataclass(frozen=True)
-class IntentAndScore(Weighted):
-    """The sum of an intent and another score, under the name of the first."""
-
-    __name__ = "intent"
-
-
 def intent(
     model: str | None = None,
     *,
@@ -137,4 +129,4 @@ def intent(
     """
     right = Intent(model, field=field, text=text, batch=batch, device=device)
     both = {"intent": (right, intent_coef)} | ({auto: (resolve(auto), auto_coef)} if auto_coef else {})
-    return IntentAndScore(weighted(both).rewards)
+    return weighted(both, "intent")
