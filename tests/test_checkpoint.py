@@ -1,12 +1,11 @@
 """RunState: snapshots in memory and checkpoints on disk are bit-identical, complete or absent."""
 
 import json
-import resource
 import shutil
 
 import pytest
 import torch
-from disks import Box, quiet
+from disks import Box, largest_file, named, quiet
 from rigs import alike
 from torch import nn
 
@@ -41,6 +40,17 @@ def state_of(model, optimizer, box=None):
     return state
 
 
+@pytest.fixture
+def state():
+    return RunState()
+
+
+@pytest.fixture
+def box(state):
+    """The only part of the state."""
+    return state.register("x", Box("old"))
+
+
 def test_adam_comes_back_and_goes_on_bit_identically(tmp_path):
     model, optimizer = trained()
     path = state_of(model, optimizer).save(tmp_path, 3, extra={"best": (0.1 + 0.2, 2)}).path
@@ -53,7 +63,7 @@ def test_adam_comes_back_and_goes_on_bit_identically(tmp_path):
     assert alike(dict(model.state_dict()), dict(other.state_dict()))
 
 
-def test_nested_state_is_lossless(tmp_path):
+def test_nested_state_is_lossless(state, box, tmp_path):
     shared = torch.randn(3, 4)
     given = {
         0: {"0": True, 1: 1, "one": 1.0},
@@ -66,18 +76,16 @@ def test_nested_state_is_lossless(tmp_path):
         "big": 2**80,
         "small": 5e-324,
     }
-    state = RunState()
-    box = state.register("box", Box(given))
+    box.state = given
     path = state.save(tmp_path, 0).path
     box.state = None
     state.load(path, quiet)
     assert alike(given, box.state)
 
 
-def test_tied_weights_are_written_once(tmp_path):
+def test_tied_weights_are_written_once(state, box, tmp_path):
     weight = nn.Parameter(torch.randn(1000, 10))
-    state = RunState()
-    state.register("model", Box({"embed": weight, "head": weight.detach()}))
+    box.state = {"embed": weight, "head": weight.detach()}
     path = state.save(tmp_path, 0).path
     assert 40_000 < (path / "tensors.safetensors").stat().st_size < 41_000
 
@@ -132,36 +140,26 @@ def test_a_part_that_does_not_fit_is_named(tmp_path):
         other.load(path, quiet)
 
 
-def test_two_checkpoints_stay_and_none_of_an_abandoned_run(tmp_path):
-    state = RunState()
-    box = state.register("x", Box(0))
-
+def test_two_checkpoints_stay_and_none_of_an_abandoned_run(state, box, tmp_path):
     def save(step):
-        box.state = step
         state.save(tmp_path, step)
-        return sorted(p.name for p in tmp_path.iterdir())
+        return named(tmp_path)
 
-    assert [save(s) for s in (1, 2, 3, 99_999, 100_000)][2:4] == [
-        ["step-00002", "step-00003"],
-        ["step-00003", "step-99999"],
-    ]
+    kept = [save(step) for step in (1, 2, 3, 99_999, 100_000)]
+    assert kept[2:4] == [["step-00002", "step-00003"], ["step-00003", "step-99999"]]
     assert newest_whole(tmp_path).name == "step-100000"
     assert save(99_998) == ["step-99998"]
 
 
-def test_a_step_can_be_saved_again(tmp_path):
-    state = RunState()
-    box = state.register("x", Box("old"))
+def test_a_step_can_be_saved_again(state, box, tmp_path):
     state.save(tmp_path, 5)
     box.state = "new"
     path = state.save(tmp_path, 5).path
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00005"]
+    assert named(tmp_path) == ["step-00005"]
     assert state.load(path, quiet) and box.state == "new"
 
 
-def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch):
-    state = RunState()
-    box = state.register("x", Box("old"))
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(state, box, tmp_path, monkeypatch):
     path = state.save(tmp_path, 5).path
     box.state = "new"
 
@@ -186,41 +184,32 @@ def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("poison", [torch.tensor([1.0, float("nan")]), torch.tensor([float("-inf")]), float("nan")])
-def test_what_is_not_finite_never_reaches_the_disk(tmp_path, poison):
-    state = RunState()
-    box = state.register("policy", Box({"head": {"weight": torch.ones(2)}}))
+def test_what_is_not_finite_never_reaches_the_disk(state, box, tmp_path, poison):
     whole = state.save(tmp_path, 1).path
-    box.state["head"]["weight"] = poison
-    with pytest.raises(OperantError, match=r"policy\.head\.weight holds NaN or infinity"):
+    box.state = {"head": {"weight": poison}}
+    with pytest.raises(OperantError, match=r"x\.head\.weight holds NaN or infinity"):
         state.save(tmp_path, 2)
     assert list(tmp_path.iterdir()) == [whole]
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
-    state = RunState()
-    state.register("order", Box({"items": [1, {2}]}))
-    with pytest.raises(OperantError, match=r"order\.items\.1 is of type set"):
+def test_what_cannot_be_written_is_named(state, box, tmp_path):
+    box.state = {"items": [1, {2}]}
+    with pytest.raises(OperantError, match=r"x\.items\.1 is of type set"):
         state.save(tmp_path, 1)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
-    state = RunState()
-    box = state.register("x", Box(torch.randn(10)))
+def test_a_full_disk_leaves_the_last_checkpoint(state, box, tmp_path):
     whole = state.save(tmp_path, 1).path
     box.state = torch.randn(100_000)
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
-    try:
-        with pytest.raises(OperantError, match=r"cannot save the checkpoint .*step-00002: .*; free some space"):
-            state.save(tmp_path, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    with (
+        largest_file(50_000),
+        pytest.raises(OperantError, match=r"cannot save the checkpoint .*step-00002: .*; free some space"),
+    ):
+        state.save(tmp_path, 2)
     assert list(tmp_path.iterdir()) == [whole] and newest_whole(tmp_path) == whole
 
 
-def test_another_version_or_thread_count_is_a_warning(tmp_path, monkeypatch):
-    state = RunState()
-    state.register("x", Box(1))
+def test_another_version_or_thread_count_is_a_warning(state, box, tmp_path, monkeypatch):
     path = state.save(tmp_path, 1).path
     heard = []
     state.load(path, heard.append)

@@ -98,10 +98,8 @@ def test_a_file_where_the_run_should_be(folder, capsys):
 
 
 def test_arguments_and_options_are_separated():
-    assert parse(["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]) == (
-        ["a"],
-        {"x": "1", "y": "2", "z": True, "w_v": "-1"},
-    )
+    found = parse(["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"])
+    assert found == (["a"], {"x": "1", "y": "2", "z": True, "w_v": "-1"})
     assert parse(["--reward", "{letters:e: 1.0, 'length:5': 0.5}"])[1]["reward"] == {"letters:e": 1.0, "length:5": 0.5}
 
 
@@ -118,9 +116,8 @@ def test_options_of_programs_stand_in_a_group_of_their_own(command, own, capsys)
     assert main([command, "--help"]) == 0
     before, title, behind = capsys.readouterr().out.partition(f"\n{commands.OF_PROGRAMS}:")
     group = behind.partition("\n\n")[0]
-    search = set(
-        "--tests --refine --cut --repair --repairs --repair-template --rounds --budget --critic --jail".split()
-    )
+    words = "tests refine cut repair repairs repair-template rounds budget critic jail"
+    search = {f"--{word}" for word in words.split()}
     assert title and set(re.findall(r"(?m)^  (--[a-z-]+)", group)) == search | own
     assert not (search | own) & set(re.findall(r"(?m)^  (--[a-z-]+)", before)), "they stand nowhere else"
 

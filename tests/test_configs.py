@@ -119,17 +119,8 @@ def special(name: str) -> list[Any]:
         "evaluation.metrics": [None, "distinct", "bleu,exact_match", {"distinct": {"n": 1}}, "b", {"distinct": 3}, [5]],
         "best": ["reward/mean", "-kl/per_reply", "evaluate/reward", "reward"],
         "preset": ["trl", "openai", "rl4lms", "textworld", "trunk", "trl,trunk", "tlr"],
-        "data.template": [
-            "{text}!",
-            "{text.upper}",
-            "{text[0]}",
-            "{0}",
-            "{",
-            "{nothing}",
-            "{text!x}",
-            "{text:>8}",
-            "{text:d}",
-        ],
+        "data.template": [f"{{text{part}}}" for part in ("", ".upper", "[0]", "!x", ":>8", ":d")]
+        + ["{", "{nothing}", "{0}"],
         "data.query_tokens": [1, "1-2", "2-1", "9" * 5000, f"1-{'9' * 30}"],
         "score.truncate_token": [3, "a", "abc", -1, 10**30],
         "sampling.stop_tokens": [(2,), "2,3", -1, 45, 10**30, "a"],
@@ -186,18 +177,16 @@ def configurations(draw: Any) -> tuple[str, dict[Any, Any]]:
     """How it is said, and what: a few options on top of `usual`, and now and then a name that there is not."""
     algorithm = draw(st.sampled_from(["ppo", "ppo", *sorted(ALGORITHMS)]))
     tame = draw(st.booleans())
-    names = draw(
-        st.lists(st.sampled_from(sorted(known(algorithm))), unique=True, min_size=1, max_size=8 if tame else 3)
-    )
+    most = 8 if tame else 3
+    names = draw(st.lists(st.sampled_from(sorted(known(algorithm))), unique=True, min_size=1, max_size=most))
     chosen: dict[Any, Any] = {name: bounded(name, draw(value(algorithm, name, tame))) for name in names}
     if algorithm != "ppo" or draw(st.booleans()):
         chosen.setdefault("algorithm", algorithm)
     if not tame and not draw(st.integers(0, 7)):
         name = draw(st.sampled_from(sorted(known(algorithm))))
         cut = draw(st.integers(0, len(name)))
-        odd = draw(
-            st.sampled_from([name[:cut] + name[cut + 1 :], name[:cut] + "x" + name[cut:], name.upper(), ".", "kl"])
-        )
+        near = [name[:cut] + name[cut + 1 :], name[:cut] + "x" + name[cut:], name.upper()]
+        odd = draw(st.sampled_from([*near, ".", "kl"]))
         chosen[odd] = draw(st.sampled_from([1, "x", None, {}, {"a": {"b": 1}}]))
     return draw(st.sampled_from(["keywords", "nested", "short", "yaml", "raw", "words"])), chosen
 
@@ -332,14 +321,9 @@ def test_a_reward_longer_than_a_file_name_is_refused():
     assert not trial(("keywords", {"reward": "a" * 300}))
 
 
-PLAIN = settings(
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    print_blob=False,
-)
+PHASES = [Phase.explicit, Phase.generate, Phase.shrink]
+PLAIN = settings(deadline=None, database=None, derandomize=True, print_blob=False)
+PLAIN = settings(PLAIN, suppress_health_check=list(HealthCheck), phases=PHASES)
 
 
 @pytest.mark.slow

@@ -2,12 +2,11 @@
 
 import itertools
 import math
-import re
 
 import pytest
 import torch
 from cases import cases
-from page_commands import read
+from page_commands import snippets
 from texts import write_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from toys import CAUSAL, bare_logprobs, letters, lm, on_disk
@@ -167,10 +166,8 @@ def kind_of(text):
 def trained(folder, kind, *, shuffled=False, lr=2e-3, **more):
     given = {"algorithm": "outcome-critic", "steps": 60, "batch": 32, "lr": lr, "quiet": True, "out": folder / "run"}
     folder.mkdir(exist_ok=True)
-    tasks, held = (
-        write_rows(folder / "a.jsonl", programs(300, 1, shuffled)),
-        write_rows(folder / "b.jsonl", programs(100, 2, shuffled)),
-    )
+    tasks = write_rows(folder / "a.jsonl", programs(300, 1, shuffled))
+    held = write_rows(folder / "b.jsonl", programs(100, 2, shuffled))
     policy = {"name": "outcome_critic", "trunk": on_disk(folder / "trunk", lm(kind, 40))}
     return operant.train(policy, tasks, evaluate=held, **given | more)
 
@@ -231,14 +228,11 @@ ROW = {"prompt": "p", "completion": "a"}
 
 
 @cases(
-    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": "pased"}]}, r"outcome 'pased' must be one of compile"),
-    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": True}]}, r"outcome True must be one of compile"),
+    ({"tasks": [ROW | {"outcome": "pased"}]}, r"outcome 'pased' must be one of compile"),
+    ({"tasks": [ROW | {"outcome": True}]}, r"outcome True must be one of compile"),
     ({"tasks": [{"prompt": "p", "completions": ["a"], "outcomes": [1, 2]}]}, r"one for each of `completions`"),
-    ({"tasks": [{"prompt": "p", "completion": "a", "outcome": 1}]}, r"all programs have the outcome 'runtime error'"),
-    (
-        {"tasks": [{"prompt": "p", "completion": "a", "chosen": "a", "rejected": "b", "margin": 9}]},
-        r"label 9 is no outcome",
-    ),
+    ({"tasks": [ROW | {"outcome": 1}]}, r"all programs have the outcome 'runtime error'"),
+    ({"tasks": [ROW | {"chosen": "a", "rejected": "b", "margin": 9}]}, r"label 9 is no outcome"),
     ({"policy": "builtin:reviews-lm"}, r"use policy=outcome_critic with policy.trunk=MODEL"),
     ({"policy": {"name": "outcome_critic", "trunk": "builtin:reviews-lm", "hidden": -1}}, r"hidden=-1: it must be"),
     ({"reward": "letters:e"}, r"it generates no replies that could be scored"),
@@ -338,11 +332,9 @@ def test_a_folder_that_is_no_critic_is_a_sentence(tmp_path):
 
 
 def test_held_out_replies_are_judged_by_the_outcome_alone():
-    made = resolve({"minus_greedy:letters:e": 2.0, "length:<=3": 1.0})
-    assert (
-        judge(held_out(made), [rollout("bed")]).scores
-        == judge(resolve({"letters:e": 2.0, "length:<=3": 1.0}), [rollout("bed")]).scores
-    )
+    summed, plain = {"length:<=3": 1.0}, {"letters:e": 2.0}
+    made, bare = resolve({"minus_greedy:letters:e": 2.0} | summed), resolve(plain | summed)
+    assert judge(held_out(made), [rollout("bed")]).scores == judge(bare, [rollout("bed")]).scores
     assert held_out(told("group")) is by_rule
 
 
@@ -474,8 +466,7 @@ def test_a_reward_that_pays_one_token_of_a_reply_is_refused(scores):
 
 
 def test_the_snippet_of_the_page_runs(learnt, tmp_path, monkeypatch):
-    page = read("docs/code.md#a-critic-of-programs")
-    [snippet] = re.findall(r"```python\n(.*?)```", page, re.S)
+    [snippet] = snippets("docs/code.md#a-critic-of-programs")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "critic").symlink_to(learnt.path)
     monkeypatch.chdir(tmp_path)
@@ -488,9 +479,7 @@ def coderl_run(learnt, folder, out, *, steps, **more):
     """A run of CodeRL whose critic is refreshed on every step's outcomes."""
     gold = [{k: v for k, v in row.items() if k != "outcome"} for row in programs(60, 7) if row["outcome"] == "passed"]
     given = {"algorithm": "coderl", "batch": 8, "samples": 4, "max_tokens": 6, "lr": 1e-3, "quiet": True, "probes": 2}
-    options = {"of": by_rule, "returns": "coderl", "refresh": 1e-3, "batch": 4}
-    reward = {"name": f"critic:{learnt.path}", **options}
-    reward = resolve(reward.pop("name"), reward)
+    reward = resolve(f"critic:{learnt.path}", {"of": by_rule, "returns": "coderl", "refresh": 1e-3, "batch": 4})
     tasks = write_rows(folder / "gold.jsonl", gold)
     given |= {"evaluate": tasks, "data.limit": 12, "checkpoint_every": 2}
     return operant.train(on_disk(folder / "policy", lm(vocab=40)), tasks, reward, steps=steps, out=out, **given, **more)

@@ -26,10 +26,8 @@ def test_a_reply_cut_for_length_is_valued_where_it_was_cut(kind):
     mine = with_bootstraps(batch, bootstrap_prompts(rollouts, lengths_too=True), policy, micro_tokens=12).bootstrap
     for (prompt, reply), value in zip(pairs, mine, strict=True):
         if policy.encoder_decoder:
-            given = {
-                "input_ids": torch.tensor([prompt]),
-                "decoder_input_ids": torch.tensor([[policy.start_token, *reply]]),
-            }
+            decoder = torch.tensor([[policy.start_token, *reply]])
+            given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": decoder}
             out = policy.model(**given, output_hidden_states=True)
             state = out.decoder_hidden_states[-1][0, -1]
         else:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sampled import model_of, replies
-from toys import bare_logprobs
+from toys import says
 from transformers import RoCBertConfig, RoCBertForCausalLM
 
 from operant import Policy, ValueOptions
@@ -34,11 +34,11 @@ def policy_of(kind: str) -> Policy:
     return Policy(model_of(kind), value=ValueOptions(init="normal"))
 
 
-def same(mine, plain):
+def same(mine, plain, near=1e-4):
     for a, b in zip(mine, plain, strict=True):
         assert (a.action, a.end) == (b.action, b.end)
-        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
-        assert a.values == pytest.approx(b.values, abs=1e-4)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=near)
+        assert a.values == pytest.approx(b.values, abs=near)
 
 
 # --- the same replies -------------------------------------------------------------------------------------------------
@@ -52,10 +52,8 @@ def test_replies_are_the_same_for_every_number_of_rows(kind):
     for rows in (1, 3, 256):
         same(replies(policy, RAGGED, GROUPS, KEYS, batch=rows), alone)
     order = np.random.default_rng(0).permutation(len(GROUPS)).tolist()
-    same(
-        replies(policy, RAGGED, [GROUPS[i] for i in order], [KEYS[i] for i in order], batch=4),
-        [alone[i] for i in order],
-    )
+    mixed = replies(policy, RAGGED, [GROUPS[i] for i in order], [KEYS[i] for i in order], batch=4)
+    same(mixed, [alone[i] for i in order])
 
 
 @pytest.mark.parametrize(("compact", "admit"), [(0.0, 0.25), (1.0, 0.0), (0.5, 1.0), (1.0, 0.6)])
@@ -83,8 +81,7 @@ def test_a_sliding_window_that_holds_whole_rows_is_none():
     assert isinstance(native.decode(policy, 4, 9), Pooled) and isinstance(native.decode(policy, 4, 10), Cached)
     short = Sampling(max_tokens=2, stop_tokens=(2, 7))
     for prompt, c in zip(GROUPS, replies(policy, short, GROUPS, KEYS, batch=4), strict=True):
-        truth = bare_logprobs(policy.model, prompt, c.action)
-        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-4)
+        assert says(policy.model, prompt, c)
     assert static(policy, 4, 9, moves=False) is not None and static(policy, 4, 10, moves=False) is None
 
 
@@ -112,8 +109,7 @@ def test_another_way_of_decoding_gives_the_same_replies(broken):
 def test_logprobs_of_admitted_rows_are_the_plain_forwards(kind):
     policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
     for prompt, c in zip(GROUPS, replies(policy, RAGGED, GROUPS, KEYS, batch=4), strict=True):
-        truth = bare_logprobs(policy.model, prompt, c.action)
-        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-5)
+        assert says(policy.model, prompt, c, atol=1e-5)
 
 
 def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
@@ -122,9 +118,7 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
     whole = replies(policy, RAGGED, GROUPS, KEYS)
     made = Window._buffer
     monkeypatch.setattr(Window, "_buffer", lambda self, *a: made(self, *a).fill_(torch.nan))
-    monkeypatch.setattr(
-        "operant.engines.native.decoding.READ_AT_ONCE", 8
-    )  # short prompts into rows that were never used
+    monkeypatch.setattr("operant.engines.native.decoding.READ_AT_ONCE", 8)  # into rows that were never used
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=8), whole)
 
 
@@ -225,9 +219,8 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
     below = torch.where(ids > 0, cumulative.gather(1, (ids[:, None] - 1).clamp(min=0)).squeeze(1), 0)
     assert (below <= chances + 1e-6).all() and (chances <= upto + 1e-6).all()
     assert scores.gather(1, ids[:, None]).isfinite().all()
-    assert torch.allclose(
-        logprobs.double(), scores.double().log_softmax(-1).gather(1, ids[:, None]).squeeze(1), atol=1e-5
-    )
+    truth = scores.double().log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    assert torch.allclose(logprobs.double(), truth, atol=1e-5)
     work = torch.full_like(scores, torch.nan)
     again = Sampling.draw(scores, chances, work)
     assert torch.equal(again[0], ids) and torch.equal(again[1], logprobs)
@@ -266,13 +259,9 @@ def test_a_fixed_buffer_says_the_same_to_rounding(kind, rows):
     prompts, keys = GROUPS * times, list(range(times * len(GROUPS)))
     grown = replies(policy, long, prompts, keys, batch=rows)
     for _ in range(2):  # and once more in the buffer that is there
-        for c, plain in zip(replies(fixed(policy), long, prompts, keys, batch=rows), grown, strict=True):
-            assert c.action == plain.action
-            assert c.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
-            assert c.values == pytest.approx(plain.values, abs=1e-5)
+        same(replies(fixed(policy), long, prompts, keys, batch=rows), grown, 1e-5)
     assert not any_model(native.decode(policy, rows, 8)).buffer.graphs
-    truth = bare_logprobs(policy.model, prompts[0], grown[0].action)
-    assert torch.allclose(torch.tensor(grown[0].logprobs).double(), truth, atol=1e-5)
+    assert says(policy.model, prompts[0], grown[0], atol=1e-5)
 
 
 def test_fewer_rows_are_computed_and_trunk_states_are_stored():
@@ -292,10 +281,8 @@ def test_fewer_rows_are_computed_and_trunk_states_are_stored():
 def test_buffers_are_reused_while_weights_keep_their_addresses():
     policy = policy_of("llama")
     first = static(policy, 4, 20, moves=False)
-    assert (
-        static(policy, 4, 20, moves=False).buffer is first.buffer
-        and static(policy, 3, 18, moves=False).buffer is first.buffer
-    )
+    for rows, columns in ((4, 20), (3, 18)):
+        assert static(policy, rows, columns, moves=False).buffer is first.buffer
     with torch.no_grad():
         policy.model.lm_head.weight.add_(0.1)
     assert static(policy, 4, 20, moves=False).buffer is first.buffer
@@ -328,9 +315,7 @@ def test_graphs_say_on_a_gpu_what_the_plain_way_says(kind):
     assert any_model(native.decode(policy, 4, 19)).buffer.graphs
     policy.model.cpu()
     for prompt, c in zip(GROUPS, generated, strict=True):
-        assert torch.allclose(
-            torch.tensor(c.logprobs).double(), bare_logprobs(policy.model, prompt, c.action), atol=1e-3
-        )
+        assert says(policy.model, prompt, c, atol=1e-3)
 
 
 # --- trunk states -----------------------------------------------------------------------------------------------------

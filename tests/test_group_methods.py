@@ -144,9 +144,8 @@ def test_pass_at_k_climbs_the_expected_best_of_k(k):
     found = expected_gradient(lambda r: group_baselines.best_of(r, torch.zeros(4).long(), k), REPLIES, 4)
     logits = LOGITS.clone().requires_grad_()
     p = logits.softmax(0)
-    best = sum(
-        torch.stack([p[i] for i in g]).prod() * max(float(REPLIES[i]) for i in g) for g in product(range(5), repeat=k)
-    )
+    chances = {g: torch.stack([p[i] for i in g]).prod() for g in product(range(5), repeat=k)}
+    best = sum(chance * max(float(REPLIES[i]) for i in g) for g, chance in chances.items())
     best.backward()
     assert found.tolist() == pytest.approx(logits.grad.tolist(), abs=1e-12)
 
@@ -203,9 +202,8 @@ def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
     made = made.with_(logprobs=out.logprobs.detach())
     plain, more = (value_augmented.ppo_and_right_replies(out, made, right_coef=c)["loss"] for c in (0.0, 0.1))
     weights = batch.actions / 6
-    assert float(((more - plain) * weights).detach().sum()) == pytest.approx(
-        0.1 * 0.7
-    )  # the mean over the right reply alone
+    on_top = float(((more - plain) * weights).detach().sum())
+    assert on_top == pytest.approx(0.1 * 0.7)  # the mean over the right reply alone
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import run_folders
 from browsing import LAPTOP, PHONE, visit
 from cases import cases
 from pages import low_contrast, overflows, overlaps
@@ -27,22 +28,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def row(i, reply=" it is good.", reward=0.5):
-    numbers = [-1.0, -2.0, -0.5]
-    return {
-        "task": f"t{i}",
-        "group": i,
-        "rollout": i,
-        "turn": 0,
-        "query": f"Query {i}",
-        "reply": reply,
-        "reward": reward,
-        "reply_tokens": 3,
-        "end": "stop",
-        "ids": [1, 2, 3],
-        "tokens": [" it", " is", " good."],
-        "logprobs": numbers,
-        "ref_logprobs": [x - 0.5 for x in numbers],
-    }
+    return run_folders.row(i, reply=reply, reward=reward, ids=[1, 2, 3], tokens=[" it", " is", " good."])
 
 
 def metrics(step, chance):
@@ -57,9 +43,8 @@ def metrics(step, chance):
 
 def distributions(step, chance):
     drawn = [chance.gauss(step, 1) for _ in range(200)]
-    histograms = {
-        name: Histogram.of(drawn).as_plain() for name in ("reward", "kl_per_reply", "logprobs", "ref_logprobs")
-    }
+    drawn = Histogram.of(drawn).as_plain()
+    histograms = dict.fromkeys(("reward", "kl_per_reply", "logprobs", "ref_logprobs"), drawn)
     histograms["reply_tokens"] = Histogram.of([chance.randrange(3, 20) for _ in range(100)]).as_plain()
     norms = {block: math.exp(chance.gauss(0, 1)) for block in ("embedding", "block 0", "block 1", "final", "value")}
     return {"histograms": histograms, "blocks": {"gradient": norms, "update": norms, "weight": norms}}
@@ -103,9 +88,8 @@ def test_a_long_curve_is_short_and_keeps_its_peaks():
     assert found["values"]["a"][at : at + 2] == [5.0, -7.0]  # in their order in time
     assert found["values"]["b"][:4] == [0.0, 4.0, 5.0, 9.0] and found["values"]["b"][-1] == 1002.0
     assert None not in found["values"]["a"] and set(found["values"]["a"]) == {0.0, 5.0, -7.0}
-    assert [
-        x for x in downsample.curves([{"step": i, "a": None} for i in range(999)])["values"]["a"] if x is not None
-    ] == []
+    nothing = downsample.curves([{"step": i, "a": None} for i in range(999)])["values"]["a"]
+    assert set(nothing) <= {None}
 
 
 @pytest.mark.parametrize("count", [1, 2, 499, 500, 501, 750, 751, 1000, 12_345])
@@ -127,9 +111,8 @@ def histogram(width, start, *counts):
 
 def test_histograms_of_different_widths_share_a_grid(tmp_path):
     histograms = [histogram(0.25, -1, 1, 2, 3, 4, 0, 6), histogram(0.5, 0, 5, 5), histogram(1.0, 1, 3)]
-    grid = heatmaps(
-        tmp_path / "d", *({"step": 2 * i, "histograms": {"x": h}} for i, h in enumerate(histograms))
-    ).histogram("x")
+    lines = ({"step": 2 * i, "histograms": {"x": h}} for i, h in enumerate(histograms))
+    grid = heatmaps(tmp_path / "d", *lines).histogram("x")
     assert grid is not None and grid["steps"] == [0, 2, 4]
     assert (grid["width"], grid["start"], grid["rows"]) == (0.5, -1, 5)  # -0.5 to 2.0
     merged, same, spread = grid["columns"]
@@ -211,35 +194,38 @@ def test_the_data_has_numbers_probes_and_distributions(run):
     assert html_pages.as_json(data)
 
 
+def shown(path, *steps, config=None):
+    """What the page shows of a run that has logged these metrics, a mapping a step."""
+    with RunFolder.create(path, config or {}) as folder:
+        for step, logged in enumerate(steps, 1):
+            folder.log(step, logged)
+    return run_report.page_data(folder.path)
+
+
 def test_the_curve_of_the_probes_starts_with_their_score_before_training(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
-    for step in (1, 2, 3):
-        folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
-    folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
-    folder.probes(2, [row(0), row(1), row(2)])
+    with RunFolder.create(tmp_path / "x", {}) as folder:
+        for step in (1, 2, 3):
+            folder.log(step, {"reward/mean": 1.0} | ({"probe/reward": 0.7} if step == 2 else {}))
+        folder.probes(0, [row(0, reward=0.25), row(1, reward=0.5), row(2, reward=None)])
+        folder.probes(2, [row(0), row(1), row(2)])
     data = run_report.page_data(folder.path)
     assert data["curves"]["values"]["probe/reward"] == {"steps": [0, 2], "values": [0.375, 0.7]}
     assert data["samples"]["before"] == "policy, step 0"  # a run without a reference
-    folder.close()
 
 
 @pytest.mark.parametrize(("control", "target"), [("fixed", None), ("adaptive", 6.0), ("per_token", 6.0)])
 def test_a_target_is_drawn_if_a_controller_steers_towards_it(tmp_path, control, target):
-    folder = RunFolder.create(tmp_path / "x", {"kl": {"control": control, "target": 6.0}})
-    assert run_report.page_data(folder.path)["target"] == target
-    folder.close()
+    assert shown(tmp_path / "x", config={"kl": {"control": control, "target": 6.0}})["target"] == target
 
 
 def test_without_probes_the_held_out_tasks_are_the_samples(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
-    folder.log(1, {"reward/mean": 0.5})
+    shown(tmp_path / "x", {"reward/mean": 0.5})
     replies = [{"task": f"t{i}", "query": "q", "reply": f"r{i}", "score": i / 4} for i in range(5)]
     evaluation = {"before": None, "after": {"mean": 0.5, "kl": 1.0, "replies": replies}}
-    (folder.path / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
-    samples = run_report.page_data(folder.path)["samples"]
+    (tmp_path / "x/evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+    samples = run_report.page_data(tmp_path / "x")["samples"]
     assert samples["of"] == 5 and [r["after"]["reply"] for r in samples["rows"]] == ["r0", "r1", "r2"]
     assert [r["before"] for r in samples["rows"]] == [None] * 3
-    folder.close()
 
 
 GAINS = [  # of each query; better; the chosen (pick, gain)
@@ -252,11 +238,10 @@ GAINS = [  # of each query; better; the chosen (pick, gain)
 
 @pytest.mark.parametrize(("gains", "better", "chosen"), GAINS)
 def test_the_samples_are_the_median_the_best_and_the_worst_gain(tmp_path, gains, better, chosen):
-    folder = RunFolder.create(tmp_path / "x", {})
-    folder.probes(None, [row(i, reward=1.0) for i, _ in enumerate(gains)])
-    folder.probes(1, [row(i, reward=None if gain is None else 1.0 + gain) for i, gain in enumerate(gains)])
+    with RunFolder.create(tmp_path / "x", {}) as folder:
+        folder.probes(None, [row(i, reward=1.0) for i, _ in enumerate(gains)])
+        folder.probes(1, [row(i, reward=None if gain is None else 1.0 + gain) for i, gain in enumerate(gains)])
     samples = run_report.page_data(folder.path)["samples"]
-    folder.close()
     assert (samples["of"], samples["better"]) == (sum(gain is not None for gain in gains), better)
     assert [(r["pick"], pytest.approx(r["gain"])) for r in samples["rows"]] == chosen
 
@@ -268,28 +253,18 @@ SCALED = {  # raw scores 0.4 and 0.8 after a running mean of 0.5 and spread of 0
 
 
 def test_penalty_and_return_are_drawn_in_units_of_the_reward(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {"score": {"normalise": True}})
-    folder.log(1, SCALED)
-    folder.log(2, SCALED | {"reward/std": 0.0, "reward/scaled_std": 0.0})  # equal scores do not tell their unit
-    folder.close()
-    values = run_report.page_data(folder.path)["curves"]["values"]
+    untold = SCALED | {"reward/std": 0.0, "reward/scaled_std": 0.0}  # equal scores do not tell their unit
+    values = shown(tmp_path / "x", SCALED, untold, config={"score": {"normalise": True}})["curves"]["values"]
     found = {name[7:]: values[f"{name}_in_reward_units"] for name in SCALED if name[7:11] in ("kl_p", "retu")}
     # 0.25 * 1.2 and 0.25 * 0.6 of penalty leave 0.6 - 0.3 on average; 0.4 - 0.15 and 0.8 - 0.45 spread by 0.05
-    assert found == {
-        "kl_penalty": [0.3, None],
-        "kl_penalty_std": [0.15, None],
-        "return": [0.3, None],
-        "return_std": [0.05, None],
-    }
+    whole = {"kl_penalty": 0.3, "kl_penalty_std": 0.15, "return": 0.3, "return_std": 0.05}
+    assert found == {name: [value, None] for name, value in whole.items()}
     assert values["reward/return"] == [-0.8, -0.8]
 
 
 @cases({"normalise": False}, {"normalise": True, "clip": 3.0}, {"scale": True, "missing_stop": -1.0})
 def test_scores_that_are_not_scaled_or_also_altered_stay_in_their_own_units(score, tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {"score": score})
-    folder.log(1, SCALED)
-    folder.close()
-    data = run_report.page_data(folder.path)
+    data = shown(tmp_path / "x", SCALED, config={"score": score})
     assert not [name for name in data["curves"]["values"] if name.endswith(run_report.IN_REWARD_UNITS)]
     assert data["scaled"] == (True in score.values())
 
@@ -301,11 +276,9 @@ EXPLAINED = json.loads(Path(__file__).with_name("explained.json").read_text(enco
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_the_page_explains_the_task_with_the_names_and_numbers_of_the_run(name, tmp_path):
     config, metrics, phrases = EXPLAINED[name]
-    folder = RunFolder.create(tmp_path / "x", config)
-    for step, seconds in ((1, 9.0), (2, 1.0), (3, 3.0), (4, 50.0)):
-        folder.log(step, metrics | {"time/update": seconds})
-    folder.close()
-    cycle = run_report.page_data(folder.path)["cycle"]
+    cycle = shown(tmp_path / "x", *(metrics | {"time/update": s} for s in (9.0, 1.0, 3.0, 50.0)), config=config)[
+        "cycle"
+    ]
     text = "\n".join([cycle["sentence"], *(part["text"] for part in cycle["parts"])])
     assert [words for words in phrases if words not in text] == [], text
     assert cycle["parts"][-1]["seconds"] == 3.0, "the first step warms up, and the median ignores a pause"
@@ -323,16 +296,11 @@ def test_the_age_of_the_replies_is_drawn_where_some_are_old(browser, tmp_path, c
 
 
 def test_metrics_without_a_description_or_without_a_finite_value(tmp_path):
-    folder = RunFolder.create(tmp_path / "x", {})
-    folder.log(1, {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0})
-    data = run_report.page_data(folder.path)
-    assert [m["name"] for m in data["metrics"]] == [
-        "reward/a/mean",
-        "kl/per_reply",
-        "own/thing",
-    ]  # in the order of the registry
+    odd = {"own/thing": 1.0, "kl/coef": float("nan"), "kl/per_reply": -3.0, "reward/a/mean": 1.0}
+    data = shown(tmp_path / "x", odd)
+    # In the order of the registry.
+    assert [m["name"] for m in data["metrics"]] == ["reward/a/mean", "kl/per_reply", "own/thing"]
     assert data["metrics"][2] == {"name": "own/thing", "first": 1.0, "last": 1.0} and data["metrics"][1]["odd"]
-    folder.close()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------

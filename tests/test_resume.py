@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from cases import cases
+from rigs import alike
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
 from toys import letters, lm, on_disk
 
@@ -216,7 +217,7 @@ def test_nothing_is_recorded_where_nothing_changed(tmp_path):
     out = tmp_path / "run"
     cut(out, 2)
     before = (out / "config.yaml").read_bytes()
-    again(out, **{k: v for k, v in SMALL.items()})
+    again(out, **SMALL)
     assert not (out / "changes.jsonl").exists() and (out / "config.yaml").read_bytes() == before
 
 
@@ -231,13 +232,14 @@ def test_nothing_is_recorded_where_nothing_changed(tmp_path):
     ({"preset": "trl"}, "one by one"),
     ({"kl.ceof": 1.0}, "did you mean"),
     ({"steps": 0}, "steps=0"),
+    ({"steps": 1}, "steps=1 with --resume: the run has done 2 steps; give at least as many"),
 )
 def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, tmp_path, monkeypatch):
     out = tmp_path / "run"
-    cut(out, 1)
+    cut(out, 2)
     held = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     monkeypatch.setattr("operant.runs.trainer.build", lambda *a, **k: pytest.fail("it loads"))
-    with pytest.raises(OperantError, match=sentence.replace("(", "\\(")):
+    with pytest.raises(OperantError, match=sentence):
         again(out, **given)
     assert held == {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
@@ -262,12 +264,6 @@ def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
         assert sentence in capsys.readouterr().err
     assert main(["train", "letters", "--fresh-optimizer"]) == 2
     assert "fresh_optimizer without resume" in capsys.readouterr().err
-
-
-def test_fewer_steps_than_a_stopped_run_has_done_are_refused(tmp_path):
-    cut(tmp_path / "run", 2)
-    with pytest.raises(OperantError, match="steps=1 with --resume: the run has done 2 steps; give at least as many"):
-        again(tmp_path / "run", steps=1)
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------
@@ -387,18 +383,12 @@ def test_writing_a_checkpoint_changes_nothing_in_the_run(tmp_path):
 
 @pytest.mark.parametrize("init", ["torch", "normal", "small"])
 def test_a_new_critic_is_drawn_from_the_seed(init):
-    def head(seed):
-        given = {"tokenizer": letters(), "value.init": init, "seed": seed}
-        return Learner(lm("gpt2", vocab=len(letters())), **given).policy.value_head.state_dict()
+    def head(seed, elsewhere):
+        model = lm("gpt2", vocab=len(letters()))
+        torch.manual_seed(elsewhere)
+        return Learner(model, tokenizer=letters(), seed=seed, **{"value.init": init}).policy.value_head.state_dict()
 
-    torch.manual_seed(1)
-    first = head(3)
-    before = torch.random.get_rng_state()
-    torch.manual_seed(2)
-    second, other = head(3), head(4)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
-    assert before is not None
+    assert alike(head(3, 1), head(3, 2)) and not alike(head(3, 1), head(4, 1))
 
 
 # --- a user's own state -----------------------------------------------------------------------------------------------
