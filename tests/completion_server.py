@@ -29,6 +29,10 @@ class Server(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
+    def __exit__(self, *_) -> None:
+        self.shutdown()
+        self.server_close()
+
     def handle_error(self, *_) -> None:
         """A client that has gone is no news."""
 

@@ -1,6 +1,9 @@
 """A disk that is watched, and that refuses: it stands at `operant.storage.atomic_io.seam` in tests."""
 
 import errno
+from contextlib import contextmanager
+
+from operant.storage import atomic_io
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 REMOVES = ("remove", "remove_tree")
@@ -22,6 +25,29 @@ class Box:
 
 def quiet(_):
     pass
+
+
+@contextmanager
+def largest_file(size):
+    """A disk that takes no file larger than `size` bytes."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+@contextmanager
+def on(disk):
+    """What is changed on disk passes `disk(when, operation, path)`."""
+    atomic_io.seam, old = disk, atomic_io.seam
+    try:
+        yield
+    finally:
+        atomic_io.seam = old
 
 
 class Watched:

@@ -114,15 +114,9 @@ class Room:
         file = self.folder / "cwd/naive.py"
         [test] = program.tests
         file.write_text(f"{program.source}\n{test.code if isinstance(test, Code) else ''}\n", encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, str(file)],
-            cwd=file.parent,
-            env={"SECRET": self.secret},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        none = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        given = {"cwd": file.parent, "env": {"SECRET": self.secret}, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, str(file)], **given, **none)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -19,6 +19,7 @@ import torch
 from rigs import on_ranks
 from toys import letters
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from worlds import Turns
 
 from operant import Step, train
 
@@ -46,18 +47,10 @@ HERE = ("kind", "env")
 """What this file reads, and `train` does not."""
 
 
-class Corridor:
+class Corridor(Turns):
     """Two turns, the second a choice; each pays by the length of the reply."""
 
-    def reset(self, tasks):
-        self.turn = dict.fromkeys(tasks, 0)
-        return {slot: Step(fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        return {slot: self._answer(slot, reply) for slot, reply in replies.items()}
-
-    def _answer(self, slot, reply):
-        self.turn[slot] += 1
+    def answer(self, slot, reply):
         paid = len(str(reply)) / 4
         if self.turn[slot] == 1:
             return Step("en", reward=paid, options=["go", "stay here"])

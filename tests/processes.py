@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -98,6 +99,12 @@ def until(true: Callable[[], object], within: float = 120.0) -> None:
     while not true():
         assert time.monotonic() < end, f"still false after {within:.0f} s"
         time.sleep(0.005)
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
 
 
 @contextmanager

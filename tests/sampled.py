@@ -24,16 +24,9 @@ def model_of(kind: str, window: int = 5, **more):
             config = OPTConfig(ffn_dim=48, word_embed_proj_dim=32, init_std=0.3, **shape, **ids)
             return OPTForCausalLM(config).eval()
         case "bloom":  # ALiBi
-            config = BloomConfig(hidden_size=32, n_layer=2, n_head=2, initializer_range=0.3, **ids)
-            return BloomForCausalLM(config).eval()
+            known = {"hidden_size": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.3}
+            return BloomForCausalLM(BloomConfig(**known, **ids)).eval()
         case "mistral":  # a sliding window, shorter than the rows
-            config = MistralConfig(
-                intermediate_size=48,
-                num_key_value_heads=1,
-                sliding_window=window,
-                initializer_range=0.3,
-                **shape,
-                **ids,
-            )
-            return MistralForCausalLM(config).eval()
+            known = {"intermediate_size": 48, "num_key_value_heads": 1, "initializer_range": 0.3, **shape, **ids}
+            return MistralForCausalLM(MistralConfig(sliding_window=window, **known)).eval()
     return lm(kind, **more)

@@ -9,6 +9,7 @@ import pytest
 from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
+from worlds import Turns
 
 from operant import OperantError, Step, train
 from operant.api import runs
@@ -135,41 +136,25 @@ def test_importance_weights_are_those_that_are_given():
     assert configure({**given, "rollouts_ahead": 0}).learner["learner"].importance == "none"
 
 
-class Counting:
-    """A world with a state."""
+class Twice(Turns):
+    """A world of two turns."""
 
     pays = True
 
-    def __init__(self):
-        self.count = 0
+    def answer(self, slot, reply):
+        return Step(" b", terminated=self.turn[slot] == 2, reward=1.0)
 
-    def reset(self, tasks):
-        return {slot: Step() for slot in tasks}
 
-    def step(self, replies):
-        self.count += len(replies)
-        return {slot: Step(terminated=True, reward=1.0) for slot in replies}
+class Counting(Twice):
+    """A world with a state."""
+
+    count = 0
 
     def state_dict(self):
         return {"count": self.count}
 
     def load_state_dict(self, state):
         self.count = state["count"]
-
-
-class Twice(Counting):
-    """A world of two turns without a state."""
-
-    state_dict = load_state_dict = None
-
-    def reset(self, tasks):
-        self.turn = dict.fromkeys(tasks, 0)
-        return super().reset(tasks)
-
-    def step(self, replies):
-        for slot in replies:
-            self.turn[slot] += 1
-        return {slot: Step(" b", terminated=self.turn[slot] == 2, reward=1.0) for slot in replies}
 
 
 def test_a_world_with_a_state_is_refused_ahead(tmp_path):

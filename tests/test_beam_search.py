@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import cases
 from published import ROWS, models
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, lm
 
 from operant import OperantError, Policy, PolicyBase, Sampling, diagnose, load_policy, train
 from operant.engines.beam_search import BeamSearch
@@ -94,9 +94,8 @@ def run(place, tmp_path, **given):
 def test_evaluating_with_beams_says_so_and_changes_no_training(place, tmp_path):
     searched = run(place, tmp_path / "a", **{"evaluation.beams": 3})
     drawn = run(place, tmp_path / "b")
-    again = BeamSearch(drawn.policy, beams=3).generate(
-        [task.prompt for task in drawn.parts.held_out], drawn.learner.sampling, [0, 0]
-    )
+    prompts = [task.prompt for task in drawn.parts.held_out]
+    again = BeamSearch(drawn.policy, beams=3).generate(prompts, drawn.learner.sampling, [0, 0])
     assert [r.ids for r in searched.after.rollouts] == [reply.action for reply in again]
     assert searched.after.kl is None and drawn.after.kl is not None
     assert [m["reward/mean"] for m in searched.metrics] == [m["reward/mean"] for m in drawn.metrics]
@@ -147,4 +146,3 @@ def test_an_encoder_decoder_needs_a_start_token(place, tmp_path):
         path.write_text(json.dumps(kept), encoding="utf-8")
     with pytest.raises(OperantError, match=r"T5ForConditionalGeneration has no decoder_start_token_id, .*config\.json"):
         load_policy(str(folder))
-    assert letters().pad_token_id == 0

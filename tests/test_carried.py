@@ -9,8 +9,9 @@ import pytest
 import torch
 from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from cases import cases
-from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
+from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters, lm
+from worlds import Turns
 
 from operant import Completion, OperantError, Policy, Sampling, Task, train
 from operant.engines.native.engine import NativeEngine
@@ -186,15 +187,14 @@ def test_a_killed_run_resumes_bit_identically(more, tmp_path):
     assert told(whole)[0]["rollout/carried"] == 0 < told(whole)[-1]["rollout/carried"]
 
 
+NONE = {"partial_rollout_tokens": 0}
+
+
 @cases(
+    ({}, NONE, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither"),
+    ({"rollouts_ahead": 1}, NONE, "partial_rollout_tokens=0 with --resume: the run has 3"),
     (
-        {},
-        {"partial_rollout_tokens": 0},
-        "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither",
-    ),
-    ({"rollouts_ahead": 1}, {"partial_rollout_tokens": 0}, "partial_rollout_tokens=0 with --resume: the run has 3"),
-    (
-        {"rollouts_ahead": 1, "partial_rollout_tokens": 0},
+        {"rollouts_ahead": 1} | NONE,
         {"partial_rollout_tokens": 3},
         "partial_rollout_tokens=3 with --resume: the run has 0",
     ),
@@ -223,16 +223,8 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
         return continue_replies(groups, *args, **known)
 
     monkeypatch.setattr("operant.runs.ahead.continue_replies", recorded)
-    again = train(
-        model(),
-        TASKS,
-        judge,
-        out=tmp_path / "run",
-        resume=True,
-        tokenizer=letters(),
-        batch=batch,
-        partial_rollout_tokens=4,
-    )
+    more = {"batch": batch, "partial_rollout_tokens": 4, "tokenizer": letters()}
+    again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, **more)
     assert counts[ahead:] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
     assert told(again)[-1]["rollout/carried"] > 0
 
@@ -240,9 +232,8 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_step_names_what_an_earlier_step_has_begun(ahead, tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
-    run = train(
-        model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
-    )
+    given = options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
+    run = train(model(), TASKS, count_a, out=tmp_path / "run", **given)
     assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
 
 
@@ -288,15 +279,6 @@ class Whole(NativeEngine):
     generate_more = property()
 
 
-class Pays:
-    """A world that pays by itself."""
-
-    def reset(self, tasks):
-        raise AssertionError
-
-    step = reset
-
-
 def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
     def launched(minutes):
         for name, found in {"world": lambda: 2, "rank": lambda: 0, "gathered": lambda thing: [thing] * 2}.items():
@@ -305,23 +287,16 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
 
     monkeypatch.setattr("operant.distributed.launched", launched)
     monkeypatch.setattr("operant.runs.build.Learner", None)
-    with pytest.raises(
-        OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally; use engine=ray"
-    ):
+    with pytest.raises(OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally"):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
     assert not (tmp_path / "run").exists()
 
 
 @cases(
     ({"engine": Whole}, "partial_rollout_tokens=3 with the engine Whole: it cannot continue a reply; use native"),
-    ({"env": Pays()}, "partial_rollout_tokens=3 with the world Pays: it plays more than one reply"),
+    ({"env": Turns()}, "partial_rollout_tokens=3 with the world Turns: it plays more than one reply"),
 )
 def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
     with pytest.raises(OperantError, match=message):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, **given))
     assert not (tmp_path / "run").exists()
-
-
-def test_carry_is_no_option_of_a_run_without_it():
-    assert configure({"tasks": TASKS, "reward": count_a}).learner["learner"].importance == "none"
-    assert SMALL["max_tokens"] > GIVEN["partial_rollout_tokens"]

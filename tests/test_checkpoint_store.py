@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -17,24 +16,38 @@ from operant.storage.checkpoint import RunState, about, newest_whole, to_resume
 from operant.storage.checkpoint_store import Retention, verify
 
 
-def a_state(value=0):
-    """A run state of one part; returns both."""
-    state = RunState()
-    return state, state.register("policy", Box({"n": value, "x": torch.full((5,), float(value))}))
+def content(value):
+    return {"n": value, "x": torch.full((5,), float(value))}
 
 
-def put(state, box, folder, value, keep=2, every=0, spare=(), **more):
-    box.state = {"n": value, "x": torch.full((5,), float(value))}
-    return state.save(folder, value, retention=Retention(keep, every, frozenset(spare)), **more)
+@pytest.fixture
+def state():
+    return RunState()
+
+
+@pytest.fixture
+def box(state):
+    """The only part of the state."""
+    return state.register("policy", Box(content(0)))
+
+
+@pytest.fixture
+def put(state, box):
+    """A function that saves a step, and is its number."""
+
+    def save(folder, value, keep=2, every=0, spare=(), **more):
+        box.state = content(value)
+        return state.save(folder, value, retention=Retention(keep, every, frozenset(spare)), **more)
+
+    return save
 
 
 # --- the order of operations ------------------------------------------------------------------------------------------
-def test_files_are_synced_before_the_name_and_old_ones_go_last(tmp_path, watch):
-    state, box = a_state()
+def test_files_are_synced_before_the_name_and_old_ones_go_last(put, tmp_path, watch):
     for step in (1, 2):
-        put(state, box, tmp_path, step)
+        put(tmp_path, step)
     seam = watch()
-    put(state, box, tmp_path, 3)
+    put(tmp_path, 3)
     files_of_it = ["tensors.safetensors", "state.json", "manifest.json"]
     assert seam.done() == [
         ("mkdir", ".step-00003.tmp"),
@@ -48,22 +61,21 @@ def test_files_are_synced_before_the_name_and_old_ones_go_last(tmp_path, watch):
     ]
 
 
-def moments(state, box, folder, watch):
+def moments(put, folder, watch):
     """How often the seam is called by a save of step 3 that follows steps 1 and 2."""
     for step in (1, 2):
-        put(state, box, folder, step)
+        put(folder, step)
     seam = watch()
-    put(state, box, folder, 3)
+    put(folder, 3)
     watch()
     return len(seam.seen)
 
 
 @pytest.mark.parametrize("again, keep", [(False, 2), (True, 2), (False, 1)])
-def test_a_kill_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, again, keep):
+def test_a_kill_at_any_moment_of_a_save_loses_nothing(state, box, put, tmp_path, monkeypatch, again, keep):
     """The folder is copied before and after every operation, in the state in which a kill would leave it."""
-    state, box = a_state()
     for step in (1, 2, 3) if again else (1, 2):
-        put(state, box, tmp_path / "run", step, keep=keep)
+        put(tmp_path / "run", step, keep=keep)
     copies = []
 
     def copied(when, operation, path):
@@ -71,7 +83,7 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, aga
         shutil.copytree(tmp_path / "run", copies[-1])
 
     monkeypatch.setattr(atomic_io, "seam", copied)
-    put(state, box, tmp_path / "run", 3, keep=keep)
+    put(tmp_path / "run", 3, keep=keep)
     monkeypatch.undo()
     assert len(copies) >= 22
     found = []
@@ -82,24 +94,23 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing(tmp_path, monkeypatch, aga
         step, _ = state.load(path, quiet)
         assert box.state["n"] == step and bool((box.state["x"] == step).all())
         found.append(step)
-        put(state, box, copy, 4, keep=keep)
+        put(copy, 4, keep=keep)
         assert named(copy) == [f"step-0000{step}", "step-00004"][-keep:], copy.name
     assert found == sorted(found) and {found[0], found[-1]} == ({3} if again else {2, 3})
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_full_disk_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stays):
-    state, box = a_state()
-    count = moments(state, box, tmp_path / "0", watch)
+def test_a_full_disk_at_any_moment_of_a_save_loses_nothing(put, tmp_path, watch, stays):
+    count = moments(put, tmp_path / "0", watch)
     errors = set()
     for at in range(count):
         folder = tmp_path / f"full-{at}"
         for step in (1, 2):
-            put(state, box, folder, step)
+            put(folder, step)
         before = {p: p.read_bytes() for p in (folder / "step-00002").iterdir()}
         watch(at, FULL, stays=stays)
         with pytest.raises(OperantError) as refused:
-            put(state, box, folder, 3)
+            put(folder, 3)
         watch()
         errors.add(str(refused.value).replace(str(folder), "FOLDER"))
         warned = []
@@ -107,31 +118,28 @@ def test_a_full_disk_at_any_moment_of_a_save_loses_nothing(tmp_path, watch, stay
         assert warned == [] and path.name in ("step-00002", "step-00003")
         assert path.name == "step-00003" or not list(folder.glob(".*")), "litter"
         assert {p: p.read_bytes() for p in before} == before, "the older checkpoint was changed"
-        put(state, box, folder, 4)
+        put(folder, 4)
         assert named(folder)[-1] == "step-00004" and len(named(folder)) == 2, "litter"
     why = "no space left on device; free some space there, or choose a folder on another disk with --out"
     assert errors == {f"cannot save the checkpoint FOLDER/step-00003: {why}"}
 
 
-def test_a_folder_without_write_permission_is_reported(tmp_path, watch):
-    state, box = a_state()
-    put(state, box, tmp_path, 1)
+def test_a_folder_without_write_permission_is_reported(put, tmp_path, watch):
+    put(tmp_path, 1)
     watch(0, PermissionError(13, "Permission denied"), stays=True)
     with pytest.raises(OperantError, match="permission denied; choose a folder that you may write to"):
-        put(state, box, tmp_path, 2)
+        put(tmp_path, 2)
     assert newest_whole(tmp_path, quiet).name == "step-00001"
 
 
-def test_size_and_duration_are_returned(tmp_path):
-    state, box = a_state()
-    saved = put(state, box, tmp_path, 1)
+def test_size_and_duration_are_returned(put, tmp_path):
+    saved = put(tmp_path, 1)
     assert saved.bytes == sum(p.stat().st_size for p in saved.path.iterdir()) and 0 < saved.seconds < 60
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):
-    state, box = a_state()
-    path = put(state, box, tmp_path, 1, lengths={"metrics.jsonl": 1000}).path
+def test_any_flipped_bit_of_the_manifest_is_noticed(put, tmp_path):
+    path = put(tmp_path, 1, lengths={"metrics.jsonl": 1000}).path
     whole = (path / "manifest.json").read_bytes()
     assert verify(path) is None
     for place in range(len(whole)):
@@ -143,9 +151,8 @@ def test_any_flipped_bit_of_the_manifest_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json"])
-def test_any_flipped_bit_and_any_length_of_a_file_is_noticed(tmp_path, name):
-    state, box = a_state()
-    path = put(state, box, tmp_path, 1).path
+def test_any_flipped_bit_and_any_length_of_a_file_is_noticed(put, tmp_path, name):
+    path = put(tmp_path, 1).path
     whole = (path / name).read_bytes()
     for place in range(len(whole)):
         data = bytearray(whole)
@@ -202,10 +209,9 @@ def text(content):
     (lambda path: (path / "tensors.safetensors").unlink(), "tensors.safetensors is missing"),
     (lambda path: (path / "state.json").unlink(), "state.json is missing"),
 )
-def test_a_damaged_checkpoint_is_named_and_skipped(damage, message, tmp_path):
-    state, box = a_state()
+def test_a_damaged_checkpoint_is_named_and_skipped(damage, message, state, put, tmp_path):
     (tmp_path / "outside").write_text("secret", encoding="utf-8")
-    older, newer = (put(state, box, tmp_path / "c", step).path for step in (9, 10))
+    older, newer = (put(tmp_path / "c", step).path for step in (9, 10))
     damage(newer)
     warned = []
     assert newest_whole(tmp_path / "c", warned.append) == older
@@ -224,9 +230,8 @@ class Trap:
         return Path.touch, (Trap.path,)
 
 
-def test_a_pickle_is_not_opened(tmp_path):
-    state, box = a_state()
-    path = put(state, box, tmp_path, 1).path
+def test_a_pickle_is_not_opened(state, put, tmp_path):
+    path = put(tmp_path, 1).path
     Trap.path = tmp_path / "opened"
     (path / "tensors.safetensors").write_bytes(pickle.dumps(Trap()))
     manifest.write(path, manifest.read(path), ["tensors.safetensors", "state.json"])
@@ -247,10 +252,9 @@ def test_a_pickle_is_not_opened(tmp_path):
     b'{"parts": {"policy": ' + b"[" * 300_000 + b"]" * 300_000 + b'}, "extra": null}',
     b'{"parts": {"policy": ' + b"[" * 900 + b"]" * 900 + b"}",
 )
-def test_invalid_state_is_reported_and_nothing_is_loaded(content, tmp_path):
-    state, box = a_state()
-    path = put(state, box, tmp_path, 1).path
-    (path / "state.json").write_bytes(content)
+def test_invalid_state_is_reported_and_nothing_is_loaded(data, state, box, put, tmp_path):
+    path = put(tmp_path, 1).path
+    (path / "state.json").write_bytes(data)
     manifest.write(path, manifest.read(path), ["tensors.safetensors", "state.json"])
     box.state = "mine"
     with pytest.raises(OperantError, match="is damaged"):
@@ -258,18 +262,16 @@ def test_invalid_state_is_reported_and_nothing_is_loaded(content, tmp_path):
     assert box.state == "mine"
 
 
-def test_a_newer_schema_is_not_damage_and_is_not_skipped(tmp_path):
-    state, box = a_state()
-    path = put(state, box, tmp_path, 1).path
+def test_a_newer_schema_is_not_damage_and_is_not_skipped(state, put, tmp_path):
+    path = put(tmp_path, 1).path
     changed(lambda m: m.update(schema=3, kind="delta"))(path)
     assert newest_whole(tmp_path) == path
     with pytest.raises(OperantError, match="has schema 3, this operant reads up to 2; use the one that wrote it"):
         state.load(path, quiet)
 
 
-def test_a_manifest_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
-    state, box = a_state()
-    older, newer = (put(state, box, tmp_path, step).path for step in (1, 2))
+def test_a_manifest_that_cannot_be_opened_is_reported(put, tmp_path, monkeypatch):
+    older, newer = (put(tmp_path, step).path for step in (1, 2))
 
     def refuse(folder):
         if folder == newer:
@@ -284,102 +286,90 @@ def test_a_manifest_that_cannot_be_opened_is_reported(tmp_path, monkeypatch):
 
 
 # --- retention --------------------------------------------------------------------------------------------------------
-def test_the_newest_every_nth_and_the_spared_ones_stay(tmp_path):
-    state, box = a_state()
+def test_the_newest_every_nth_and_the_spared_ones_stay(put, tmp_path):
     for step in range(1, 24):
-        put(state, box, tmp_path, step, keep=2, every=10, spare=[7])
+        put(tmp_path, step, keep=2, every=10, spare=[7])
     assert named(tmp_path) == [f"step-000{step}" for step in ("07", "10", "20", "22", "23")]
-    put(state, box, tmp_path, 24, keep=1, every=10, spare=[23])  # another one is the best now
+    put(tmp_path, 24, keep=1, every=10, spare=[23])  # another one is the best now
     assert named(tmp_path) == [f"step-000{step}" for step in ("10", "20", "23", "24")]
 
 
-def test_step_0_is_not_an_nth_step(tmp_path):
-    state, box = a_state()
+def test_step_0_is_not_an_nth_step(put, tmp_path):
     for step in (0, 1, 2):
-        put(state, box, tmp_path, step, keep=1, every=1 if step else 0)
+        put(tmp_path, step, keep=1, every=1 if step else 0)
     assert named(tmp_path) == ["step-00001", "step-00002"]
 
 
-def test_each_kind_is_counted_by_itself(tmp_path):
-    state, box = a_state()
+def test_each_kind_is_counted_by_itself(put, tmp_path):
     for step in (1, 2, 3):
         for kind in ("resume", "light"):
-            put(state, box, tmp_path, step, kind=kind)
+            put(tmp_path, step, kind=kind)
     assert named(tmp_path) == ["light-00002", "light-00003", "step-00002", "step-00003"]
     assert newest_whole(tmp_path).name == "step-00003"
     assert newest_whole(tmp_path, kinds=("light",)).name == "light-00003"
-    put(state, box, tmp_path, 4, kind="light")
+    put(tmp_path, 4, kind="light")
     assert newest_whole(tmp_path, kinds=("resume", "light")).name == "light-00004"
     assert to_resume(tmp_path, quiet).name == "step-00003"
     assert to_resume(tmp_path, quiet, fresh_optimizer=True).name == "light-00004"
 
 
-def test_a_complete_one_is_not_deleted_because_of_damaged_ones(tmp_path):
-    state, box = a_state()
-    paths = [put(state, box, tmp_path, step, keep=3).path for step in (1, 2, 3)]
+def test_a_complete_one_is_not_deleted_because_of_damaged_ones(put, tmp_path):
+    paths = [put(tmp_path, step, keep=3).path for step in (1, 2, 3)]
     for path in paths[1:]:
         (path / "state.json").unlink()
-    put(state, box, tmp_path, 4)
+    put(tmp_path, 4)
     assert named(tmp_path) == ["step-00001", "step-00004"]
 
 
-def test_nothing_is_deleted_before_the_new_one_is_complete(tmp_path):
-    state, box = a_state()
-    put(state, box, tmp_path, 1, keep=1)
+def test_nothing_is_deleted_before_the_new_one_is_complete(state, box, put, tmp_path):
+    put(tmp_path, 1, keep=1)
     box.state = {"x": torch.tensor(float("nan"))}
     with pytest.raises(OperantError, match="holds NaN"):
         state.save(tmp_path, 2, retention=Retention(1))
     assert named(tmp_path) == ["step-00001"] and verify(tmp_path / "step-00001") is None
 
 
-def test_other_files_and_folders_stay(tmp_path):
-    state, box = a_state()
+def test_other_files_and_folders_stay(put, tmp_path):
     others = ["step-", "step-x", "step-00001.tar.gz", "step-00001.bak", "lighthouse", "notes", "step-" + "9" * 30]
     for name in others:
         (tmp_path / name).mkdir()
     (tmp_path / "step-00009").write_text("a file", encoding="utf-8")
     for step in (1, 2, 3):
-        put(state, box, tmp_path, step)
+        put(tmp_path, step)
     assert newest_whole(tmp_path).name == "step-00003"
     assert named(tmp_path) == sorted([*others, "step-00009", "step-00002", "step-00003"])
 
 
 # --- manifest and loading ---------------------------------------------------------------------------------------------
-def test_the_manifest_has_kind_step_machine_threads_and_lengths(tmp_path):
-    state, box = a_state()
+def test_the_manifest_has_kind_step_machine_threads_and_lengths(put, tmp_path):
     lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}
-    info = about(put(state, box, tmp_path, 12, lengths=lengths).path)
+    info = about(put(tmp_path, 12, lengths=lengths).path)
     assert (info["schema"], info["kind"], info["step"], info["lengths"]) == (2, "resume", 12, lengths)
     assert info["made_by"] == machine.about() and info["made_by"]["threads"] == torch.get_num_threads()
-    assert about(put(state, box, tmp_path, 12, kind="light").path)["kind"] == "light"
+    assert about(put(tmp_path, 12, kind="light").path)["kind"] == "light"
 
 
-def test_light_is_refused_without_a_fresh_optimizer(tmp_path):
-    state, box = a_state()
+def test_light_is_refused_without_a_fresh_optimizer(state, box, put, tmp_path):
     other = state.register("optimizer", Box("moments"))
-    path = put(state, box, tmp_path, 1, kind="light").path
-    for refused in (lambda: state.load(path, quiet), lambda: to_resume(tmp_path, quiet)):
+    path = put(tmp_path, 1, kind="light").path
+    for load in (lambda: state.load(path, quiet), lambda: to_resume(tmp_path, quiet)):
         with pytest.raises(OperantError, match=r"light-00001 is light: .*--fresh-optimizer resumes with these weights"):
-            refused()
+            load()
     box.state, other.state, renewed = None, "fresh", []
     other.renew = lambda: renewed.append(True)
     assert state.load(path, quiet, fresh_optimizer=True) == (1, None)
     assert box.state["n"] == 1 and other.state == "fresh" and renewed == [True]
 
 
-def test_a_fresh_optimizer_loads_everything_but_the_optimizer(tmp_path):
-    state, box = a_state()
+def test_a_fresh_optimizer_loads_everything_but_the_optimizer(state, put, tmp_path):
     optimizer, tasks = state.register("optimizer", Box("moments")), state.register("tasks", Box(7))
-    path = put(state, box, tmp_path, 1).path
+    path = put(tmp_path, 1).path
     optimizer.state, tasks.state = "fresh", 0
     state.load(path, quiet, fresh_optimizer=True)
     assert (optimizer.state, tasks.state) == ("fresh", 7)
 
 
-def test_damage_is_a_warning_by_default(tmp_path):
-    state, box = a_state()
-    (put(state, box, tmp_path, 1).path / "state.json").unlink()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def test_damage_is_a_warning_by_default(put, tmp_path):
+    (put(tmp_path, 1).path / "state.json").unlink()
+    with pytest.warns(UserWarning, match="state.json is missing"):
         assert newest_whole(tmp_path) is None
-    assert "state.json is missing" in str(caught[0].message)

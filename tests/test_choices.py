@@ -6,6 +6,7 @@ import pytest
 import torch
 from rigs import Caught, gap
 from toys import bare_logprobs, letters, lm
+from worlds import Turns
 
 from operant import Batch, Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions
 from operant.engines.native.engine import NativeEngine
@@ -197,18 +198,10 @@ def test_the_price_of_kl_is_that_of_both_turns():
 
 
 # --- beside free speech -----------------------------------------------------------------------------------------------
-class House:
+class House(Turns):
     """A generated reply, a choice among doors, and another generated reply, all in one row."""
 
-    def reset(self, tasks):
-        self.turn = dict.fromkeys(tasks, 0)
-        return {slot: Step(fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        return {slot: self._answer(slot, reply) for slot, reply in replies.items()}
-
-    def _answer(self, slot, reply):
-        self.turn[slot] += 1
+    def answer(self, slot, reply):
         if self.turn[slot] == 1:
             return Step("a door.", options=["up", "go", "go on"])
         if self.turn[slot] == 2:
@@ -242,24 +235,20 @@ def test_free_and_choice_turns_together_score_as_drawn(kind, more):
             exact = (logprobs[0].exp() * (logprobs[0] - logprobs[1])).sum()
             assert float(batch.kl[at]) == pytest.approx(float(exact), abs=1e-4)
         assert float(batch.ref_logprobs[at]) == pytest.approx(float(logprobs[1][turn.chosen]), abs=1e-4)
-        assert batch.rewards[at].item() == pytest.approx(
-            float(rollout.texts[1] == "go") - 0.1 * float(batch.kl[at]), abs=1e-6
-        )
+        paid = (rollout.texts[1] == "go") - 0.1 * float(batch.kl[at])
+        assert batch.rewards[at].item() == pytest.approx(paid, abs=1e-6)
 
 
 def test_a_learner_finds_the_long_way():
     """The option of three tokens pays: with sums of log-probs an untrained model would hardly ever try it."""
 
-    class Doors:
-        def reset(self, tasks):
-            return {slot: Step(fresh=True, options=["u", "go on up", "in"]) for slot in tasks}
+    class Doors(Turns):
+        first = Step(fresh=True, options=["u", "go on up", "in"])
 
-        def step(self, replies):
-            return {slot: Step(reward=float(reply == "go on up"), terminated=True) for slot, reply in replies.items()}
+        def answer(self, slot, reply):
+            return Step(reward=float(reply == "go on up"), terminated=True)
 
-    learner = Learner(
-        lm("llama", 40, spread=0.05), tokenizer=letters(), env=Doors(), **{"optimizer.lr": 1e-2, "kl.coef": 0.0}
-    )
+    learner = Learner(lm("llama", 40, spread=0.05), tokenizer=letters(), env=Doors(), lr=1e-2, **{"kl.coef": 0.0})
     won = []
     for step in range(14):
         replies = learner.play([Task(f"{step}/{i}", "at the door") for i in range(32)])
@@ -299,6 +288,5 @@ def test_micro_batches_and_a_bundle_keep_choices(tmp_path):
     (restored, _), *_ = refused_step.read(refused_step.write(tmp_path / "step-00001", refusal, {}, {}))[0].parts
     assert restored.choices.listed() == batch.choices.listed()
     held = branches(learner.last_step.batch, END)
-    assert among(
-        torch.zeros(sum(len(b.ids) for b in held)), held, learner.last_step.batch.choices, Sampling()
-    ).shape == (6, 3)
+    choices = learner.last_step.batch.choices
+    assert among(torch.zeros(sum(len(b.ids) for b in held)), held, choices, Sampling()).shape == (6, 3)

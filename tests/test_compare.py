@@ -10,6 +10,7 @@ import pytest
 import yaml
 from cases import cases
 from run_folders import probes, run
+from texts import write_rows
 
 from operant.tools.cli import main
 from operant.tools.report.compare import comparison, front, write_comparison
@@ -22,9 +23,8 @@ def test_the_interval_is_that_of_students_t():
     # By hand: 1, 2, 4 have mean 7/3 and standard deviation sqrt(7/3); t for 2 degrees of freedom is 4.30265 (tables).
     found = interval([1.0, 2.0, 4.0])
     assert found is not None and found.n == 3 and found.half is not None
-    assert found.mean == pytest.approx(7 / 3) and found.half == pytest.approx(
-        4.30265 * (7 / 3) ** 0.5 / 3**0.5, rel=1e-5
-    )
+    half = 4.30265 * (7 / 3) ** 0.5 / 3**0.5
+    assert found.mean == pytest.approx(7 / 3) and found.half == pytest.approx(half, rel=1e-5)
     single = interval([5.0, None, float("nan")])
     assert single is not None and (single.mean, single.half, single.n) == (5.0, None, 1)
     assert interval([None]) is None
@@ -39,13 +39,8 @@ def test_the_interval_is_that_of_students_t():
     ([9.0, 8.0, 9.0, 8.0], False),
 )
 def test_a_run_has_collapsed_if_its_held_out_score_fell_by_two_standard_errors(scores, fell, tmp_path):
-    made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4)
-    judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
-    for when, each in (("before", [1.0, 0.0, 1.0, 0.0]), ("after", scores)):
-        judged[when]["replies"] = [
-            row | {"score": score} for row, score in zip(judged[when]["replies"], each, strict=True)
-        ]
-    (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    each = ([1.0, 0.0, 1.0, 0.0], scores)
+    made = run(tmp_path / "a", after=(0.0, 1.0), replies=("x",) * 4, scores=each)
     (record,) = read_runs([made])
     assert record.collapsed is fell
     assert f"{int(fell)} of 1" in table(comparison([made]))
@@ -158,13 +153,9 @@ def test_an_unfinished_run_does_not_hide_the_held_out_results_of_the_others(tmp_
 
 def held_out_runs(folder, ends, before=7.88, steps=12):
     """Write runs by (coefficient, reward after training); the seeds of a coefficient are counted."""
-    seeds = itertools.count(1)
-    for coef, after in ends:
-        seed = next(seeds)
-        made = run(folder / f"kl={coef},seed={seed}", coef=coef, seed=seed, rewards=[7.0] * steps, kls=[1.0] * steps)
-        found = {"before": {"mean": before, "kl": 0.0}, "after": {"mean": after, "kl": 2.0}}
-        judged = {when: numbers | {"replies": []} for when, numbers in found.items()}
-        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+    for seed, (coef, after) in enumerate(ends, 1):
+        known = {"coef": coef, "seed": seed, "rewards": [7.0] * steps, "kls": [1.0] * steps}
+        run(folder / f"kl={coef},seed={seed}", before=(before, 0.0), after=(after, 2.0), **known)
     return sorted(folder.iterdir())
 
 
@@ -218,9 +209,8 @@ def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
 
 
 def test_runs_whose_names_share_nothing_go_by_what_differs(tmp_path):
-    for seed, (folder, reward) in enumerate(
-        {"let1": "letters:e", "let2x": "letters:e", "b": "letters:a", "c": "letters:a"}.items()
-    ):
+    rewards = {"let1": "letters:e", "let2x": "letters:e", "b": "letters:a", "c": "letters:a"}
+    for seed, (folder, reward) in enumerate(rewards.items()):
         run(tmp_path / folder, seed=seed, reward=reward)
     assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["reward=letters:a", "reward=letters:e"]
 
@@ -244,8 +234,7 @@ def test_a_part_of_a_mixed_comparison_is_named_by_what_it_has(tmp_path):
 def test_a_share_of_other_tasks_is_another_held_out_set(tmp_path, tasks, parts):
     for name, source in (("1", "a.jsonl"), ("2", tasks)):
         made = run(tmp_path / name, evaluate="10%", tasks=source)
-        lines = [{"step": i, "evaluate/reward": 0.5 + i} for i in (1, 2)]
-        (made / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        write_rows(made / "metrics.jsonl", [{"step": i, "evaluate/reward": 0.5 + i} for i in (1, 2)])
     curves = comparison(sorted(tmp_path.iterdir()))["curves"]
     assert len([curve for curve in curves if "evaluate/reward" in json.dumps(curve)]) == parts
 
@@ -254,11 +243,8 @@ def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
     """A setting of two seeds is its mean; the front joins those that no other beats in both."""
     for coef, reward, perplexity in ((0.0, 9.0, 400.0), (0.1, 8.0, 50.0), (0.5, 3.0, 90.0)):
         for seed in (1, 2):
-            made = run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward, 1.0), replies=["a b c"])
-            judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
-            judged["after"]["metrics"] = {"perplexity": perplexity + seed}
-            judged["before"]["metrics"] = {"perplexity": 30.0}
-            (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+            told = ({"perplexity": 30.0}, {"perplexity": perplexity + seed})
+            run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward, 1.0), metrics=told, replies=["a b"])
     data = comparison(sorted(tmp_path.iterdir()))
     _, plane = data["rewards"][0]["planes"]
     assert plane["of"] == "perplexity" and plane["start"] == [30.0, 1.0]
@@ -272,15 +258,9 @@ def test_reward_stands_against_perplexity_where_it_was_measured(tmp_path):
 
 
 def test_scores_of_different_rewards_share_no_axis(tmp_path):
-    metrics = {"distinct": {"n": 2}}
     for i, (name, reward) in enumerate({"a": "letters:e", "b": "letters:a", "c": "letters:e"}.items()):
-        made = run(tmp_path / name, reward=reward, coef=i / 10, after=(4.0 + i, 1.0), replies=["a"])
-        options = {"evaluation": {"metrics": metrics if name != "c" else {"distinct": {"n": 1}}}}
-        config = yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8")) | options
-        (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
-        judged["after"]["metrics"] = {"distinct": 0.5 + i / 10}
-        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+        known = {"reward": reward, "evaluation": {"metrics": {"distinct": {"n": 1 if name == "c" else 2}}}}
+        run(tmp_path / name, coef=i / 10, after=(4.0 + i, 1.0), metrics=(None, {"distinct": 0.5 + i / 10}), **known)
     data = comparison([tmp_path / name for name in "abc"])
     drawn = {(c["name"], c["of"]): [line["group"] for line in c["lines"]] for c in data["curves"]}
     assert drawn == {
@@ -304,13 +284,9 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
 def test_every_number_of_a_metric_has_its_column_and_its_chart(tmp_path):
     measured = {"rouge/rouge1": 0.25, "rouge/rougeL": 0.2, "bertscore/f1": 0.9}
     for i, name in enumerate("ab"):
-        made = run(tmp_path / name, coef=i / 10, after=(4.0, 1.0), replies=["a"])
-        config = yaml.safe_load((made / "config.yaml").read_text(encoding="utf-8"))
-        config["evaluation"] = {"metrics": "rouge,bertscore"}
-        (made / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
-        judged["after"]["metrics"] = measured if name == "a" else {key: x / 2 for key, x in measured.items()}
-        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
+        told = measured if name == "a" else {key: x / 2 for key, x in measured.items()}
+        known = {"metrics": (None, told), "evaluation": {"metrics": "rouge,bertscore"}}
+        run(tmp_path / name, coef=i / 10, after=(4.0, 1.0), **known)
     data = comparison([tmp_path / name for name in "ab"])
     head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:3])
     for name, cells in {"rouge/rouge1": ["0.25", "0.125"], "bertscore/f1": ["0.9", "0.45"]}.items():

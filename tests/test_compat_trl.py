@@ -274,9 +274,8 @@ def test_a_text_environment_calls_tools_and_masks_answers(folder, monkeypatch):
 
 def test_a_text_environment_ends_a_segment_at_its_call(folder):
     made = ready(folder)
-    env = TextEnvironment(
-        causal(folder), made, generation_kwargs={"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    )
+    drawn = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    env = TextEnvironment(causal(folder), made, generation_kwargs=drawn)
     (whole,) = env._generate_batched([torch.tensor([5, 6])])
     env.call_token = made.decode(whole[:3])[-1:] or "x"
     (cut,) = env._generate_batched([torch.tensor([5, 6])])

@@ -14,7 +14,7 @@ from email.utils import formatdate
 import pytest
 from cases import cases
 from completion_server import Server
-from page_commands import read
+from page_commands import snippets
 
 from operant.engines.completions import Completions, Spent
 from operant.net import client as http_client
@@ -27,14 +27,7 @@ KEY = "sk-very-secret-0123456789"
 def serve():
     """Start servers that end with the test."""
     with contextlib.ExitStack() as stack:
-
-        def start(*args, **options) -> Server:
-            server = Server(*args, **options)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            return server
-
-        yield start
+        yield lambda *args, **options: stack.enter_context(Server(*args, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -202,13 +195,9 @@ def test_a_server_that_is_killed_loses_no_answer(serve, tmp_path):
         client(server, cache=path, at_once=1, tries=2)(["a", "b", "c", "d"])
     ending.join(10)
     assert len(server.seen) == 3
-    second = Server(echo, port=port)
-    try:
+    with Server(echo, port=port) as second:
         assert client(second, cache=path)(["a", "b", "c", "d"]) == ["A", "B", "C", "D"]
         assert sorted(body["prompt"] for body in second.seen) == ["c", "d"]
-    finally:
-        second.shutdown()
-        second.server_close()
 
 
 # --- budget and concurrency -------------------------------------------------------------------------------------------
@@ -309,9 +298,8 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
 
 
 def test_the_snippet_of_the_page_runs(serve, capsys, tmp_path, monkeypatch):
-    page = read("docs/prompts.md#models-behind-an-endpoint")
     server = serve(lambda body: scores(body) if body.get("echo") else {"text": " there was a king"})
-    snippet = "\n".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    snippet = "\n".join(snippets("docs/prompts.md#models-behind-an-endpoint"))
     monkeypatch.chdir(tmp_path)
     exec(snippet.replace("http://127.0.0.1:8000/v1", server.url), {})
     answer, logprobs, spent, classes = capsys.readouterr().out.splitlines()

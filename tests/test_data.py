@@ -5,10 +5,12 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from cases import cases
+from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import letters, lm, on_disk
 
 from operant import OperantError, Task, train
@@ -17,34 +19,19 @@ from operant.data.sources import share, split_off
 from operant.data.tasks import left_out
 from operant.storage.hub import BUILTIN
 
-TEXT = "the film was good and the story was long but my brother and i saw the film again"
+TEXT = "the film is good and the plot is long so a bad film is dull and the plot is terrible in all and it is great"
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Words and single characters; adds id 1 before and id 2 after a text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["[UNK]", "<s>", "</s>", *sorted(set(TEXT.split())), *"abcdefgh"]
-    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(dict.fromkeys(words))}, unk_token="[UNK]"))
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("<s>", 1), ("</s>", 2)]
-    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", bos_token="<s>", eos_token="</s>")
+    """A token is a word; adds id 1 before and id 2 after a text."""
+    return word_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def bpe():
     """A byte-level BPE as GPT-2's: without special tokens, and cut texts may be encoded differently."""
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    inner = ByteLevelBPETokenizer()
-    inner.train_from_iterator(
-        [TEXT, "unbelievable brothers"] * 20, vocab_size=400, min_frequency=1, show_progress=False
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=inner._tokenizer)
+    return byte_tokenizer()
 
 
 def prompts(tasks):
@@ -102,10 +89,7 @@ def test_lists_and_functions_and_tasks():
     assert load_tasks(given) == given
 
     def forever():
-        number = 0
-        while True:
-            yield f"number {number}"
-            number += 1
+        return (f"number {n}" for n in count())
 
     tasks = load_tasks(forever, options=DataOptions(limit=3))
     assert [(t.id, t.prompt) for t in tasks] == [(f"forever/{i}", f"number {i}") for i in range(3)]
@@ -116,9 +100,8 @@ def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
     assert tasks[0].prompt == tokenizer("the film").input_ids
     assert tasks[1].prompt == "the film"
     chat = [{"role": "user", "content": "hi"}]
-    options = DataOptions(text_field="messages")
-    assert load_tasks([{"messages": chat}, {"messages": [7, 8]}], tokenizer, options)[0].prompt == chat
-    assert load_tasks([{"messages": chat}, {"messages": [7, 8]}], tokenizer, options)[1].prompt == [7, 8]
+    given = [{"messages": chat}, {"messages": [7, 8]}]
+    assert prompts(load_tasks(given, tokenizer, DataOptions(text_field="messages"))) == [chat, [7, 8]]
 
 
 def test_ids_targets_and_templates_come_from_fields():
@@ -192,11 +175,10 @@ def test_a_tokenizer_with_very_long_tokens_sees_the_whole_text():
         all_special_ids = ()
 
         def __call__(self, texts):
-            alone = isinstance(texts, str)
-            ids = [
-                [ord(t[i]) + len(t[i : i + 100]) for i in range(0, len(t), 100)] for t in ([texts] if alone else texts)
-            ]
-            return SimpleNamespace(input_ids=ids[0] if alone else ids)
+            if isinstance(texts, str):
+                return SimpleNamespace(input_ids=self([texts]).input_ids[0])
+            pieces = ([t[i : i + 100] for i in range(0, len(t), 100)] for t in texts)
+            return SimpleNamespace(input_ids=[[ord(piece[0]) + len(piece) for piece in text] for text in pieces])
 
     text = "the film was " * 100
     (task,) = load_tasks([text], Hundreds(), DataOptions(query_tokens=5))
@@ -244,55 +226,33 @@ def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
 
 
 def test_texts_too_short_for_a_query_are_left_out(bpe):
-    tasks = load_tasks(["the", TEXT], bpe, DataOptions(query_tokens="3-4"))
+    tasks = load_tasks(["a", TEXT], bpe, DataOptions(query_tokens="3-4"))
     assert [t.id for t in tasks] == ["tasks/1"]
     cut = load_tasks([Task("t", TEXT, 5), Task("ids", [9, 8, 7, 6])], bpe, DataOptions(query_tokens=3))
     assert cut == [Task("t", bpe(TEXT).input_ids[:3], 5), Task("ids", [9, 8, 7])]
+    with pytest.raises(OperantError, match=r"0 after 'length in tokens'\); loosen query_tokens=90: every text is sh"):
+        load_tasks(["the film"], bpe, DataOptions(query_tokens=90))
 
 
-# --- what wrong input gets --------------------------------------------------------------------------------------------
-def test_files_that_cannot_be_read(tmp_path):
+# --- what wrong input gets; damaged files are in test_untrusted_input.py ----------------------------------------------
+def test_files_that_are_not_there_or_of_no_known_kind(tmp_path):
     write(tmp_path / "reviews.jsonl", ROWS)
-    (tmp_path / "broken.jsonl").write_text('{"text": "a"}\n\n{"text": "b"\n', encoding="utf-8")
-    (tmp_path / "object.json").write_text('{"text": "a"}', encoding="utf-8")
-    (tmp_path / "latin.txt").write_bytes("café\n".encode("latin-1"))
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n' * 500)[:-20])
-    (tmp_path / "no.parquet").write_bytes(b"nothing")
     (tmp_path / "a.xlsx").write_bytes(b"")
-    for name, message in [
-        ("review.jsonl", r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"),
-        ("broken.jsonl", r"broken\.jsonl, line 3: invalid JSON"),
-        ("object.json", "is of type dict; it must be a list"),
-        ("latin.txt", "is not UTF-8"),
-        ("cut.jsonl.gz", r"cut\.jsonl\.gz cannot be read"),
-        ("no.parquet", "is not a readable Parquet file"),
-        ("a.xlsx", r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv .*, or two parallel files with a comma"),
-        ("", "is a folder"),
-    ]:
-        with pytest.raises(OperantError, match=message):
-            load_tasks(tmp_path / name)
+    with pytest.raises(OperantError, match=r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"):
+        load_tasks(tmp_path / "review.jsonl")
+    with pytest.raises(OperantError, match=r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv .*, or two parallel"):
+        load_tasks(tmp_path / "a.xlsx")
     with pytest.raises(OperantError, match=r"no file 'reviews\.xlsx'"):
         load_tasks("reviews.xlsx")
-
-
-def test_a_function_that_makes_no_tasks_is_refused():
     with pytest.raises(OperantError, match="returned None; return a list"):
         load_tasks(lambda: None)
-
-
-def test_every_text_shorter_than_a_query(bpe):
-    with pytest.raises(
-        OperantError, match=r"0 after 'length in tokens'\); loosen query_tokens=90: every text is shorter"
-    ):
-        load_tasks(["the film"], bpe, DataOptions(query_tokens=90))
 
 
 def test_a_prompt_longer_than_the_context(bpe):
     length = len(bpe(TEXT).input_ids)
     assert load_tasks([TEXT], bpe, context=length + 5, max_new=5)
-    with pytest.raises(
-        OperantError, match=rf"'tasks/1'.* {length} tokens and 6 new .*context of {length + 5}; shorten"
-    ):
+    too_long = rf"'tasks/1'.* {length} tokens and 6 new .*context of {length + 5}; shorten"
+    with pytest.raises(OperantError, match=too_long):
         load_tasks(["the film", TEXT], bpe, context=length + 5, max_new=6)
     with pytest.raises(OperantError, match="task 'mine'"):
         load_tasks([Task("mine", TEXT)], bpe, context=length - 1)
@@ -381,11 +341,8 @@ def test_orders_are_fair():
 SAID = [{"role": "system", "content": "xy"}, {"role": "user", "content": "abcdefgh"}]
 
 
-def talking():
-    """One token per letter; the template puts u and a around the messages: SAID has 12 tokens."""
-    made = letters()
-    made.chat_template = "u{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
-    return made
+TALKING = letters("u{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}")
+"""The template puts u and a around the messages: SAID has 12 tokens."""
 
 
 @cases(
@@ -396,7 +353,7 @@ def talking():
     (["abcdefgh"], {"chat": True, "prompt_tokens": 5}, "abc"),
 )
 def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, expected):
-    (task,) = load_tasks(rows, talking(), DataOptions(**options))
+    (task,) = load_tasks(rows, TALKING, DataOptions(**options))
     assert task.prompt[:-1] == (SAID[:1] if isinstance(rows[0], dict) else [])
     assert task.prompt[-1] == {"role": "user", "content": expected}
 
@@ -409,8 +366,8 @@ def test_a_chat_is_cut_in_its_last_message_and_a_text_can_be_one(rows, options, 
 )
 def test_a_chat_that_cannot_be_cut_is_named_before_training(options, bounds, why):
     with pytest.raises(OperantError, match=why):
-        load_tasks([{"prompt": SAID}], talking(), DataOptions(**options), **bounds)
-    load_tasks([{"prompt": SAID}], talking(), context=15, max_new=3)
+        load_tasks([{"prompt": SAID}], TALKING, DataOptions(**options), **bounds)
+    load_tasks([{"prompt": SAID}], TALKING, context=15, max_new=3)
 
 
 @cases(
@@ -422,7 +379,7 @@ def test_a_chat_that_cannot_be_cut_is_named_before_training(options, bounds, why
 )
 def test_a_chat_policy_that_reads_plain_texts_says_so(tasks, options, notes, tokens, tmp_path):
     known = {"algorithm": "rloo", "samples": 2, "batch": 2, "max_tokens": 2, "probes": 0, "steps": 1, "quiet": True}
-    known |= {"tokenizer": talking(), "out": tmp_path / "run"}
+    known |= {"tokenizer": TALKING, "out": tmp_path / "run"}
     run = train(lm(vocab=50), tasks, lambda rs: [1.0] * len(rs), **known, **options)
     assert [("--data.chat true" in note) for note in run.parts.notes] == [True] * notes
     assert run.metrics[0]["rollout/query_tokens"] == tokens

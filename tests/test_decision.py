@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import cases
+from small_runs import same
 from toys import bare_logprobs, letters, lm
+from worlds import Turns
 
 from operant import Learner, Rollout, Step, Task, Turn, train
 from operant.rollouts.prompts import ConditionOptions, Wanted, returns_to_go, with_returns
@@ -75,21 +77,13 @@ def test_the_best_returns_are_asked_for_in_turn():
 def test_the_loss_is_the_cross_entropy_behind_reached_returns():
     """Two turns with fresh prompts, and two in one row, by bare log-probs."""
     model = lm().double()
-    fresh = Rollout(
-        Task("a", [9]),
-        0,
-        [
-            Turn([5, 9], [10, 11], [-9.0, -9.0], reward=0.2, unconditioned=[9]),
-            Turn([5, 12], [13], [-9.0], reward=0.4, unconditioned=[12]),
-        ],
-        ["", ""],
-    )
-    row = Rollout(
-        Task("b", [14]),
-        1,
-        [Turn([5, 14], [15], [-9.0], unconditioned=[14]), Turn([5, 14, 15, 16], [17], [-9.0], reward=0.2)],
-        ["", ""],
-    )
+    turns = [
+        Turn([5, 9], [10, 11], [-9.0, -9.0], reward=0.2, unconditioned=[9]),
+        Turn([5, 12], [13], [-9.0], reward=0.4, unconditioned=[12]),
+    ]
+    fresh = Rollout(Task("a", [9]), 0, turns, ["", ""])
+    turns = [Turn([5, 14], [15], [-9.0], unconditioned=[14]), Turn([5, 14, 15, 16], [17], [-9.0], reward=0.2)]
+    row = Rollout(Task("b", [14]), 1, turns, ["", ""])
     learner = Learner(model, algorithm="decision", lr=0.0, temperature=0.5, **{"condition.template": tell})
     metrics = learner.learn([fresh, row], [0.4, 0.0])
     rows = [([8, 9], [10, 11]), ([7, 12], [13]), ([4, 14], [15]), ([4, 14, 15, 16], [17])]
@@ -101,35 +95,22 @@ def test_the_loss_is_the_cross_entropy_behind_reached_returns():
 
 
 # --- play -------------------------------------------------------------------------------------------------------------
-class Count:
+class Count(Turns):
     """A world of two turns, fresh or appended: each pays 0.2 for each b of the reply."""
 
+    first = Step("go", fresh=True)
+
     def __init__(self, fresh: bool = True):
-        self.fresh, self.live = fresh, {}
+        self.fresh = fresh
 
-    def reset(self, tasks):
-        self.live = dict.fromkeys(tasks, 0)
-        return {slot: Step("go", fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        steps = {}
-        for slot, reply in replies.items():
-            self.live[slot] += 1
-            pay = min(reply.count("b"), 2) / 5
-            steps[slot] = Step("on", fresh=self.fresh, reward=pay, terminated=self.live[slot] == 2)
-        return steps
+    def answer(self, slot, reply):
+        return Step("on", fresh=self.fresh, reward=min(reply.count("b"), 2) / 5, terminated=self.turn[slot] == 2)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_play_states_what_is_wanted_before_the_prompt(fresh):
-    learner = Learner(
-        lm(vocab=40),
-        tokenizer=letters(),
-        algorithm="decision",
-        env=Count(fresh),
-        max_tokens=3,
-        **{"condition.template": told, "condition.wanted": 1.0, "condition.evaluated": 0.4},
-    )
+    known = {"condition.template": told, "condition.wanted": 1.0, "condition.evaluated": 0.4, "max_tokens": 3}
+    learner = Learner(lm(vocab=40), tokenizer=letters(), algorithm="decision", env=Count(fresh), **known)
     for stream, wanted in (("train", 1.0), ("evaluate", 0.4)):
         for rollout in learner.play([Task(str(i), "x") for i in range(8)], stream=stream):
             one, two = rollout.turns
@@ -148,8 +129,7 @@ def test_a_run_resumes_with_the_returns_that_it_asks_for(tmp_path):
     train(lm(vocab=40), out=tmp_path / "half", steps=2, **given)
     half = train(lm(vocab=40), out=tmp_path / "half", steps=4, resume=True, **given)
     assert half.learner.wanted.best == whole.learner.wanted.best != []
-    pairs = zip(half.policy.parameters(), whole.policy.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same(half, whole)
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -198,23 +178,10 @@ def test_shuffled_returns_say_nothing():
 def test_recorded_episodes_are_supervised_training(tmp_path):
     """Rows with prompt, completion and return, and the same words in the question afterwards."""
     good, bad = "b", "c"
-    rows = [
-        {"prompt": "go", "completion": said, "return": value}
-        for said, value in ((good, "a"), (bad, "z"))
-        for _ in range(8)
-    ]
-    run = train(
-        lm(vocab=40, spread=0.1),
-        rows,
-        tokenizer=letters(),
-        algorithm="sft",
-        out=tmp_path / "run",
-        steps=30,
-        batch=16,
-        lr=1e-2,
-        probes=0,
-        **{"data.template": "{return} {prompt}", "data.reply_field": "completion"},
-    )
+    rows = [{"prompt": "go", "completion": said, "return": value} for said, value in ((good, "a"), (bad, "z"))] * 8
+    known = {"data.template": "{return} {prompt}", "data.reply_field": "completion", "algorithm": "sft", "probes": 0}
+    known |= {"tokenizer": letters(), "steps": 30, "batch": 16, "lr": 1e-2}
+    run = train(lm(vocab=40, spread=0.1), rows, out=tmp_path / "run", **known)
     for value, said in (("a", good), ("z", bad)):
         (reply,) = run.learner.generate([f"{value} go"], max_new_tokens=1)
         assert reply.reply == said

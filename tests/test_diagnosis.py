@@ -1,11 +1,9 @@
-"""Findings of the diagnosis on small real runs with a fault, and none on healthy runs."""
+"""Findings of the diagnosis on made-up metrics; those of real runs are in test_diagnosis_runs.py."""
 
 import json
 
 import pytest
-import torch
 from cases import cases
-from toys import letters, lm
 
 from operant.rollouts.generation_kwargs import UNSCORED
 from operant.runs.folder import as_parquet
@@ -14,35 +12,7 @@ from operant.tools.diagnosis.history import FINDINGS
 from operant.tools.diagnosis.progress import progress
 from operant.tools.diagnosis.sampling import SETTINGS
 from operant.tools.report.run_report import in_reward_units, key_numbers
-from operant.training.learner import Learner
 from operant.types import OUTCOMES
-
-TOY = {"optimizer.lr": 1e-2, "max_tokens": 8, "kl.coef": 0.0, "minibatch": 32, "update.epochs": 2}
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def toy(**more) -> Learner:
-    tokenizer = letters()
-    return Learner(lm("gpt2", len(tokenizer), spread=0.05), tokenizer=tokenizer, **TOY | more)
-
-
-def run(learner, score, steps=15, count=32):
-    for step in range(steps):
-        replies = learner.generate([[5, 6, 7]] * count)
-        learner.step(replies, [score(r, step) for r in replies])
-    return learner
-
-
-def names(learner) -> set[str]:
-    return {f.name for f in diagnose(learner)}
-
-
-def found(learner, name):
-    return next(f for f in diagnose(learner) if f.name == name)
-
-
-def wanted(reply, step=0):
-    return reply.ids.count(7) / len(reply.ids)
 
 
 # --- external replies; their real runs are in test_negative_kl.py -----------------------------------------------------
@@ -96,29 +66,6 @@ def test_min_length_is_named_where_it_was_declared():
     assert finding.cause.startswith("min_length=9") and "top_k" not in finding.cause
 
 
-# --- rewards and text -------------------------------------------------------------------------------------------------
-def test_one_word_without_a_kl_penalty():
-    learner = run(toy(), wanted, 20)
-    finding = found(learner, "one_word")
-    assert finding.level == "problem" and "kl.coef is 0" in finding.cause
-
-
-def test_a_healthy_run_has_no_findings():
-    learner = run(toy(**{"kl.coef": 0.05, "optimizer.lr": 2e-3}), wanted, 8)
-    assert [f for f in diagnose(learner) if f.level != "note"] == []
-
-
-def test_empty_replies_that_the_reward_prefers():
-    learner = run(toy(stop_tokens=(2,)), lambda r, _: -float(len(r.reply)), 8)
-    assert "prefers empty replies" in found(learner, "empty").cause
-    run(learner, lambda r, _: -float(len(r.reply)), 10)
-    assert found(learner, "empty").message == "100 % of the replies are empty."
-
-
-def test_a_constant_reward():
-    assert found(run(toy(), lambda *_: 1.0, 3), "constant").level == "problem"
-
-
 def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
     zero = {"reward__std": lambda i: 0.0, "reward__mean": lambda i: 0.0, "policy__advantage_zero": lambda i: 1.0}
     found = [[f.name for f in diagnose(History(steps(i, **zero), config={"steps": 80}))] for i in (1, 7, 8)]
@@ -141,24 +88,6 @@ def test_commands_of_a_world_may_be_one_word():
 def test_the_remedy_for_empty_replies_fits_the_longest_reply():
     history = History(steps(text__empty=lambda i: 0.01 * i), config={"sampling.max_tokens": 1})
     assert "`--sampling.min_tokens 1`" in next(f for f in diagnose(history) if f.name == "empty").remedy
-
-
-def test_steps_that_are_too_large():
-    learner = run(toy(**{"optimizer.lr": 0.3, "optimizer.max_grad_norm": None, "update.epochs": 4}), wanted, 3)
-    assert names(learner) & {"ratio", "clipping"}
-
-
-def test_entropy_collapse_without_a_reference():
-    tokenizer = letters()
-    learner = Learner(lm("gpt2", len(tokenizer), spread=0.05), reference=None, **TOY)
-    run(learner, wanted, 20)
-    assert names(learner) & {"unmeasured", "one_word", "entropy"}
-
-
-def test_penalty_that_varies_more_than_the_reward():
-    torch.manual_seed(0)
-    learner = run(toy(**{"kl.coef": 5.0}), lambda r, _: 0.1 * wanted(r), 8)
-    assert "too high" in found(learner, "drowned").cause
 
 
 # --- made-up metrics of longer runs -----------------------------------------------------------------------------------

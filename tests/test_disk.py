@@ -4,9 +4,9 @@ import errno
 import json
 import os
 import time
-from contextlib import contextmanager
 
 import pytest
+from disks import on
 from small_runs import SMALL, TASKS, count_a, model, same, told
 from toys import letters, on_disk
 
@@ -33,15 +33,6 @@ class Disk:
         return count_a(rollouts)
 
     reward.__name__ = "count_a"
-
-
-@contextmanager
-def on(disk):
-    atomic_io.seam, old = disk, atomic_io.seam
-    try:
-        yield
-    finally:
-        atomic_io.seam = old
 
 
 def anything(operation, path):

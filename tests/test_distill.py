@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import cases
+from small_runs import same
 from toys import letters, lm
+from worlds import Turns
 
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Sampling, Step, Task, Turn, train
 from operant.objectives.kl import EXACT
@@ -57,8 +59,7 @@ def test_the_best_right_sibling_is_the_hint():
 
 
 def test_a_chat_gets_its_hint_in_the_last_message():
-    tokenizer = letters()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
+    tokenizer = letters("{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a")
     talk = [{"role": "system", "content": "go"}, {"role": "user", "content": "ab"}]
     asked = tokenizer.apply_chat_template(talk, return_dict=True)["input_ids"]
     rollout = episode((asked, ids("b")), task=Task("a", talk, target="x"))
@@ -140,21 +141,10 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, likeliest, ways
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     student, teacher = lm(kind).double(), lm(kind, seed=1).double()
     rollouts = [replace(r, task=Task(str(i), [3])) for i, r in enumerate(EPISODES)]
-    learner = Learner(
-        Policy(student),
-        algorithm="distill",
-        reference=Policy(teacher),
-        temperature=T,
-        lr=0.0,
-        max_grad_norm=None,
-        keep_gradients=True,
-        **{
-            "teacher.hint": lambda r: HINTS[int(r.task.id)],
-            "update.micro_tokens": 8 if chunk == 40 else 8192,
-            "loss.divergence": ways,
-            "loss.likeliest": likeliest,
-        },
-    )
+    known = {"teacher.hint": lambda r: HINTS[int(r.task.id)], "loss.divergence": ways, "loss.likeliest": likeliest}
+    known |= {"update.micro_tokens": 8 if chunk == 40 else 8192, "temperature": T, "lr": 0.0, "max_grad_norm": None}
+    known |= {"reference": Policy(teacher), "keep_gradients": True}
+    learner = Learner(Policy(student), algorithm="distill", **known)
     metrics = learner.learn(rollouts, None)
     mine = [p.grad.clone() for p in student.parameters()]
     twin = lm(kind).double()
@@ -178,9 +168,8 @@ def test_a_choice_is_distilled_over_its_options():
     student, teacher = lm().double(), lm(seed=1).double()
     options, prompt, told = [[5, 6], [7], [8, 9, 10]], [3, 4], [12, 3, 4]
     turn = Turn(prompt, [7], [-1.0], options=options, chosen=1)
-    learner = Learner(
-        Policy(student), algorithm="distill", reference=Policy(teacher), lr=0.0, **{"teacher.hint": lambda r: [12]}
-    )
+    known = {"reference": Policy(teacher), "lr": 0.0, "teacher.hint": lambda r: [12]}
+    learner = Learner(Policy(student), algorithm="distill", **known)
     metrics = learner.learn([Rollout(Task("a", prompt), 0, [turn], ["x"])], None)
 
     def scores(model, before):
@@ -280,24 +269,14 @@ def test_a_policy_learns_from_its_own_right_replies(told, shuffled):
     assert right(model) > 0.9 if not shuffled else right(model) < 0.5
 
 
-class Twice:
+class Twice(Turns):
     """A world of two turns with fresh prompts: two questions, and the answer in the info of the end."""
 
-    pays = False
+    pays, first = False, Step("ab", fresh=True)
 
-    def reset(self, tasks):
-        self.live = {slot: 0 for slot in tasks}
-        return {slot: Step("ab", fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        steps = {}
-        for slot in replies:
-            self.live[slot] += 1
-            last = self.live[slot] == 2
-            steps[slot] = Step(
-                "" if last else "cd", fresh=True, terminated=last, info={"feedback": "x"} if last else {}
-            )
-        return steps
+    def answer(self, slot, reply):
+        last = self.turn[slot] == 2
+        return Step("" if last else "cd", fresh=True, terminated=last, info={"feedback": "x"} if last else {})
 
 
 def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
@@ -308,8 +287,7 @@ def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
     assert "reward/mean" not in whole.metrics[-1]
     train(lm(vocab=40), out=tmp_path / "half", steps=2, **given)
     half = train(lm(vocab=40), out=tmp_path / "half", steps=3, resume=True, **given)
-    pairs = zip(half.policy.parameters(), whole.policy.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same(half, whole)
 
 
 def test_a_reward_is_measured_and_not_trained_on():

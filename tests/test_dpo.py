@@ -36,15 +36,12 @@ def learner_of(algorithm: str, **options) -> Learner:
     return Learner(lm(spread=0.2).double(), algorithm=algorithm, reference=reference, optimizer=Caught, **options)
 
 
-def caught(
-    algorithm: str, labels=LABELS, rows=range(6), named: bool = True, **options
-) -> tuple[torch.Tensor, dict[str, float]]:
+def caught(algorithm: str, labels=LABELS, rows=range(6), named: bool = True, **options) -> tuple[torch.Tensor, dict]:
     """The gradient of a step on some of the replies, with their groups or without, and its metrics."""
     learner = learner_of(algorithm, **options)
     groups = [[0, 0, 0, 1, 1, 2][i] for i in rows] if named else None
-    metrics = learner.step(
-        [QUERIES[i] for i in rows], [RESPONSES[i] for i in rows], [labels[i] for i in rows], groups=groups
-    )
+    given = [[part[i] for i in rows] for part in (QUERIES, RESPONSES, labels)]
+    metrics = learner.step(*given, groups=groups)
     return torch.stack(learner.optimizer.gradients).sum(0), metrics
 
 
@@ -191,24 +188,19 @@ def separate(rows: list[dict]) -> list[dict]:
     ]
 
 
+def started(out, algorithm, rows, **more):
+    known = {"tokenizer": letters(), "algorithm": algorithm, "sampling.max_tokens": 4, "out": out}
+    return train(lm(vocab=40, spread=0.05), rows, **known, **more)
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 def test_held_out_replies_are_preferred_after_training(algorithm, tmp_path):
-    tokenizer, found = letters(), {}
+    found = {}
     form = separate if algorithm == "kto" else list
     for shuffled in (False, True):
-        run = train(
-            out=tmp_path / f"{algorithm}-{shuffled}",
-            policy=lm(vocab=40, spread=0.05),
-            tokenizer=tokenizer,
-            algorithm=algorithm,
-            tasks=form(pairs(32, shuffled=shuffled)),
-            evaluate=form(pairs(16, first=100)),
-            steps=12,
-            batch=16,
-            trackers=(),
-            probes=0,
-            **{"optimizer.lr": 3e-3, "evaluate_every": 12, "sampling.max_tokens": 4},
-        )
+        tasks, held = form(pairs(32, shuffled=shuffled)), form(pairs(16, first=100))
+        options = {"steps": 12, "batch": 16, "probes": 0, "optimizer.lr": 3e-3, "evaluate_every": 12}
+        run = started(tmp_path / f"{algorithm}-{shuffled}", algorithm, tasks, evaluate=held, **options)
         before, after = run.before.metrics(), run.after.metrics()
         assert before["evaluate/preference/accuracy"] == 0.5  # the policy is its reference
         assert run.metrics[-1]["evaluate/preference/loss"] == after["evaluate/preference/loss"]
@@ -238,15 +230,7 @@ def test_the_command_line_trains_on_pairs(tmp_path, capsys):
 )
 def test_data_that_teach_nothing_are_refused_before_training(algorithm, rows, words, tmp_path):
     with pytest.raises(OperantError, match=words):
-        train(
-            out=tmp_path / "run",
-            policy=lm(vocab=40),
-            tokenizer=letters(),
-            algorithm=algorithm,
-            tasks=rows,
-            batch=2,
-            **{"sampling.max_tokens": 4},
-        )
+        started(tmp_path / "run", algorithm, rows, batch=2)
     assert not (tmp_path / "run").exists()
 
 

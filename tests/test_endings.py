@@ -9,6 +9,7 @@ from cases import cases
 from rigs import said
 from tokenizers.processors import TemplateProcessing
 from toys import CAUSAL, SPECIAL, letters, lm
+from worlds import Turns
 
 from operant import Learner, OperantError, Policy, Rollout, Step, Task, ValueOptions
 from operant.engines.native.engine import NativeEngine
@@ -29,26 +30,15 @@ def valuing(number: float, kind: str = "gpt2", **config) -> Policy:
     return policy
 
 
-class Cutting:
+class Cutting(Turns):
     """A world that says ` go` after each reply, pays 1, and is cut after `turns` replies, or ends there."""
 
     def __init__(self, turns: int, *, cut: bool, fresh: bool = False):
-        self.turns, self.cut, self.fresh, self.spoken = turns, cut, fresh, {}
+        self.turns, self.cut, self.fresh = turns, cut, fresh
 
-    def reset(self, tasks):
-        self.spoken = dict.fromkeys(tasks, 0)
-        return {slot: Step(fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        for slot in replies:
-            self.spoken[slot] += 1
-        over = {slot: self.spoken[slot] == self.turns for slot in replies}
-        return {
-            slot: Step(
-                " go", self.fresh, 1.0, terminated=over[slot] and not self.cut, truncated=over[slot] and self.cut
-            )
-            for slot in replies
-        }
+    def answer(self, slot, reply):
+        over = self.turn[slot] == self.turns
+        return Step(" go", self.fresh, 1.0, terminated=over and not self.cut, truncated=over and self.cut)
 
 
 def played(policy: Policy, world: Cutting) -> Rollout:
@@ -211,10 +201,9 @@ RENDERED = "{% for m in messages %}{{ m['content'] }}.{% endfor %}{% if add_gene
 
 def tokenizer(*, adds: bool, template: str | None = None):
     """A tokenizer that declares a beginning-of-text token for plain text, or does not; and a template of its own."""
-    made = letters()
+    made = letters(template)
     if adds:
         made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
-    made.chat_template = template
     return made
 
 
@@ -238,14 +227,9 @@ def test_as_many_beginnings_as_the_tokenizer_declares(adds):
 
 def test_what_was_said_is_not_rendered_again():
     """The next prompt begins with the very ids of the last one and of its reply, whatever a template makes of them."""
-    policy = valuing(0.0)
-    attempts = play(
-        [Task("t", ASKED)],
-        env=Cutting(3, cut=False),
-        engine=NativeEngine(policy),
-        tokenizer=tokenizer(adds=True, template="<s>" + RENDERED),
-        sampling=Sampling(max_tokens=5, banned=(BOS,)),
-    )
+    policy, read = valuing(0.0), tokenizer(adds=True, template="<s>" + RENDERED)
+    known = {"engine": NativeEngine(policy), "tokenizer": read, "sampling": Sampling(max_tokens=5, banned=(BOS,))}
+    attempts = play([Task("t", ASKED)], env=Cutting(3, cut=False), **known)
     turns = attempts[0].turns
     for earlier, later in pairwise(turns):
         assert later.prompt == earlier.prompt + earlier.action + encode_more(letters(), " go")

@@ -16,7 +16,7 @@ import stand_in_vllm
 import torch
 from cases import cases
 from processes import served
-from toys import bare_logprobs, letters, lm
+from toys import bare_logprobs, letters, lm, says
 from transformers import AutoModelForCausalLM
 
 from operant import Learner, OperantError, Policy, ValueOptions
@@ -89,8 +89,7 @@ def known(request, tmp_path_factory, venv):
 def checked(policy, prompts, completions, temperature=1.0):
     """Log-probs are the policy's own, by the plain forward pass."""
     for prompt, c in zip(prompts, completions, strict=True):
-        truth = bare_logprobs(policy.model, prompt, c.action, temperature)
-        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-4)
+        assert says(policy.model, prompt, c, temperature)
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
@@ -257,9 +256,8 @@ def test_all_sampling_of_the_library_works_with_generate():
     for kind in ("gpt2", "llama", "t5"):
         policy = Policy(lm(kind), letters())
         policy.model.generation_config.repetition_penalty = 9.0
-        mine, theirs = (
-            e.generate(PROMPTS, sampling, KEYS) for e in (NativeEngine(policy), TransformersEngine(policy, batch=4))
-        )
+        both = NativeEngine(policy), TransformersEngine(policy, batch=4)
+        mine, theirs = (engine.generate(PROMPTS, sampling, KEYS) for engine in both)
         assert [(c.action, c.end, c.allowed) for c in mine] == [(c.action, c.end, c.allowed) for c in theirs]
         assert policy.model.generation_config.repetition_penalty == 9.0
     with pytest.raises(OperantError, match=r"engine.mode=continuous: transformers cannot batch an encoder-decoder"):
@@ -286,10 +284,9 @@ def test_a_served_export_has_its_own_head_and_the_same_logits(kind, tmp_path):
 )
 def test_a_server_without_what_is_needed_is_refused_at_the_start(fault, why, tmp_path):
     policy = policy_of()
+    given = {"model": "policy", "sync": "none", "tries": 1, "timeout": 0.2 if fault == "silent" else 60}
     with serving(policy, tmp_path / "m", fault=fault) as server, pytest.raises(OperantError, match=why):
-        OpenAIEngine(
-            policy, url=server.url, model="policy", sync="none", tries=1, timeout=0.2 if fault == "silent" else 60
-        )
+        OpenAIEngine(policy, url=server.url, **given)
 
 
 def test_a_server_with_another_model_or_raw_logprobs_is_refused(tmp_path):

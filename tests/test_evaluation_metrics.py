@@ -1,16 +1,16 @@
 """Metrics of held-out replies by name: their numbers, their options, and what is refused before a model loads."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import sacrebleu
 import yaml
 from cases import cases
+from page_commands import snippets
 from processes import HIDE, run_python
 from rigs import said
-from texts import parts
+from texts import parts, write_rows
 from toys import letters, lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, ValueOptions, train
@@ -145,11 +145,10 @@ CHOSEN = {"bleu": {"max_n": 1}, "exact_match": None, "own_metrics:short": {"word
 
 
 def test_a_run_has_them_in_every_place(own, tmp_path, capsys):
-    rows = [{"text": text, "good": ["a b", "b"]} for text in ("ab", "ba", "abc")]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": text, "good": ["a b", "b"]} for text in ("ab", "ba", "abc")])
     more = {"data.reference_field": "good", "evaluation.metrics": CHOSEN, "best": "evaluate/both/mean"}
     model = Policy(lm(vocab=len(letters())), letters(), value=ValueOptions())
-    places = {"tasks": str(tmp_path / "rows.jsonl"), "evaluate": str(tmp_path / "rows.jsonl")}
+    places = {"tasks": rows, "evaluate": rows}
     run = train(model, reward="letters:a", out=tmp_path / "run", **places, **SMALL, **more)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     expected = {f"evaluate/{name}" for name in ("bleu", "exact_match", "exact_match_std", "short", "short_std")}
@@ -187,8 +186,7 @@ def test_supervised_training_generates_for_a_metric():
 
 @pytest.mark.slow
 def test_the_snippet_of_the_page_runs(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[1] / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    file, code = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    file, code = snippets("docs/evaluation.md")
     (tmp_path / "my_metrics.py").write_text(file, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -246,16 +246,8 @@ CASES = {
 
 def reached(case: Case) -> Tensor:
     """[V] the mean policy of the second half of a run."""
-    learner = Learner(
-        begun(),
-        algorithm=case.name,
-        total_steps=case.steps,
-        lr=RATE,
-        max_tokens=1,
-        fixed_length=True,
-        watch_every=0,
-        **{"optimizer.schedule": "linear"} | case.options,
-    )
+    fixed = {"lr": RATE, "max_tokens": 1, "fixed_length": True, "watch_every": 0, "optimizer.schedule": "linear"}
+    learner = Learner(begun(), algorithm=case.name, total_steps=case.steps, **fixed | case.options)
     asked = [Task(f"group {i // GROUP}", PROMPT) for i in range(REPLIES)]
     policies = []
     for _ in range(case.steps):

@@ -36,13 +36,10 @@ def made(name, rows=None, data=PLAIN, tokenizer=None, **options):
     return load_tasks(ROWS[name] if rows is None else rows, tokenizer, data, form=form, cue=cue)
 
 
+DOGS = "A dog ran. It fell into a sea. Then it swam home."
 EXPECTED = {
     "imdb": ("The film was good and", (" my brother liked it a lot",), 1),
-    "summarize": (
-        "summarize: A dog ran. It fell into a sea. Then it swam home.\nTL;DR:\n",
-        ("A dog swam home .",),
-        None,
-    ),
+    "summarize": (f"summarize: {DOGS}\nTL;DR:\n", ("A dog swam home .",), None),
     "translate": ("translate German to English: Ein Hund rennt.\nEnglish:\n", ("A dog runs.",), None),
     "commongen": ("generate a sentence with: dog run.\n", ("A dog runs home.", "The dog can run."), ["dog", "run"]),
     "narrativeqa": ("question: Who left? context: Ann left home.\nanswer:\n", ("Ann", "Ann did"), None),
@@ -141,20 +138,14 @@ def test_a_form_of_ones_own_and_fields_beside_it():
 def test_a_prompt_is_cut_between_what_stands_around_it():
     assert shortened([1, 7, 8, 9, 5, 2], 5, "start", [[], [5]], {1, 2}) == [1, 7, 8, 5, 2]
     assert shortened([1, 4, 7, 8, 9, 2], 5, "end", [[4], []], {1, 2}) == [1, 4, 8, 9, 2]
-    tokenizer = letters()
-    text = lambda keeps: tokenizer.decode(  # noqa: E731
-        made(
-            "summarize",
-            [{"article": "abcdefgh"}],
-            DataOptions(prompt_tokens=7, prompt_keeps=keeps),
-            tokenizer,
-            prefix="x",
-            cue="yz",
-        )[0].prompt
-    )
-    assert text("start") == "xabcdyz" and text("end") == "xefghyz"
+    tokenizer, rows = letters(), [{"article": "abcdefgh"}]
+
+    def text(**data):
+        return tokenizer.decode(made("summarize", rows, DataOptions(**data), tokenizer, prefix="x", cue="yz")[0].prompt)
+
+    assert text(prompt_tokens=7) == "xabcdyz" and text(prompt_tokens=7, prompt_keeps="end") == "xefghyz"
     with pytest.raises(OperantError, match=r"data\.prompt_tokens=3: 3 tokens stand around .* raise it"):
-        made("summarize", [{"article": "abcdefgh"}], DataOptions(prompt_tokens=3), tokenizer, prefix="x", cue="yz")
+        text(prompt_tokens=3)
 
 
 def test_only_demonstrations_that_are_cut_become_ids():

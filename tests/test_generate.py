@@ -73,9 +73,8 @@ def score(rollouts):
 
 
 def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys):
-    (tmp_path / "tasks.jsonl").write_text(
-        '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n', encoding="utf-8"
-    )
+    tasks = '{"text": "ab", "word": "c"}\n{"text": "cd", "word": "e"}\n'
+    (tmp_path / "tasks.jsonl").write_text(tasks, encoding="utf-8")
     on_disk(tmp_path / "model", lm("gpt2", len(letters())))
     started = {"steps": 1, "batch": 2, "minibatch": 2, "max_tokens": 4, "probes": 0, "watch_every": 0, "epochs": 1}
     monkeypatch.chdir(tmp_path)
@@ -103,12 +102,8 @@ def test_scores_and_the_reference_stand_in_columns(tmp_path, monkeypatch, capsys
     other, first, second = json.loads(capsys.readouterr().out)
     assert other["state"] == "unreadable" and "contents that operant did not write" in other["verdict"]
     assert (first["run"], first["state"]) == ("runs/plain", "unreadable") and "line 2" in first["verdict"]
-    assert (second["state"], second["step"], second["steps"], second["verdict"]) == (
-        "finished",
-        1,
-        1,
-        "do not trust: constant",
-    )
+    state = (second["state"], second["step"], second["steps"], second["verdict"])
+    assert state == ("finished", 1, 1, "do not trust: constant")
     assert main(["runs", "elsewhere"]) == 2
 
 

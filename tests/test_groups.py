@@ -27,9 +27,8 @@ def weights(learner):
 # --- defaults of a method's own ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_a_run_of_a_group_method_learns_by_default(algorithm, tmp_path):
-    run = train(
-        lm(vocab=40, spread=0.1), tokenizer=letters(), out=tmp_path / "run", algorithm=algorithm, **GIVEN, **SMALL
-    )
+    known = {"tokenizer": letters(), "algorithm": algorithm, **GIVEN, **SMALL}
+    run = train(lm(vocab=40, spread=0.1), out=tmp_path / "run", **known)
     assert run.config.train.samples > 1 and run.metrics[0]["policy/advantage_zero"] < 1
     assert run.metrics[0]["policy/advantage_std"] > 0.1 and run.metrics[0]["update/grad_norm"] > 1e-3
 
@@ -178,13 +177,8 @@ def test_two_ways_of_sampling_are_not_one_step():
 @pytest.mark.parametrize("coef", [0.0, 0.1, 1e-5])
 def test_equal_scores_have_advantage_zero_whatever_kl_is(coef):
     """Paid into the return, the noise of KL alone had mean advantages of 0.8 to 0.9 for any coefficient."""
-    learner = Learner(
-        lm(),
-        algorithm="grpo",
-        reference=Policy(lm(seed=1)),
-        max_tokens=6,
-        **{"kl.loss_coef": coef, "max_grad_norm": None},
-    )
+    options = {"kl.loss_coef": coef, "max_grad_norm": None, "max_tokens": 6}
+    learner = Learner(lm(), algorithm="grpo", reference=Policy(lm(seed=1)), **options)
     metrics = learner.step(learner.generate([[5, 6], [7]] * 4), [0.7] * 8)
     assert metrics["kl/per_reply"] > 0.1 and metrics["policy/advantage_zero"] == 1.0
     assert not learner.last_step.batch.advantages.any()

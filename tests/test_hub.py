@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cases import cases
@@ -88,23 +89,32 @@ def test_a_refused_name_is_no_network_trouble(monkeypatch):
         hub.reach("model", "gpt2", broken)
 
 
-def test_what_is_downloaded_holds_no_pickles_and_no_code(cache, tmp_path, monkeypatch):
+@pytest.fixture
+def asked(cache, tmp_path, monkeypatch):
+    """A Hub on which every model is at the commit 3333; what it is asked for: name, revision, and how."""
     import huggingface_hub
 
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     asked = []
-    monkeypatch.setattr(
-        huggingface_hub.HfApi, "model_info", lambda self, name, revision, timeout: asked.append((name, timeout))
-    )
+
+    def model_info(self, name, revision, timeout):
+        asked.append(((name, revision), timeout))
+        return SimpleNamespace(sha="3333")
 
     def snapshot(name, revision, allow_patterns):
-        asked.append(allow_patterns)
+        asked.append(((name, revision), allow_patterns))
         return str(a_model(tmp_path / "down"))
 
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    return asked
+
+
+def test_what_is_downloaded_holds_no_pickles_and_no_code(asked, tmp_path):
     assert hub.find_model("a/b") == str(tmp_path / "down")
-    assert asked[0] == ("a/b", hub.CONNECT_SECONDS)
-    assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in asked[1])
+    [((name, _), seconds), (_, patterns)] = asked
+    assert (name, seconds) == ("a/b", hub.CONNECT_SECONDS)
+    assert not any(p.endswith((".bin", ".py", ".pt", "*")) for p in patterns)
 
     def gated(*given, **more):  # the name may be read, and the files may not
         raise type("Gated", (Exception,), {"response": type("Response", (), {"status_code": 403})})
@@ -141,31 +151,11 @@ def test_an_invalid_revision_is_refused_before_any_request(revision, cache, monk
             find(f"a/model@{revision}")
 
 
-def test_a_revision_that_the_cache_lacks_is_asked_for_by_it(cache, tmp_path, monkeypatch):
-    import huggingface_hub
-
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+def test_a_revision_that_the_cache_lacks_is_asked_for_by_it(asked, cache, tmp_path, monkeypatch):
     cache("a/model", "1111", config__json="{}", model__safetensors="")
-    asked = []
-    api = huggingface_hub.HfApi
-
-    class Told:
-        sha = "3333"
-
-    def model_info(self, name, revision, timeout):
-        asked.append((name, revision))
-        return Told
-
-    monkeypatch.setattr(api, "model_info", model_info)
-
-    def snapshot(name, revision, allow_patterns):
-        asked.append((name, revision))
-        return str(a_model(tmp_path / "down"))
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert hub.find_model("a/model@v1.0") == str(tmp_path / "down")
-    assert asked == [("a/model", "v1.0")] * 2
-    assert hub.pinned("a/model@v1.0") == "a/model@3333" and asked == [("a/model", "v1.0")] * 3  # nothing was fetched
+    assert [name for name, _ in asked] == [("a/model", "v1.0")] * 2
+    assert hub.pinned("a/model@v1.0") == "a/model@3333" and len(asked) == 3 and asked[2] == asked[0]  # not fetched
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OperantError, match=r"'a/model@v2' is not on this machine and cannot be downloaded"):
         hub.find_model("a/model@v2")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_runs import same
 from toys import letters, lm
 
 from operant import Batch, Learner, OperantError, Policy, Sampling, Task, ValueOptions, export, load_policy, train
@@ -193,8 +194,7 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
     assert whole.metrics[0]["rollout/logprob_gap"] < 1e-3, "log-probs of guided replies are scored without guidance"
     train(lm(vocab=40), out=tmp_path / "half", steps=1, quiet=True, **given)
     half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, quiet=True, **given)
-    pairs = zip(half.policy.parameters(), whole.policy.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same(half, whole)
     policy, engine = trained(tmp_path / "whole")
     assert torch.equal(policy.value_head.two[-1].weight, whole.policy.value_head.two[-1].weight)
     replies = engine.generate([[5, 6]] * 4, Sampling(max_tokens=3, guidance=50.0, stop_tokens=(-1,)), [1, 2, 3, 4])

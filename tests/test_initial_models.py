@@ -228,9 +228,8 @@ def test_a_full_disk_or_a_kill_leaves_all_of_it_or_nothing(model, run, monkeypat
 def test_a_run_resumes_without_the_folder_that_it_began_from(model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     given = SMALL | {"reference": str(other), "model": {"train_layers": 1}}
-    whole = train(
-        str(shutil.copytree(model, tmp_path / "same")), TASKS, e, out=tmp_path / "whole", **given | {"steps": 4}
-    )
+    copied = str(shutil.copytree(model, tmp_path / "same"))
+    whole = train(copied, TASKS, e, out=tmp_path / "whole", **given | {"steps": 4})
     run = train(str(model), TASKS, e, out=tmp_path / "run", **given)
     assert {p.name for p in (run.path / "start").iterdir()} == {"policy", "reference", "manifest.json"}
     shutil.rmtree(model)

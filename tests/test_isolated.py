@@ -19,7 +19,7 @@ import hostile
 import pytest
 from cases import cases
 from isolation import STRONG, WEAK, marked_processes
-from page_commands import read
+from page_commands import snippets
 from rigs import on_ranks
 from toys import letters, lm
 
@@ -319,21 +319,12 @@ def test_outcomes_are_counted_in_chunks_too():
 # --- in a run ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
-    run = train(
-        lm("gpt2", vocab=len(letters()), spread=0.3),
-        [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "lm"])],
-        {"isolated:hostile:vowels": 1.0, "length:3": 0.1},
-        evaluate=[Task(f"e/{i}", "ab") for i in range(12)],
-        out=tmp_path / "run",
-        tokenizer=letters(),
-        steps=3,
-        batch=12,
-        samples=2,
-        max_tokens=12,
-        probes=2,
-        reward_chunks=chunks,
-        isolation={"timeout": 60, "workers": 2},
-    )
+    tasks = [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "lm"])]
+    reward = {"isolated:hostile:vowels": 1.0, "length:3": 0.1}
+    known = {"steps": 3, "batch": 12, "samples": 2, "max_tokens": 12, "probes": 2, "reward_chunks": chunks}
+    known |= {"isolation": {"timeout": 60, "workers": 2}, "evaluate": [Task(f"e/{i}", "ab") for i in range(12)]}
+    model = lm("gpt2", vocab=len(letters()), spread=0.3)
+    run = train(model, tasks, reward, out=tmp_path / "run", tokenizer=letters(), **known)
     counted = [sum(m[f"reward/outcome/{o}"] for o in ("ok", "error", "timeout", "abstain")) for m in run.metrics]
     assert counted == [12.0] * 3
     failed = sum(m["reward/outcome/error"] for m in run.metrics)
@@ -376,8 +367,7 @@ def test_a_failure_on_one_rank_keeps_no_other_waiting(on_error, message):
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, capsys):
-    page = read("docs/rewards.md#isolated-rewards-they-may-hang-crash-or-fill-memory")
-    [snippet] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    [snippet] = snippets("docs/rewards.md#isolated-rewards-they-may-hang-crash-or-fill-memory")
     code = "def politeness(rollouts):\n    return [float(r.reply[0] in 'pt') for r in rollouts]\n"
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -18,6 +18,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from cases import cases
+from page_commands import snippets
+from texts import parts
 
 from operant.sandbox import jail as jails
 from operant.sandbox import levels, linux, seccomp
@@ -72,6 +74,7 @@ DOUBLE = "def f(x): return x * 2"
         ("def math(x): return x\nmath.floor = math", ["assert math.floor(1.5) == 1", "assert math(1) == 1"],
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
         ("def f(): return 1\ndef g(): return 2", ["assert f() == 1", "assert g() == 2"], "passed passed", ""),
+        ("def sum(a, b): return a + b", ["assert sum(1, 2) == 3"], "passed", ""),  # it may be called as a builtin is
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
          same + "\nassert 1"], "passed passed", ""),
@@ -92,10 +95,7 @@ def test_without_tests_the_outcome_is_that_of_loading(jail: Jail) -> None:
     assert [(v.outcome, v.results) for v in found] == [("passed", ()), ("compile error", ()), ("runtime error", ())]
 
 
-_, *PARTS = re.split(
-    r"^### (.*)\n", (Path(__file__).parent / "jail_programs.txt").read_text(encoding="utf-8"), flags=re.M
-)
-GIVEN = dict(zip(PARTS[::2], map(str.strip, PARTS[1::2]), strict=True))
+GIVEN = {name: text.strip() for name, text in parts("jail_programs.txt").items()}
 """Programs, and their tests with an empty line between two."""
 
 
@@ -201,13 +201,8 @@ def test_a_test_that_takes_the_programs_word_is_named(jail: Jail) -> None:
     equal += "    def startswith(self, text): return True\n    def __sub__(self, other): return 0\n"
     equal += "    def __iadd__(self, other): return 5\ndef f(): return A()"
     trusting = [f"assert f() {sign} A()" for sign in "== < <= > >= !=".split()]
-    trusting += [
-        "assert A() in f()",
-        "assert f() - A() == 0",
-        "assert max(f(), A())",
-        "x = f(); x += A(); assert x == 5",
-        "assert f().startswith('ab')",
-    ]
+    trusting += ["assert A() in f()", "assert f() - A() == 0", "assert max(f(), A())"]
+    trusting += ["x = f(); x += A(); assert x == 5", "assert f().startswith('ab')"]
     [verdict] = jail.run([Program(equal, [Code("assert f() != 3"), *map(Code, trusting)])])
     assert (verdict.outcome, verdict.trusting) == ("passed", tuple(range(1, 12))), verdict.message
 
@@ -266,9 +261,8 @@ GOOD = [0, "passed", "", 0.1, False]
     ([7], ["failed test"] * 2),
 )
 def test_results_that_are_none_are_failed_tests(frames: list, outcomes: list[str]) -> None:
-    written = b"".join(
-        b"n" * 16 + len(text).to_bytes(4, "big") + text for text in (json.dumps(frame).encode() for frame in frames)
-    )
+    texts = [json.dumps(frame).encode() for frame in frames]
+    written = b"".join(b"n" * 16 + len(text).to_bytes(4, "big") + text for text in texts)
     assert [result[0] for result in jails._results(written, b"n" * 16, 2)] == outcomes
     for torn in (written[:-1], written + b"n", written.replace(b"nn", b"nm", 1), b"\n" + written):
         assert not torn or [result[0] for result in jails._results(torn, b"n" * 16, 2)] == ["failed test"] * 2
@@ -277,11 +271,6 @@ def test_results_that_are_none_are_failed_tests(frames: list, outcomes: list[str
 def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
     tests = [Code("assert f(start) == 2"), Code("start += 1"), Code("assert f(start) == 4")]
     [verdict] = jail.run([Program(DOUBLE, tests, setup="start = 1")])
-    assert verdict.outcome == "passed"
-
-
-def test_a_function_may_have_the_name_of_a_builtin(jail: Jail) -> None:
-    [verdict] = jail.run([Program("def sum(a, b): return a + b", [Code("assert sum(1, 2) == 3")])])
     assert verdict.outcome == "passed"
 
 
@@ -401,13 +390,11 @@ def test_without_bubblewrap_a_weaker_level_says_why(monkeypatch: pytest.MonkeyPa
 
 def test_a_level_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in = tmp_path / "bwrap"
-    stand_in.write_text(
-        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n", encoding="utf-8"
-    )
+    stand_in.write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n", encoding="utf-8")
     stand_in.chmod(0o755)
     monkeypatch.setattr(levels.shutil, "which", lambda name: str(stand_in))
     jails._trial.cache_clear()
-    with pytest.raises(OperantError, match=r"exit status 1.*bwrap: No permissions to create new namespace"):
+    with pytest.raises(OperantError, match=r"exit status 1.*bwrap: No permissions"):
         Jail(JailOptions(level="namespaces"))
     jails._trial.cache_clear()
 
@@ -422,11 +409,8 @@ def test_the_container_level_with_a_stand_in(monkeypatch: pytest.MonkeyPatch, tm
         encoding="utf-8",
     )
     stand_in.chmod(0o755)
-    found = Jail(
-        JailOptions(
-            level="container", engine=str(stand_in), image="img", runtime="runsc", patience=0.2, seconds=0.2, at_once=1
-        )
-    )
+    limits = {"patience": 0.2, "seconds": 0.2, "at_once": 1}
+    found = Jail(JailOptions(level="container", engine=str(stand_in), image="img", runtime="runsc", **limits))
     verdicts = found.run([Program(DOUBLE, [Code("assert f(2) == 4")]), Program("import time; time.sleep(99)", [])])
     assert [verdict.outcome for verdict in verdicts] == ["passed", "runtime error"]
     assert verdicts[1].message == "has not ended within 4 s of wall clock"
@@ -504,18 +488,14 @@ def test_numbers_of_system_calls(machine: str) -> None:
     if not found:
         pytest.skip("libseccomp is not installed")
     resolve = ctypes.CDLL(found).seccomp_syscall_resolve_name_arch
-    wanted = {
-        name: number
-        for name in seccomp.numbers("x86_64")
-        if (number := resolve(seccomp.ARCHITECTURES[machine], name.encode())) >= 0
-    }
+    known = {name: resolve(seccomp.ARCHITECTURES[machine], name.encode()) for name in seccomp.numbers("x86_64")}
+    wanted = {name: number for name, number in known.items() if number >= 0}
     assert seccomp.numbers(machine) == wanted
     assert len(seccomp.program(machine) or b"") % 8 == 0
 
 
 def test_the_snippet_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[1] / "docs/sandbox.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (snippet,) = snippets("docs/sandbox.md")
     exec(compile(snippet, "sandbox.md", "exec"), {})
     level, *printed = capsys.readouterr().out.splitlines()
     assert level.partition(":")[0] in levels.UNTRUSTED
@@ -530,12 +510,8 @@ def mbpp() -> list[dict]:
 
 
 def reference_failures(jail: Jail, rows: list[dict]) -> dict[int, str]:
-    programs = [
-        Program(
-            row["code"], [Code(test) for test in row["test_list"] + row["challenge_test_list"]], row["test_setup_code"]
-        )
-        for row in rows
-    ]
+    tests = [[Code(test) for test in row["test_list"] + row["challenge_test_list"]] for row in rows]
+    programs = [Program(row["code"], some, row["test_setup_code"]) for row, some in zip(rows, tests)]
     return {row["task_id"]: verdict.message for row, verdict in zip(rows, jail.run(programs)) if verdict.message}
 
 

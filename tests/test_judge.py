@@ -1,12 +1,12 @@
 """A language model as a judge: its scores by hand, its agreement with gold labels, and what is refused."""
 
-import json
 import math
 
 import pytest
 import torch
 from completion_server import Server
 from small_runs import model
+from texts import write_rows
 from toys import letters, on_disk
 
 from operant import OperantError, Rollout, Task, Turn
@@ -30,10 +30,8 @@ def server():
         listed = [{"token": " yes", "logprob": math.log(yes)}, {"token": "no", "logprob": math.log((1 - yes) / 2)}]
         return {"logprobs": {"content": [{"top_logprobs": listed}]}, "message": {"content": "yes"}}
 
-    made = Server(reply)
-    yield made
-    made.shutdown()
-    made.server_close()
+    with Server(reply) as made:
+        yield made
 
 
 def said(reply, query="ab", target=None):
@@ -76,14 +74,12 @@ def test_the_agreement_with_gold_labels_is_said(server, tmp_path):
         {"prompt": "r", "chosen": "b", "rejected": "aa"},
         {"prompt": "s", "completion": "aaa", "label": True},
     ]
-    path = tmp_path / "gold.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    reward = resolve(f"judge:{server.url}#m", {"template": "|{reply}", "gold": str(path)})
+    path = write_rows(tmp_path / "gold.jsonl", rows)
+    reward = resolve(f"judge:{server.url}#m", {"template": "|{reply}", "gold": path})
     check(reward)
     check(reward)
-    assert [note.partition("agrees with ")[2] for note in reward.notes] == [
-        f"2.5 of 4 labels of {path} (62%; chance 50%)"
-    ]
+    agreed = [note.partition("agrees with ")[2] for note in reward.notes]
+    assert agreed == [f"2.5 of 4 labels of {path} (62%; chance 50%)"]
 
 
 def test_words_that_the_model_never_says_are_told(folder):

@@ -4,12 +4,11 @@ import io
 import json
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from cases import cases
-from page_commands import read
+from page_commands import snippets
 from scored import fixed, rollout_of
 from toys import letters, lm
 
@@ -22,11 +21,11 @@ from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
 from operant.runs.scored_rollouts import join_judgements
+from operant.sandbox.pool import Response
 from operant.tools.report.replies import Index
 from operant.trackers import base
 from operant.trackers.console import Console
 
-ROOT = Path(__file__).parents[1]
 FAILED = Judgement(-0.6, {"passed": 3, "failed": 1}, "runtime error", "IndexError: list index out of range, line 4")
 
 
@@ -83,9 +82,8 @@ def test_a_judgement_is_read_and_its_parts_are_not_summed():
     judged = judge(tests, asking(*range(len(ALLOWED))))
     for i, (_, score, parts, classes, message) in enumerate(ALLOWED):
         assert (judged.scores[i], judged.remark(i)) == (score, (classes, message))
-        assert {name: values[i] for name, values in judged.parts.items() if values[i] is not None} == {
-            name: value for name, value in parts.items() if value is not None
-        }
+        told = {name: values[i] for name, values in judged.parts.items()}
+        assert told == dict.fromkeys(told) | parts
     assert judge(fixed([0.5]), asking(0)).remarks == []
 
 
@@ -125,15 +123,8 @@ def info_of(rollouts):
 def test_a_worker_that_sends_another_judgement_is_not_believed():
     reward = isolated(tests)
     for sent in ({"judgement": {"score": 1.0}}, {"judgement": vars(Verdict(1.0))}, {"judgement": 3}, 3, None):
-        [result] = reward._read(_Response({"answers": [sent]}), asking(0))
+        [result] = reward._read(Response("ok", {"answers": [sent]}), asking(0))
         assert (result.outcome, result.reason) == ("error", "returned nonsense")
-
-
-class _Response:
-    outcome = "ok"
-
-    def __init__(self, content):
-        self.content = content
 
 
 def test_a_weighted_sum_puts_the_name_of_the_reward_in_front():
@@ -215,17 +206,15 @@ def test_a_run_shows_it_everywhere(tmp_path):
     assert found["outcomes"] == sorted({row["outcome"] for row in Index(run.path).find(limit=500)["rows"]})
     assert {row["message"] for row in found["rows"]} <= {"<b>0</b> vowels"}
     # The numbers are those of the plain score.
-    same = train(
-        lm(vocab=40, spread=0.1), TASKS, lambda rs: [j.score for j in vowels(rs)], out=tmp_path / "b", **started
-    )
+    plain = lambda rollouts: [j.score for j in vowels(rollouts)]  # noqa: E731
+    same = train(lm(vocab=40, spread=0.1), TASKS, plain, out=tmp_path / "b", **started)
     for mine, other in zip(run.metrics, same.metrics, strict=True):
         assert {k: v for k, v in other.items() if k[:5] not in ("time/", "memor", "token")}.items() <= mine.items()
 
 
 def test_console_and_trackers_show_it():
-    table = as_rows(
-        [rollout_of("eel"), rollout_of("x")], [1.0, None], remarks=[Remark(("bad\x1b", "b"), "why\n" * 50), Remark()]
-    )
+    remarks = [Remark(("bad\x1b", "b"), "why\n" * 50), Remark()]
+    table = as_rows([rollout_of("eel"), rollout_of("x")], [1.0, None], remarks=remarks)
     named = as_rows([rollout_of("y")], [0.0], remarks=[Remark(("failed test",), "failed test: 1 of 2").under("tests")])
     console = Console(1, samples_every=1, samples=3, output=(output := io.StringIO()))
     console.rollouts(1, table)
@@ -292,9 +281,8 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
     some = sum(row["outcome"] == "some" for row in last) / 4
     assert run.metrics[1].get("outcome/some", 0.0) == some
     assert all(row["reward"] == row["paid"] == row["reward/world/count"] / 2 for row in last)
-    beside = judge(
-        fixed([FAILED]), [replace(rollout_of(""), info={"judgement": Judgement(0.0, outcome="won")})], pays=True
-    )
+    won = replace(rollout_of(""), info={"judgement": Judgement(0.0, outcome="won")})
+    beside = judge(fixed([FAILED]), [won], pays=True)
     assert beside.remarks == [(("runtime error", "world/won"), FAILED.message)] and beside.scores == [-0.6]
 
 
@@ -311,9 +299,8 @@ def test_a_world_that_cannot_judge_is_refused(make, message):
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippets_of_the_page_print_what_they_claim(capsys):
-    page = read("docs/rewards.md#rewards-by-name-or-your-own")
     known: dict = {}
-    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+    for snippet in snippets("docs/rewards.md#rewards-by-name-or-your-own"):
         exec(snippet, known)
         promised = re.findall(r"print\(.*\)  # (.*)", snippet)
         assert promised and capsys.readouterr().out.splitlines() == promised

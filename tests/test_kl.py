@@ -104,31 +104,18 @@ def test_the_update_has_the_gradient_of_the_kl_at_the_state(kind, off):
         logprobs = bare_logprobs(sampler, PROMPT, [token], T)
         batch = collate([said(PROMPT, [token], logprobs=logprobs.tolist())], [0.0])
         batch = score_batch(batch, policy, reference, SPOKEN, options)
-        optimizer, optimizer_options = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
-        update(
-            policy,
-            optimizer,
-            batch,
-            nothing,
-            options=UpdateOptions(epochs=1),
-            optimizer_options=optimizer_options,
-            sampling=SPOKEN,
-        )
+        optimizer, bounds = Caught(policy.model.parameters()), OptimizerOptions(max_grad_norm=None)
+        known = {"options": UpdateOptions(epochs=1), "optimizer_options": bounds, "sampling": SPOKEN}
+        update(policy, optimizer, batch, nothing, **known)
         total = total + float(logprobs.exp()) * optimizer.gradients[0]
     assert gap(total, true_gradient(kind)) < 1e-4
 
 
 def stepped(replies, **options) -> list[tuple[dict, torch.Tensor]]:
     """Metrics and gradient of one step on each of the replies, for a learner whose reward is only KL."""
-    learner = Learner(
-        Policy(small(0), value=ValueOptions()),
-        reference=Policy(small(1)),
-        epochs=1,
-        fixed_length=True,
-        temperature=T,
-        **{"advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0, "max_grad_norm": None}
-        | options,
-    )
+    fixed = {"advantage.lam": 1.0, "advantage.whiten_scope": "none", "loss.value_coef": 0.0, "max_grad_norm": None}
+    fixed |= {"epochs": 1, "fixed_length": True, "temperature": T}
+    learner = Learner(Policy(small(0), value=ValueOptions()), reference=Policy(small(1)), **fixed | options)
     found = []
     for reply in replies:
         learner.optimizer = Caught(learner.policy.model.parameters())
@@ -240,14 +227,9 @@ KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp()
 def test_the_logged_kl_is_the_charged_kl(kind):
     """Logged and charged KL agree with two plain models, for replies of unequal length at temperature 0.8."""
     model, ref = lm(), lm(seed=1)
-    learner = Learner(
-        Policy(model, value=ValueOptions()),
-        reference=Policy(ref),
-        lr=0.0,
-        max_tokens=7,
-        temperature=T,
-        **{"kl.coef": 0.3, "kl.kind": kind, "stop_tokens": (2, 4, 6, 8), "epochs": 1},
-    )
+    options = {"kl.coef": 0.3, "kl.kind": kind, "stop_tokens": (2, 4, 6, 8), "epochs": 1, "lr": 0.0}
+    options |= {"max_tokens": 7, "temperature": T}
+    learner = Learner(Policy(model, value=ValueOptions()), reference=Policy(ref), **options)
     replies = learner.generate([[5, 6, 7], [8], [9, 10], [11, 3, 3, 3]] * 3)
     assert len({len(r.ids) for r in replies}) > 2
     k1, paid = [], []

@@ -166,9 +166,7 @@ def test_gold_items_come_in_between_and_are_not_exported(tmp_path):
             store.add_items([Item("x", "p", ("a", "b"))], gold=True)
 
 
-@cases(
-    ({"best": 3}, "best=3 of 3 replies"), ({}, "must have one of"), ("best", "is no answer"), ({"best": True}, "best=")
-)
+@cases(({"best": 3}, "best=3 of 3"), ({}, "must have one of"), ("best", "is no answer"), ({"best": True}, "best="))
 def test_a_wrong_answer_is_a_sentence_and_changes_nothing(answer, said, store):
     store.add_items(items(1))
     with pytest.raises(OperantError, match=said):
@@ -268,11 +266,8 @@ def test_every_acknowledged_label_survives_kills_of_the_server(tmp_path):
 def test_ctrl_c_ends_with_a_sentence(tmp_path):
     path = write(tmp_path / "replies.v2.jsonl", {"prompt": "p", "replies": ["a", "b"]})
     with serving(path) as (process, url):
-        state = post(url, "/next", labeller="anna")[1]
-        assert (
-            post(url, "/label", labeller="anna", item=state["item"]["number"], answer={"best": 0}, key="k" * 8)[0]
-            == 200
-        )
+        number = post(url, "/next", labeller="anna")[1]["item"]["number"]
+        assert post(url, "/label", labeller="anna", item=number, answer={"best": 0}, key="k" * 8)[0] == 200
         process.send_signal(signal.SIGINT)
         output = process.stdout.read()
         assert process.wait(60) == 0
@@ -320,8 +315,8 @@ def test_circles_of_majorities():
 def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
     orders = [("a", "b"), ("b", "c"), ("c", "a"), ("b", "a")]
     pairs = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in orders[:3]]
-    path = write(tmp_path / "pairs.jsonl", *pairs, {"prompt": "q", "chosen": "a", "rejected": "b"},
-                 {"prompt": "q", "chosen": "b", "rejected": "a"})  # fmt: skip
+    pairs += [{"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "chosen": "b", "rejected": "a"}]
+    path = write(tmp_path / "pairs.jsonl", *pairs)
     with Store(tmp_path / "pairs.labels.sqlite") as store:
         store.add_items(read_items(path))
         store.add_items(read_items(path))
@@ -368,9 +363,8 @@ def test_forms_of_exports(kind, answer, form, expected, tmp_path):
     about = {"id": "i", "prompt": TALK, "replies": ["a", "b", "c"], "labeller": "anna", "time": 7.0}
     assert lines == [about | expected]
     scored = labelled_task(lines[0], "t", "here")  # what training makes of it
-    better = [
-        (a, b) for a, x in zip(scored.replies, scored.scores) for b, y in zip(scored.replies, scored.scores) if x > y
-    ]
+    known = list(zip(scored.replies, scored.scores))
+    better = [(a, b) for a, x in known for b, y in known if x > y]
     assert better == [("abc"[i], "abc"[j]) for i, j in ordered_pairs(expected, 3)]
     with Store(tmp_path / "again.sqlite", kind=kind) as again:  # and is read back as the same label
         again.add_items(read_items(out))

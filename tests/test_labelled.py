@@ -91,9 +91,8 @@ def test_pairwise_and_rating_and_good_by_hand():
     found, _ = loss_of([*S, 0.0], batch)
     assert found == pytest.approx(sum(-math.log(sigmoid(d)) for d in pairs) / 3 / 2)
     with_margin = [d - 0.5 * gap for d, gap in zip(pairs, (1, 2, 1))]
-    assert loss_of([*S, 0.0], batch, margin=0.5)[0] == pytest.approx(
-        sum(-math.log(sigmoid(d)) for d in with_margin) / 3 / 2
-    )
+    loss = sum(-math.log(sigmoid(d)) for d in with_margin) / 3 / 2
+    assert loss_of([*S, 0.0], batch, margin=0.5)[0] == pytest.approx(loss)
     rows = [{"prompt": f"{m}", "chosen": " a", "rejected": " b", "margin": m} for m in (3, 0)]
     labels = [label for task in load_tasks(rows, with_replies=True, labelled=True) for label in task.scores]
     of_rows = [-math.log(sigmoid(S[0] - S[1] - 3)), -math.log(sigmoid(S[2] - S[3] - 0))]  # as TRL's RewardTrainer

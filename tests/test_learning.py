@@ -123,16 +123,9 @@ def test_triplets_from_anywhere_teach_the_same():
         triplets = []
         for prompt in PROMPTS:
             query = torch.tensor([prompt] * 8)
-            out = student.policy.model.generate(
-                query,
-                attention_mask=torch.ones_like(query),
-                max_new_tokens=5,
-                min_new_tokens=5,
-                do_sample=True,
-                top_k=0,
-                pad_token_id=0,
-                eos_token_id=None,
-            )
+            asked = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+            asked |= {"attention_mask": torch.ones_like(query), "eos_token_id": None}
+            out = student.policy.model.generate(query, **asked)
             triplets += [(q, r[len(prompt) :]) for q, r in zip(query, out, strict=True)]
         queries, responses = ([t[i] for t in triplets] for i in (0, 1))
         scores = [float((r == WANTED).float().mean()) for r in responses]

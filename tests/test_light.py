@@ -63,9 +63,8 @@ def test_light_of_a_whole_model_is_its_weights_and_its_head_once(tmp_path):
 def test_light_of_a_trunk_is_the_layers_that_are_trained_and_the_head(tmp_path):
     learner = trained(**{"model.train_layers": 1})
     moved = {name for name, p in learner.policy.named_parameters() if p.requires_grad}
-    held = {
-        name.removeprefix("policy.trained.") for name in inside(state_of(learner).save(tmp_path, 1, kind="light").path)
-    }
+    path = state_of(learner).save(tmp_path, 1, kind="light").path
+    held = {name.removeprefix("policy.trained.") for name in inside(path)}
     assert held == moved and "value_head.net.0.weight" in held
     assert not any(".h.0." in name or "wte" in name for name in held) and any(".h.1." in name for name in held)
 

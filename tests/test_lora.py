@@ -1,7 +1,6 @@
 """Adapters: their initial values, the frozen weights, the reference, saving and export."""
 
 import json
-import re
 import shutil
 import sys
 from copy import deepcopy
@@ -9,7 +8,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import cases
-from page_commands import read
+from page_commands import snippets
 from rigs import state_of
 from safetensors.torch import load_file, save_file
 from toys import CAUSAL, lm, on_disk
@@ -71,9 +70,8 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
     learner = Learner(lm(kind, vocab=40), **LORA)
     policy, before = learner.policy, base_of(learner.policy.model)
     assert torch.equal(scores(plain), scores(policy))
-    assert {n.split(".")[0] for n, p in policy.named_parameters() if p.requires_grad and ".lora_" not in n} == {
-        "value_head"
-    }
+    beside = {n for n, p in policy.named_parameters() if p.requires_grad and ".lora_" not in n}
+    assert {n.split(".")[0] for n in beside} == {"value_head"}
     assert learner.step(*REPLIES)["kl/per_reply"] == 0.0
     learner.step(*REPLIES)
     assert float((scores(policy) - scores(plain)).abs().max()) > 0.05
@@ -215,9 +213,8 @@ def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
     assert sorted(dict(bare.named_parameters())) == sorted(dict(lm(kind, vocab=40).named_parameters()))
     assert not equal(base_of(bare), before)
     beside = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), str(tmp_path / "out/adapter"))
-    ids = {"input_ids": torch.tensor([[3, 4, 5, 8]])} | (
-        {"decoder_input_ids": torch.tensor([[0, 8, 9]])} if kind == "t5" else {}
-    )
+    ids = {"input_ids": torch.tensor([[3, 4, 5, 8]])}
+    ids |= {"decoder_input_ids": torch.tensor([[0, 8, 9]])} if kind == "t5" else {}
     mine = policy.model(**ids).logits
     assert torch.allclose(bare(**ids).logits, mine, atol=1e-4)
     assert torch.allclose(beside.eval()(**ids).logits, mine, atol=1e-5)
@@ -395,10 +392,9 @@ def test_an_adapter_is_transplanted_onto_plain_weights():
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch, folders):
-    page = read("docs/adapters.md#adapters-lora")
     monkeypatch.chdir(tmp_path)
     space = {"operant": operant, "model_name": folders[0], "judge": lambda text: float(text.count("e"))}
-    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+    for snippet in snippets("docs/adapters.md#adapters-lora"):
         exec(snippet, space)
     policies = [space[name].policy for name in ("learner", "same", "also", "anew")]
     for policy in policies[1:]:

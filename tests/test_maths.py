@@ -266,9 +266,8 @@ def test_a_set_by_name_with_its_options():
     right = Rollout(task, 0, [Turn([1], [2])], [f"<answer>{task.references[0]}</answer>"])
     wrong = Rollout(task, 0, [Turn([1], [2])], ["x"])
     assert judge(reward, [right, wrong]).scores == [1, 0]
-    assert reward.notes == [
-        "reasoning_gym:chain_sum, 1 problems tested: its own answer pays 1 for 1 of 1; nonsense pays 0"
-    ]
+    said = "reasoning_gym:chain_sum, 1 problems tested: its own answer pays 1 for 1 of 1; nonsense pays 0"
+    assert reward.notes == [said]
     reward.close()
 
 

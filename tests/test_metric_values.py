@@ -21,6 +21,7 @@ from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watche
 from houses import SHORTEST, House, ways
 from rigs import said
 from toys import bare_logprobs, letters, lm
+from worlds import Turns
 
 from operant import Judgement, Learner, Policy, Rollout, Step, Task, Turn, isolated, machine
 from operant.api import runs
@@ -103,21 +104,17 @@ def pays(turn, text):
     return 0.03 * len(text) - 0.05 * turn + 0.25 * text.count("e")
 
 
-class Fair:
+class Fair(Turns):
     """Four kinds of task: one reply; two; one and a choice, then a cut; one, a choice behind it, and one more."""
 
     def reset(self, tasks):
-        self.live = {slot: [task.target, 0] for slot, task in tasks.items()}
-        return {slot: Step(fresh=True) for slot in tasks}
+        self.kinds = {slot: task.target for slot, task in tasks.items()}
+        return super().reset(tasks)
 
-    def step(self, replies):
-        return {slot: self._answer(slot, reply) for slot, reply in replies.items()}
-
-    def _answer(self, slot, reply):
-        kind, turn = self.live[slot]
-        self.live[slot][1] += 1
+    def answer(self, slot, reply):
+        turn = self.turn[slot] - 1
         paid = pays(turn, reply)
-        match kind, turn:
+        match self.kinds[slot], turn:
             case 1, 0:
                 return Step(" go on.", reward=paid)
             case 2, 0:
@@ -279,9 +276,8 @@ class Game(Known):
         for episode, used, charged in zip(self.episodes, self.used, self.charged):
             r, last = episode.rollout, episode.rollout.turns[-1]
             rewards = -self.coef * charged
-            rewards[np.cumsum([1 if turn.options else len(turn.action) for turn in r.turns]) - 1] += (
-                paid(r) / self.spread
-            )
+            ends = np.cumsum([1 if turn.options else len(turn.action) for turn in r.turns]) - 1
+            rewards[ends] += paid(r) / self.spread
             rewards[-1] += used - sum(paid(r)) / self.spread
             more = letters()("en", add_special_tokens=False)["input_ids"]
             after = bare.value_after(last.prompt + last.action + more) if r.end == "cut" else 0.0
@@ -718,9 +714,8 @@ STALE = {
 def two_sources(folder, patch):
     """PPO on three replies of the policy, and imitation of two given ones."""
     method = "operant_example.two_sources:PPO_PTX"
-    learner = Learner(
-        lm(vocab=V), algorithm=method, max_tokens=4, imitation_coef=0.5, **{"epochs": 1, "watch_every": 0}
-    )
+    known = {"max_tokens": 4, "imitation_coef": 0.5, "epochs": 1, "watch_every": 0}
+    learner = Learner(lm(vocab=V), algorithm=method, **known)
     tasks = [Task(f"given/{i}", [4 + i], replies=([6, 7, 8][: i + 1],)) for i in range(2)]
     given = Demonstrations(None, END).rollouts(tasks)
     before = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given]

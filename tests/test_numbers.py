@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import json
 import math
-import shutil
 import subprocess
 import sys
 import warnings
@@ -17,6 +16,7 @@ import warnings
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import cases
 from rigs import alike, on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
@@ -279,29 +279,23 @@ def test_without_its_model_a_bundle_says_what_it_needs(tmp_path):
         student.bundle(tmp_path / "c")
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "lose", "seal", "other", "empty"])
+def rewritten(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+@cases(
+    lambda path: rewritten(path / "tensors.safetensors", lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
+    lambda path: rewritten(path / "tensors.safetensors", lambda data: data[:-9]),
+    lambda path: (path / "state.json").unlink(),
+    lambda path: rewritten(path / "manifest.json", lambda data: data.replace(b"refused", b"resume")),
+    lambda path: path.rename(path.parent / "elsewhere"),
+    lambda path: [file.unlink() for file in path.iterdir()],
+)
 def test_a_damaged_bundle_is_refused_in_a_sentence(harm, tmp_path):
     student = learner()
     word_without_norm(student)
     refused(student)
-    path = student.bundle(tmp_path / "b")
-    tensors, manifest = path / "tensors.safetensors", path / "manifest.json"
-    data = bytearray(tensors.read_bytes())
-    match harm:
-        case "flip":
-            data[len(data) // 2] ^= 1
-            tensors.write_bytes(data)
-        case "cut":
-            tensors.write_bytes(data[:-9])
-        case "lose":
-            (path / "state.json").unlink()
-        case "seal":
-            manifest.write_text(manifest.read_text(encoding="utf-8").replace("refused", "resume"), encoding="utf-8")
-        case "other":
-            path = tmp_path / "nothing"
-        case "empty":
-            shutil.rmtree(path)
-            path.mkdir()
+    harm(path := student.bundle(tmp_path / "b"))
     with pytest.raises(OperantError, match=r"no bundle of a refused step|is damaged"):
         replay(path, policy=model())
 
@@ -317,6 +311,13 @@ def test_a_bundle_takes_what_a_checkpoint_refuses():
 SMALL = {"probes": 0, "batch": 4, "max_tokens": 6, "optimizer.lr": 1e-3, "checkpoint_minutes": 0.0}
 
 
+def scored(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+GIVEN = SMALL | {"tasks": ["ab", "c"], "reward": scored, "best": "reward/mean"}
+
+
 def told(path):
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -329,9 +330,7 @@ def test_a_run_stops_after_three_refused_steps(named, tmp_path):
     """The critic's weights are too large for a while: in steps 2 and 3, and from step 5 on."""
     seen, healthy = [], None
     with pytest.raises(OperantError) as failed:
-        for run in runs(
-            tmp_path / "r", policy=named, tasks=["ab", "c"], reward=scored, steps=12, best="reward/mean", **SMALL
-        ):
+        for run in runs(tmp_path / "r", policy=named, steps=12, **GIVEN):
             seen.append(run.learner.progress.step)
             weight = run.policy.value_head.net[0].weight.data
             if seen[-1] == 3:
@@ -355,15 +354,9 @@ def test_a_run_stops_after_three_refused_steps(named, tmp_path):
     assert None in known and all(math.isfinite(x) for x in known if x is not None)
 
 
-def scored(rollouts):
-    return [float(len(r.reply)) for r in rollouts]
-
-
 def test_weights_that_are_none_reach_neither_best_nor_export(named, tmp_path):
     with pytest.raises(OperantError, match=r"not finite|NaN"):
-        for run in runs(
-            tmp_path / "r", policy=named, tasks=["ab", "c"], reward=scored, steps=3, best="reward/mean", **SMALL
-        ):
+        for run in runs(tmp_path / "r", policy=named, steps=3, **GIVEN):
             if run.learner.progress.step == 2:
                 run.policy.value_head.net[0].weight.data.fill_(math.nan)
     held = weights_on_disk(tmp_path / "r")
@@ -431,8 +424,7 @@ def test_all_ranks_refuse_together(tmp_path):
         first, second = (ranks[r][case] for r in (0, 1))
         assert first["same"] and second["same"] and first["fault"] == second["fault"]
         assert first["fault"].rank == 1 and first["told"]["update/refused"] == 1
-        assert {k: v for k, v in first["told"].items() if not k.startswith("time/")}.keys() == {
-            k for k in second["told"] if not k.startswith("time/")
-        }
+        named = [{k for k in one["told"] if not k.startswith("time/")} for one in (first, second)]
+        assert named[0] == named[1]
         assert replay(tmp_path / case, policy=model()).same == (case != "alone")  # that loss lives in this file
     assert ranks[0]["observe"]["fault"].what == "log-prob" and ranks[0]["update"]["fault"].what == "loss"

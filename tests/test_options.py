@@ -35,7 +35,7 @@ def loss(out, batch, *, clip: float = 0.2, entropy_coef: float = 0.0):
 SCHEMA = {"kl": Kl, "update": Update, "loss": loss}
 
 
-@cases({"kl.coef": 0.3}, {"kl": {"coef": 0.3}}, {"coef": "0.3"}, {"kl-coef".replace("-", "."): "3e-1"})
+@cases({"kl.coef": 0.3}, {"kl": {"coef": 0.3}}, {"coef": "0.3"}, {"kl.coef": "3e-1"})
 def test_three_ways_to_say_one_thing(given):
     assert compose(SCHEMA, given)["kl"] == Kl(coef=0.3)
 

@@ -67,9 +67,8 @@ def same(a: dict, b: dict, limit: float = 1e-8) -> None:
 def shapes(made: Policy, run) -> list[tuple[int, ...]]:
     """Record the arguments of the model's calls."""
     seen = []
-    hook = made.model.register_forward_pre_hook(
-        lambda m, a, k: seen.append(tuple(k["input_ids"].shape)), with_kwargs=True
-    )
+    noted = lambda m, a, k: seen.append(tuple(k["input_ids"].shape))  # noqa: E731
+    hook = made.model.register_forward_pre_hook(noted, with_kwargs=True)
     run()
     hook.remove()
     return seen
@@ -194,9 +193,8 @@ def test_beside_an_adapter_and_against_a_reference():
             p.data += 0.3 * torch.randn(p.shape, generator=moved)
         out = made(ragged(), against=reference)
         out.kl["reverse"].sum().backward()
-        found.append(
-            {"kl": out.kl["reverse"].detach()} | {n: p.grad for n, p in made.named_parameters() if p.requires_grad}
-        )
+        gradients = {n: p.grad for n, p in made.named_parameters() if p.requires_grad}
+        found.append({"kl": out.kl["reverse"].detach()} | gradients)
     assert found[0]["kl"].sum() > 0.1
     same(*found)
 

@@ -10,21 +10,21 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from cases import cases
-from small_runs import TASKS, count_a, model, same, told
+from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
 
-from operant import Learner, Policy, Task, load_policy, steps, train
+from operant import Learner, Policy, Task, load_policy, train
 from operant.metrics.collect import query_share
 from operant.runs.evaluate import EvaluationOptions, Evaluator
 from operant.runs.scored_rollouts import Probes
 from operant.sampling import token_pieces
 from operant.tally import Histogram
 
-SMALL = {"steps": 4, "batch": 4, "max_tokens": 6, "minibatch": 2, "optimizer.lr": 1e-2, "checkpoint_minutes": 0.0}
+RUN = {"optimizer.lr": 1e-2, "probes": 32}
 
 
 def run(path, reward=count_a, **more):
-    return train(model(), TASKS, reward, out=path, tokenizer=letters(), **(SMALL | more))
+    return train(model(), TASKS, reward, out=path, **options(**(RUN | more)))
 
 
 def distributions(path):
@@ -62,12 +62,7 @@ def test_no_look_changes_a_number_of_the_training(tmp_path):
 
 @pytest.mark.slow
 def test_resuming_with_every_look_is_bit_identical(tmp_path):
-    whole = run(tmp_path / "whole", **WATCHING)
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "cut", tokenizer=letters(), **(SMALL | WATCHING)):
-        if metrics["step"] == 2:
-            break
-    again = train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), evaluate=TASKS)
-    assert told(again) == told(whole)
+    again, whole = stopped_and_whole(tmp_path, 2, **RUN, **WATCHING)
     assert distributions(again.path) == distributions(whole.path)
     assert again.best == whole.best
     files = sorted(p.name for p in (whole.path / "probes").iterdir())
@@ -79,16 +74,14 @@ def test_resuming_with_every_look_is_bit_identical(tmp_path):
 @pytest.mark.slow
 def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
     """Training never draws it, in as many steps as pass over all tasks several times."""
-    tasks, given = [Task(a + b, a + b) for a in "abcd" for b in "efgh"], {"tokenizer": letters(), "evaluate": "25%"}
-    options = SMALL | given | {"steps": 6, "batch": 8, "probes": 0}
-    whole = train(model(), tasks, count_a, out=tmp_path / "whole", **options)
+    tasks = [Task(a + b, a + b) for a in "abcd" for b in "efgh"]
+    given = RUN | {"evaluate": "25%", "steps": 6, "batch": 8, "probes": 0}
+    whole = train(model(), tasks, count_a, out=tmp_path / "whole", **options(**given))
     assert "4 of 16 tasks are held out (evaluate=25%, seed 0)" in capsys.readouterr().out
     held_out = [rollout.task.id for rollout in whole.after.rollouts]
     drawn = [row["task"] for path in (whole.path / "rollouts").iterdir() for row in pq.read_table(path).to_pylist()]
     assert len(drawn) == 48 and {*drawn} | {*held_out} == {task.id for task in tasks} and not {*drawn} & {*held_out}
-    for metrics in steps(model(), tasks, count_a, out=tmp_path / "cut", **options):
-        if metrics["step"] == 3:
-            break
+    cut(tmp_path / "cut", 3, tasks=tasks, **given)
     again = train(model(), tasks, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters())
     assert [rollout.task.id for rollout in again.after.rollouts] == held_out
     assert told(again) == told(whole)
@@ -98,8 +91,8 @@ def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
 def test_held_out_tasks_have_samples_and_seeds_of_their_own():
     learner = Learner(model(), tokenizer=letters(), max_tokens=6)
     tasks = [Task(t, t) for t in TASKS]
-    options = EvaluationOptions(samples=3, seeds=(1, 2), sampling={"max_new_tokens": 2})
-    made = Evaluator(learner, tasks, count_a, options)()
+    own = EvaluationOptions(samples=3, seeds=(1, 2), sampling={"max_new_tokens": 2})
+    made = Evaluator(learner, tasks, count_a, own)()
     assert [r.task.id for r in made.rollouts] == [t for _ in range(2) for t in TASKS for _ in range(3)]
     assert max(len(r.ids) for r in made.rollouts) == 2
     said = [tuple(r.ids) for r in made.rollouts]
@@ -178,9 +171,8 @@ def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
             raise RuntimeError("not in the mood")
         return count_a(rollouts)
 
-    made = train(model(), TASKS, picky, out=tmp_path / "r", tokenizer=letters(), **SMALL)
-    assert len(made.metrics) == 4
-    assert "the probe prompts of step 4 were left out" in (made.path / "log.txt").read_text(encoding="utf-8")
+    assert len(run(tmp_path / "r", picky).metrics) == 4
+    assert "the probe prompts of step 4 were left out" in (tmp_path / "r/log.txt").read_text(encoding="utf-8")
 
 
 def test_pieces_of_tokens_join_to_the_text():
@@ -199,24 +191,19 @@ def test_pieces_of_tokens_join_to_the_text():
 
 
 # --- what the query decides -------------------------------------------------------------------------------------------
-def test_the_share_of_the_query_is_the_intraclass_correlation():
+def test_the_share_of_the_query_is_the_intraclass_correlation(monkeypatch):
     # Shrout and Fleiss (1979), table 2: six targets, four judges; ICC(1,1) = 0.17. Two more with the same scores as
     # the first two would change it, so it is asked of the six alone.
     table = [(9, 2, 5, 8), (6, 1, 3, 2), (8, 4, 6, 8), (7, 1, 2, 6), (10, 5, 6, 9), (6, 2, 4, 7)]
     scores = [float(x) for row in table for x in row]
     groups = [i for i, row in enumerate(table) for _ in row]
-    import operant.metrics.collect as measure
-
-    held, measure.GROUPS = measure.GROUPS, 6
-    try:
-        assert query_share(scores, groups) == pytest.approx(0.166, abs=5e-4)
-    finally:
-        measure.GROUPS = held
     assert query_share(scores, groups) is None  # six queries are too few
     sixteen = [g for g in range(8) for _ in range(2)]
     assert query_share([float(g) for g in sixteen], sixteen) == 1.0
     assert query_share([float(i % 2) for i in range(16)], sixteen) == 0.0
     assert query_share([1.0] * 16, sixteen) is None
+    monkeypatch.setattr("operant.metrics.collect.GROUPS", 6)
+    assert query_share(scores, groups) == pytest.approx(0.166, abs=5e-4)
 
 
 # --- distributions ----------------------------------------------------------------------------------------------------
@@ -250,6 +237,5 @@ def test_norms_of_blocks_add_up_to_the_whole():
     moved = {n: p.detach() - before[n] for n, p in learner.policy.named_parameters()}
     one = sum(float(d.pow(2).sum()) for n, d in moved.items() if ".h.1." in n) ** 0.5
     assert blocks["update"]["block 1"] == pytest.approx(one, rel=1e-5)
-    assert sum(x**2 for x in blocks["weight"].values()) == pytest.approx(
-        sum(float(p.detach().pow(2).sum()) for p in learner.policy.parameters()), rel=1e-5
-    )
+    whole = sum(float(p.detach().pow(2).sum()) for p in learner.policy.parameters())
+    assert sum(x**2 for x in blocks["weight"].values()) == pytest.approx(whole, rel=1e-5)

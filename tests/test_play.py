@@ -25,9 +25,8 @@ def play(*words, code=0):
 
 def table(capsys):
     """The lines of the table, by player, as {column: text}."""
-    lines = [
-        [cell.strip() for cell in line.split("  ") if cell.strip()] for line in capsys.readouterr().out.splitlines()
-    ]
+    printed = capsys.readouterr().out.splitlines()
+    lines = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in printed]
     head = next(i for i, line in enumerate(lines) if line[:1] == ["player"])
     return {line[0]: dict(zip(lines[head], line)) for line in lines[head + 1 :]}
 
@@ -257,9 +256,8 @@ def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
     for seed in (0, 7):
         play("rooms", *both, "--record", tmp_path / f"{seed}.jsonl", "--seed", seed)
         captured = capsys.readouterr().out
-        lines = [
-            line for line in captured.splitlines() if line.startswith((str(trained / "model"), str(trained / "run")))
-        ]
+        players = (str(trained / "model"), str(trained / "run"))
+        lines = [line for line in captured.splitlines() if line.startswith(players)]
         assert len(lines) == 2 and all("4 ± 0" in line for line in lines)
         games[seed] = captured.split("--- ")[1:]
     assert games[0][0] == games[7][0]  # greedy: no random numbers

@@ -133,9 +133,8 @@ def test_the_mask_is_the_nucleus_of_a_following_copy(kind, every):
 
 
 def test_the_ratio_is_masked_and_kl_is_not():
-    learner = Learner(
-        lm().double(), algorithm="nlpo", reference=lm(seed=1).double(), top_p=0.5, top_p_least=2, max_tokens=3
-    )
+    known = {"reference": lm(seed=1).double(), "top_p": 0.5, "top_p_least": 2, "max_tokens": 3}
+    learner = Learner(lm().double(), algorithm="nlpo", **known)
     rollouts, bare = learner.generate(PROMPTS[:4]), lm().double()
     metrics, kl, count = learner.step(rollouts, scores(rollouts)), 0.0, 0
     for rollout in rollouts:

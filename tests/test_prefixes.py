@@ -7,7 +7,8 @@ import pytest
 import torch
 from cases import cases
 from sampled import model_of
-from toys import bare_logprobs, letters, lm
+from toys import letters, lm, says
+from worlds import Turns
 
 from operant import Batch, Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions
 from operant.engines.native import engine as native
@@ -87,8 +88,7 @@ def test_numbers_are_those_of_a_fresh_pass(kind, ask, at_once):
         assert mine.logprobs == pytest.approx(plain.logprobs, abs=1e-9)
         assert mine.values == pytest.approx(plain.values, abs=1e-9)
         if ask is generated:
-            truth = bare_logprobs(policy.model, prompt, mine.action)
-            assert torch.allclose(torch.tensor(mine.logprobs).double(), truth, atol=1e-9)
+            assert says(policy.model, prompt, mine, atol=1e-9)
     again = sum(fed)
     fed.clear()
     episodes(NativeEngine(policy, kept_gb=0, batch=3), ask=ask, **ragged)
@@ -128,8 +128,7 @@ def test_a_fresh_prompt_reads_what_follows_the_common_beginning():
         fed = reading(policy)
         c = engine.generate([[*objective, 13, 14, 15]], EXACT, [2])[0]
     assert fed == [3, 1, 1, 1]
-    truth = bare_logprobs(policy.model, [*objective, 13, 14, 15], c.action)
-    assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-9)
+    assert says(policy.model, [*objective, 13, 14, 15], c, atol=1e-9)
 
 
 @pytest.mark.parametrize("ask", [generated, both])
@@ -149,9 +148,8 @@ def test_a_fixed_buffer_goes_on_too(monkeypatch):
     policy = policy_of("gpt2")
     fresh = episodes(NativeEngine(policy, kept_gb=0), ask=generated)
     continues(policy)
-    monkeypatch.setattr(
-        native, "decode", lambda p, rows, columns, moves: static(p, rows, 64, moves=True, capture=False)
-    )
+    fixed = lambda p, rows, columns, moves: static(p, rows, 64, moves=True, capture=False)  # noqa: E731
+    monkeypatch.setattr(native, "decode", fixed)
     static(policy, 4, 64, moves=True)
     fed = reading(policy)
     for (_, mine), (_, plain) in zip(episodes(NativeEngine(policy), ask=generated), fresh, strict=True):
@@ -161,33 +159,28 @@ def test_a_fixed_buffer_goes_on_too(monkeypatch):
 
 def test_a_model_that_goes_on_otherwise_reads_everything(monkeypatch):
     plain = Window.reading
-    monkeypatch.setattr(
-        Window, "reading", lambda self, count, width, kept=(): plain(self, count, width, [1.1 * x for x in kept])
-    )
+    more = lambda self, count, width, kept=(): plain(self, count, width, [1.1 * x for x in kept])  # noqa: E731
+    monkeypatch.setattr(Window, "reading", more)
     policy = policy_of("gpt2")
     assert not continues(policy) and not chooses_on(policy, 50)
     fed = reading(policy)
     for prompt, c in episodes(NativeEngine(policy), ask=generated):
-        truth = bare_logprobs(policy.model, prompt, c.action)
-        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-9)
+        assert says(policy.model, prompt, c, atol=1e-9)
     assert sum(fed) > 4 * (5 + 12 + 19)
 
 
 # --- how long, and how much -------------------------------------------------------------------------------------------
-class Rooms:
+class Rooms(Turns):
     """Appends text, or shows a new prompt with the same first sentence, for three turns."""
 
-    def __init__(self, fresh=False, turns=3):
-        self.fresh, self.turns = fresh, turns
+    first = Step()
 
-    def reset(self, tasks):
-        self.turn = dict.fromkeys(tasks, 0)
-        return {slot: Step() for slot in tasks}
+    def __init__(self, fresh=False):
+        self.fresh = fresh
 
-    def step(self, replies):
-        self.turn = {slot: self.turn[slot] + 1 for slot in replies}
-        texts = {slot: ("find the key. " if self.fresh else " ") + "abcdef"[turn] for slot, turn in self.turn.items()}
-        return {s: Step(texts[s], fresh=self.fresh, reward=1.0, terminated=self.turn[s] == 3) for s in replies}
+    def answer(self, slot, reply):
+        text = ("find the key. " if self.fresh else " ") + "abcdef"[self.turn[slot]]
+        return Step(text, fresh=self.fresh, reward=1.0, terminated=self.turn[slot] == 3)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -218,8 +211,7 @@ def test_new_weights_compute_everything_anew():
             policy.model.transformer.h[0].mlp.c_fc.weight.add_(0.3)
         engine.sync(policy, 1)
         c = engine.generate([prompt], EXACT, [2])[0]
-    truth = bare_logprobs(policy.model, prompt, c.action)
-    assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-9)
+    assert says(policy.model, prompt, c, atol=1e-9)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2.5, 4])

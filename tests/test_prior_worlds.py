@@ -7,6 +7,7 @@ import pytest
 import torch
 from rigs import said
 from toys import CAUSAL, letters, lm
+from worlds import Turns
 
 from operant import Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions, distributed
 from operant.data import DataOptions, load_tasks
@@ -21,20 +22,15 @@ from operant.text_scores import SCORES
 from operant.training.scoring import bootstrap_prompts, with_bootstraps
 
 
-class Corridor:
+class Corridor(Turns):
     """One turn that pays 1; then the episode is over, cut by a step limit, or (`end=None`) goes on for ever."""
 
     def __init__(self, end):
-        self.end, self.steps = end, 0
+        self.ends = {end: True} if end else {}
 
-    def reset(self, tasks):
-        return {slot: Step(fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        self.steps += 1
-        assert self.steps < 20, "nobody ended this episode"
-        ends = {self.end: True} if self.end else {}
-        return {slot: Step("a wall.", fresh=True, reward=1.0, **ends) for slot in replies}
+    def answer(self, slot, reply):
+        assert self.turn[slot] < 20, "nobody ended this episode"
+        return Step("a wall.", fresh=True, reward=1.0, **self.ends)
 
 
 @pytest.mark.parametrize("kind", CAUSAL)

@@ -4,13 +4,13 @@ import gzip
 import json
 import random
 import re
-import shlex
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from cases import cases
-from page_commands import read
+from page_commands import commands, snippets
+from texts import write_rows
 from toys import letters, lm, on_disk
 
 from operant.apps.code.forms import code
@@ -434,7 +434,7 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     (canary := tmp_path / "canary").write_text("sings", encoding="utf-8")
     rows = [MBPP | {"text": f"Double {i}.", "code": code, "task_id": 11 + i} for i, code in enumerate(gold(canary))]
-    Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows("mbpp.jsonl", rows)
     tiny(kind, Path("tiny"))
     short = "--steps 2 --batch 16 --samples 4 --max-tokens 6 --update.minibatch 16 --probes 0 --reward.seconds 1"
     given = f"train code --tasks mbpp.jsonl --evaluate mbpp.jsonl --policy ./tiny {short} --out run".split()
@@ -455,18 +455,15 @@ def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monk
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
-PAGE = read("docs/code.md#programs-that-pass-their-tests")
+PAGE = "docs/code.md#programs-that-pass-their-tests"
 
 
 def test_the_rows_and_the_snippet_of_the_page(capsys):
-    [shown] = re.findall(r"```json\n(.*?)```", PAGE, re.S)
+    [shown], [snippet] = snippets(PAGE, "json"), snippets(PAGE)
     doubled, printed = tasks_of([json.loads(line) for line in shown.splitlines()])
-    solutions = [doubled.references[0], "print(2 * int(input()))"]
-    verdicts = Jail().run(
-        [problem_of(task).program(one) for task, one in zip([doubled, printed], solutions, strict=True)]
-    )
+    solutions = {doubled.references[0]: doubled, "print(2 * int(input()))": printed}
+    verdicts = Jail().run([problem_of(task).program(one) for one, task in solutions.items()])
     assert [verdict.outcome for verdict in verdicts] == ["passed", "passed"]
-    [snippet] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     exec(snippet, {})
     assert re.fullmatch(r"\n# failed test: .*\n\n1\.0\n", capsys.readouterr().out, re.S)
 
@@ -474,13 +471,11 @@ def test_the_rows_and_the_snippet_of_the_page(capsys):
 @pytest.mark.slow
 def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows = [MBPP | {"text": f"Double {i}.", "task_id": i} for i in range(8)]
-    Path("mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows("mbpp.jsonl", [MBPP | {"text": f"Double {i}.", "task_id": i} for i in range(8)])
     tiny("llama", Path("my-code-model"))
-    for line in re.findall(r"^    operant (.*)$", PAGE, re.M):
-        name, *words = shlex.split(line)
+    for _, name, *words in commands(PAGE):
         if name == "train":
             short = "--steps 1 --batch 8 --max-tokens 6 --update.minibatch 8 --probes 0 --data.limit 4"
             words += [*short.split(), *([] if "sft" in words else ["--samples", "4"])]
             words += [] if "--policy" in words else ["--policy", "./my-code-model"]
-        assert main([name, *words]) == 0, (line, capsys.readouterr())
+        assert main([name, *words]) == 0, (words, capsys.readouterr())

@@ -16,7 +16,9 @@ import psutil
 import pytest
 import torch
 from cases import cases
+from page_commands import snippets
 from toys import letters, lm
+from worlds import Turns
 
 import operant
 from operant import OperantError, Policy, Sampling, Step, Task
@@ -42,32 +44,16 @@ def pay(target, reply):
     return float(reply.count(target)) - 0.1 * len(reply)
 
 
-class Scripted:
-    """Answers every reply with one step."""
-
-    def __init__(self, step):
-        self.answer = step
-
-    def reset(self, tasks):
-        return {slot: Step() for slot in tasks}
-
-    def step(self, replies):
-        return dict.fromkeys(replies, self.answer)
-
-
-class Twice:
+class Twice(Turns):
     """Asks once more with other letters behind the reply, and then with a whole new prompt."""
+
+    first = Step()
 
     def reset(self, tasks):
         self.targets = {slot: task.target for slot, task in tasks.items()}
-        self.turn = dict.fromkeys(tasks, 0)
-        return {slot: Step() for slot in tasks}
+        return super().reset(tasks)
 
-    def step(self, replies):
-        return {slot: self.one(slot, reply) for slot, reply in replies.items()}
-
-    def one(self, slot, reply):
-        self.turn[slot] += 1
+    def answer(self, slot, reply):
         reward = pay(self.targets[slot], reply)
         steps = {1: Step(" b a", reward=reward), 2: Step("c d", fresh=True, reward=reward)}
         return steps.get(self.turn[slot]) or Step(reward=reward, terminated=True)
@@ -107,10 +93,8 @@ def test_a_program_trains_as_the_same_world_written_as_an_env_does(tmp_path):
     for other in weights[1:]:
         assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
     assert not torch.equal(weights[0][0], next(iter(policy().trainable())))
-    kept = ("reward/mean", "loss/total", "rollout/turns")
-    assert all(
-        [[m[k] for k in kept] for m in run.metrics] == [[m[k] for k in kept] for m in runs[0].metrics] for run in runs
-    )
+    logged = [[(m["reward/mean"], m["loss/total"], m["rollout/turns"]) for m in run.metrics] for run in runs]
+    assert logged[1:] == logged[:1] * 2
     shown = games.embedded(tmp_path / "1")["groups"]
     episodes = [group["games"] for group in shown]
     assert [len(found) for found in episodes] == [8, 8] and {game["good"] for game in episodes[0]} == {True, False}
@@ -170,23 +154,19 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
     for rollout, over_http in zip(played(tree), played(tree_by_openai), strict=True):
         first, one, two, after = rollout.turns
         assert [turn.parent for turn in rollout.turns] == [None, None, 0, 1]
-        assert (
-            one.prompt == two.prompt and one.prompt[: len(first.prompt + first.action)] == first.prompt + first.action
-        )
+        read = first.prompt + first.action
+        assert one.prompt == two.prompt and one.prompt[: len(read)] == read
         assert after.prompt[: len(one.prompt + one.action)] == one.prompt + one.action
         assert [turn.reward for turn in rollout.turns] == [0.5, 1.0, -1.0, 4.0] and rollout.paid == 4.5
-        assert [(t.prompt, t.action, t.reward) for t in over_http.turns] == [
-            (t.prompt, t.action, t.reward) for t in rollout.turns
-        ]
+        assert said(over_http) == said(rollout)
     rows = rollout_table.as_rows([rollout], [2.0], pieces=lambda ids: [str(token) for token in ids])
     assert [row["parent"] for row in rows] == [-1, 0, 0, 1]
     shown = json.loads(rows[-1]["game"])["turns"]
     assert [turn["parent"] for turn in shown] == [-1, 0, 0, 1] and shown[1]["state"] == shown[2]["state"]
     assert len(shown[2]["state"]) < len(shown[0]["state"] + shown[1]["state"])  # what was read behind the turn before
     plain = {"score.centre": False, "kl.coef": 0.0}
+    jumps = type("Jumps", (Turns,), {"branches": True, "answer": lambda self, slot, reply: Step(at=7)})()
     with pytest.raises(OperantError, match="task 'letter/c': a step names turn 7 of 1"):
-        jumps = Scripted(Step(at=7))
-        jumps.branches = True
         played_in(jumps, TASKS[:1])
     learner = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **plain)
     batch, places = learner.preview([rollout], [2.0])
@@ -196,23 +176,18 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
     expected = [x for turn, x in zip((first, one, after, two), (3.5, 7.0, 6.0, -1.0)) for x in [x] * turn.count]
     assert batch.advantages[batch.actions].tolist() == pytest.approx(expected) and places == [0, -1, -1]
     centred = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **{"kl.coef": 0.0})
-    assert centred.preview([rollout], [2.0])[0].rewards.sum() == pytest.approx(
-        0.0, abs=1e-5
-    )  # over branches, not episodes
-    cut = replace(
-        rollout, turns=rollout.turns[:3], texts=rollout.texts[:3], end="outgrown", following=one.prompt + one.action
-    )
-    assert [(part.end, part.following is None) for part, _ in branches(cut, None)] == [
-        ("world", True),
-        ("outgrown", False),  # of the branch that was to go on, not of the last one drawn
-        ("world", True),
-    ]
+    over_branches = centred.preview([rollout], [2.0])[0].rewards.sum()  # not over episodes
+    assert over_branches == pytest.approx(0.0, abs=1e-5)
+    outgrown = {"end": "outgrown", "following": one.prompt + one.action}
+    cut = replace(rollout, turns=rollout.turns[:3], texts=rollout.texts[:3], **outgrown)
+    # Of the branch that was to go on, not of the last one drawn.
+    ends = [("world", True), ("outgrown", False), ("world", True)]
+    assert [(part.end, part.following is None) for part, _ in branches(cut, None)] == ends
     assert int(batch.actions.sum()) == rollout.count
 
 
 def test_a_conversation_has_the_ids_of_its_template():
-    tokenizer = letters()
-    tokenizer.chat_template = CHAT
+    tokenizer = letters(CHAT)
     messages = [{"role": "user", "content": "a b"}]
     [rollout] = played(lambda task, client: len(client.chat(messages)), tasks=TASKS[:1], tokenizer=tokenizer)
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -228,8 +203,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_conversation_that_goes_on_joins_its_row_by_ids(name):
-    tokenizer = letters()
-    tokenizer.chat_template = TEMPLATES[name]
+    tokenizer = letters(TEMPLATES[name])
 
     def program(task, client):
         messages = [{"role": "user", "content": "a b"}]
@@ -254,8 +228,7 @@ def test_a_conversation_that_goes_on_joins_its_row_by_ids(name):
 
 
 def test_a_conversation_that_was_changed_opens_a_row():
-    tokenizer = letters()
-    tokenizer.chat_template = TEMPLATES["plain"]
+    tokenizer = letters(TEMPLATES["plain"])
 
     def program(task, client):
         messages = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "not sampled"}]
@@ -399,17 +372,12 @@ def said(rollout):
 
 
 def test_a_call_after_the_end_is_refused():
-    kept, said = [], []
+    kept = []
     played(lambda task, client: kept.append(client) or len(client.complete("a")), tasks=TASKS[:1])
-    try:
-        kept[0].complete("a")
-    except Exception:
-        said.append("caught")
-    except BaseException as error:
-        said.append(str(error))
-    with pytest.raises(EpisodeOverError):  # a payment that comes too late is not lost without a word
-        kept[0].reward(1.0)
-    assert said == ["the episode has ended"]
+    for late in (lambda: kept[0].complete("a"), lambda: kept[0].reward(1.0)):  # no payment is lost without a word
+        with pytest.raises(EpisodeOverError, match="the episode has ended"):
+            late()
+    assert not issubclass(EpisodeOverError, Exception), "no program catches it by chance"
 
 
 def test_bad_requests_over_http_get_a_sentence_and_print_nothing(capsys, monkeypatch):
@@ -445,8 +413,7 @@ def test_a_wrong_program_is_refused(tmp_path, monkeypatch):
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "agents.md").read_text(encoding="utf-8")
-    defined, used = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    defined, used = snippets("docs/agents.md")
     Path("agent.py").write_text(defined, encoding="utf-8")
     space = {"policy": policy()}
     exec((defined + used).replace('"builtin:reviews-lm"', "policy"), space)

@@ -14,7 +14,7 @@ from operant import Learner, OperantError, Policy
 from operant.apps.prompts import baselines, measures
 from operant.apps.prompts.baselines import Classification, Vocabulary, compare
 from operant.apps.prompts.examples import Examples
-from operant.apps.prompts.task_models import BlackBox, TaskModel, task_model
+from operant.apps.prompts.task_models import BlackBox, task_model
 from operant.apps.prompts.templates import PromptTemplate
 from operant.sampling import counter, uniforms
 
@@ -30,10 +30,8 @@ def texts(count: int, seed: int) -> tuple[str, ...]:
 def setting(train: int = 32, test: int = 40, **more) -> Classification:
     tokenizer = byte_tokenizer()
     model = task_model((lm("gpt2", len(tokenizer)), tokenizer))
-    made = {
-        what: Examples(what, texts(n, n), tuple(i % 2 for i in range(n))) for what, n in (("a", train), ("b", test))
-    }
-    return Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, made["a"], made["b"], **more)
+    sides = [Examples(name, texts(n, n), tuple(i % 2 for i in range(n))) for name, n in (("a", train), ("b", test))]
+    return Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, *sides, **more)
 
 
 def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequence[float] = (0, 0)) -> float:
@@ -98,9 +96,8 @@ def test_random_search_finds_the_best_of_what_it_may_try():
 @pytest.mark.parametrize("calibrate", ["none", "mean", "contextual"])
 def test_halving_tries_more_prompts_at_equal_calls(calibrate):
     of = setting(measure="likelihood", calibrate=calibrate)
-    of = replace(
-        of, train=Examples("a", tuple(f"{text} {i}" for i, text in enumerate(of.train.texts)), of.train.labels)
-    )
+    numbered = tuple(f"{text} {i}" for i, text in enumerate(of.train.texts))
+    of = replace(of, train=Examples("a", numbered, of.train.labels))
     vocabulary = Vocabulary(of.model.tokenizer)
     plain = baselines.random_search(of, vocabulary, calls=32 * 24, length=3)
     row = baselines.halving_search(of, vocabulary, calls=32 * 24, length=3)
@@ -182,9 +179,8 @@ def test_the_head_is_a_logistic_regression():
     row = baselines.head(of, decay=2.0)
     states = {what: of.model.features(of.template, "", getattr(of, what).texts) for what in ("train", "test")}
     centre, scale = states["train"].mean(0), states["train"].std(0) + 1e-6
-    x, held_out = (
-        torch.cat([(states[what] - centre) / scale, torch.ones(len(states[what]), 1)], 1) for what in ("train", "test")
-    )
+    scaled = [(states[what] - centre) / scale for what in ("train", "test")]
+    x, held_out = (torch.cat([rows, torch.ones(len(rows), 1)], 1) for rows in scaled)
     y, w = torch.tensor(of.train.labels).double(), torch.zeros(x.shape[1], dtype=torch.float64)
     penalty = torch.eye(len(w), dtype=torch.float64)  # two columns w / 2 and -w / 2 with decay 2
     penalty[-1, -1] = 0
@@ -292,4 +288,3 @@ def test_only_text_is_refused_where_it_would_do_nothing():
 
 def test_bias_of_none_is_zero():
     assert measures.bias("none", torch.ones(2, 3, 4), torch.ones(2, 0, 4)).tolist() == [[[0.0] * 4]] * 2
-    assert issubclass(BlackBox, TaskModel)

@@ -1,13 +1,12 @@
 """The reward `prompt`: numbers calculated by hand, equal draws, and what wrong input gets before training."""
 
 import math
-import re
 from collections.abc import Sequence
 
 import pytest
 import torch
 from cases import cases
-from page_commands import read
+from page_commands import snippets
 
 from operant.apps.prompts import measures
 from operant.apps.prompts.examples import Examples
@@ -188,9 +187,8 @@ def test_parts_and_scores_pass_through_a_run():
 
 
 def test_the_built_in_task_model_agrees_with_plain_transformers():
-    made = resolve(
-        "prompt:builtin:reviews-lm", {"template": "{sentence}{prompt}", "words": "terrible,great", "measure": "margin"}
-    )
+    options = {"template": "{sentence}{prompt}", "words": "terrible,great", "measure": "margin"}
+    made = resolve("prompt:builtin:reviews-lm", options)
     examples = [["an utter bore", 0], ["a joy from start to end", 1], ["never boring", 1]]
     of = Task("t", "", target={"name": "sst-2", "examples": examples})
     check(made)
@@ -267,10 +265,9 @@ def test_examples_check_their_sizes():
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = read("docs/prompts.md#task-models-what-answers-a-prompt")
     monkeypatch.chdir(tmp_path)
     space = {}
-    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+    for snippet in snippets("docs/prompts.md#task-models-what-answers-a-prompt"):
         exec(snippet, space)
     assert space["logprobs"].shape == (2, 2, 2)
     assert (tmp_path / "runs" / "prompts" / "metrics.jsonl").is_file()

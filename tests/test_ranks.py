@@ -34,9 +34,8 @@ PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
 def learnt(which: list[int], **more) -> tuple[dict, dict]:
     """Metrics of two steps on these replies; and what is left of the learner."""
     policy = Policy(lm(), value=ValueOptions(init="zero"))
-    learner = Learner(
-        policy, reference=Policy(lm(seed=1)), **{"kl.control": "adaptive", "kl.horizon": 50}, **OPTIONS | more
-    )
+    known = {"kl.control": "adaptive", "kl.horizon": 50} | OPTIONS | more
+    learner = Learner(policy, reference=Policy(lm(seed=1)), **known)
     logged = {}
     for step in range(2):
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))

@@ -50,9 +50,8 @@ def learnt(name: str) -> dict:
     algorithm, options, reward = CASES[name]
     model = lm(spread=0.2).double()
     value = ValueOptions() if algorithm == "ppo" else None
-    learner = Learner(
-        Policy(model, value=value), reference=Policy(lm(seed=1).double()), algorithm=algorithm, **BASE | options
-    )
+    reference = Policy(lm(seed=1).double())
+    learner = Learner(Policy(model, value=value), reference=reference, algorithm=algorithm, **BASE | options)
     before = [p.detach().clone() for p in learner.policy.trainable()]
     told = []
     for _ in range(2):

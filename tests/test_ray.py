@@ -5,16 +5,16 @@ import os
 import re
 import shlex
 import signal
-import socket
 
 import pytest
 import torch
 from cases import cases
 from page_commands import read
-from small_runs import SMALL, TASKS, count_a, model, told, weights
+from processes import free_port
+from small_runs import SMALL, TASKS, count_a, cut, model, options, told, weights
 from toys import letters, lm
 
-from operant import Learner, OperantError, Policy, Sampling, ValueOptions, steps, train
+from operant import Learner, OperantError, Policy, Sampling, ValueOptions, train
 from operant.engines.native.engine import NativeEngine
 from operant.engines.ray import RayEngine, as_arrays, moving
 from operant.models.twins import deal
@@ -189,21 +189,13 @@ def test_an_error_of_the_inner_engine_is_its_own_sentence(engine):
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-def options(**more):
-    return {"tokenizer": letters(), "engine": "ray", "engine.actors": 1, "engine.cpus": 0.25, **SMALL, **more}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
     """With one actor each batch is the same, so every number is, with the reference's probes and evaluations."""
     more = {"rollouts_ahead": ahead, "probes": 2, "probe_every": 2, "evaluate": ["ba", "ed"], "evaluate_every": 2}
-    native = options(**more)
-    native = {name: value for name, value in native.items() if not name.startswith("engine")}
-    whole = train(model(), TASKS, count_a, out=tmp_path / "native", **native)
-    for metrics in steps(model(), TASKS, count_a, out=tmp_path / "ray", **options(**more)):
-        if metrics["step"] == 2:
-            break
+    whole = train(model(), TASKS, count_a, out=tmp_path / "native", **options(**more))
+    cut(tmp_path / "ray", 2, **more, **{"engine": "ray", "engine.actors": 1, "engine.cpus": 0.25})
     resumed = train(model(), TASKS, count_a, out=tmp_path / "ray", resume=True, tokenizer=letters())
     assert told(whole) == told(resumed)
     assert all(torch.equal(x, weights(resumed)[k]) for k, x in weights(whole).items())
@@ -220,12 +212,6 @@ def test_a_run_is_that_of_the_native_engine_also_resumed(ray, tmp_path, ahead):
 )
 def test_prompts_are_dealt_by_their_tokens(sizes, parts, expected):
     assert deal(sizes, parts) == expected
-
-
-def closed_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @cases(
@@ -247,7 +233,7 @@ def test_wrong_options_are_refused_before_ray_starts(given, message, monkeypatch
 def test_an_address_without_ray_is_a_sentence(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(OperantError, match=r"engine\.address='127\.0\.0\.1:\d+': no Ray answers there"):
-        RayEngine(policy(), address=f"127.0.0.1:{closed_port()}", actors=400)
+        RayEngine(policy(), address=f"127.0.0.1:{free_port()}", actors=400)
 
 
 def test_more_actors_than_processors_are_refused(ray):

@@ -187,9 +187,8 @@ def test_verdicts_are_those_of_the_local_jail(ray, tmp_path):
     before = below()
     options = JailOptions(seconds=1.0)
     local, jail = Jail(options), RayJail(RaySession(PROGRAMS, count=2), options)
-    assert (
-        jail.level == local.level and "in each of 2 actors of Ray" in jail.describe() and "1 at once" in jail.describe()
-    )
+    assert jail.level == local.level
+    assert "in each of 2 actors of Ray" in jail.describe() and "1 at once" in jail.describe()
     asked = programs(tmp_path)
 
     def told(verdicts):

@@ -84,8 +84,7 @@ def test_the_template_of_the_recipe_marks_turns_and_ends_those_of_the_assistant(
 
 
 def test_a_tokenizer_keeps_its_own_template():
-    made = letters()
-    made.chat_template = "{{ messages[0].content }}"
+    made = letters("{{ messages[0].content }}")
     own = load_policy(lm(vocab=len(made)), tokenizer=made, options=ModelOptions(chat_template="another"))
     assert own.tokenizer.chat_template == "{{ messages[0].content }}"
     with pytest.raises(OperantError, match=r"model\.chat_template: the policy has no tokenizer"):
@@ -103,18 +102,10 @@ def chat_model():
 def test_a_chat_model_learns_to_end_its_turn(tmp_path):
     """The best possible mean reward is 1; an untrained model ends 6 tokens early in about one reply of seven."""
     model, tokenizer = chat_model()
-    tasks = [
-        Task(f"t/{c}", [{"role": "system", "content": "be short"}, {"role": "user", "content": c}]) for c in "abcd"
-    ]
-    run = train(
-        model,
-        tasks,
-        "ended",
-        out=tmp_path / "run",
-        algorithm="grpo",
-        tokenizer=tokenizer,
-        **{"steps": 16, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0},
-    )
+    said = [("system", "be short"), ("user", "{c}")]
+    tasks = [Task(f"t/{c}", [{"role": role, "content": text.format(c=c)} for role, text in said]) for c in "abcd"]
+    options = {"steps": 16, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0}
+    run = train(model, tasks, "ended", out=tmp_path / "run", algorithm="grpo", tokenizer=tokenizer, **options)
     rewards = [metrics["reward/mean"] for metrics in run.metrics]
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.95
     rows = pq.read_table(tmp_path / "run/rollouts/step-00016.parquet").to_pylist()

@@ -16,9 +16,7 @@ ONE = {"prompt_token_ids": [4, 5], "token_ids": [6, 2], "logprobs": [-3.0, -4.0]
 
 
 def learner(**more):
-    tokenizer = letters()
-    tokenizer.chat_template = CHAT
-    return Learner(Policy(model(), tokenizer), algorithm="reinforce", **more)
+    return Learner(Policy(model(), letters(CHAT)), algorithm="reinforce", **more)
 
 
 def test_each_form_of_a_record_is_the_same_episode():
@@ -63,8 +61,8 @@ def test_the_same_weights_make_every_ratio_one():
 
 def test_a_run_says_once_what_is_lost(tmp_path):
     """Texts alone: the chat template makes their tokens, and the policy's own log-probs stand in."""
-    tokenizer, talk = letters(), [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
-    tokenizer.chat_template = CHAT.replace("'a'", "''").replace("}a{", "}{")
+    tokenizer = letters(CHAT.replace("'a'", "''").replace("}a{", "}{"))
+    talk = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]
     (tmp_path / "talk.jsonl").write_text("\n".join(json.dumps({"messages": talk, "reward": r}) for r in (0, 1)))
     given = options(batch=2, samples=2, steps=2) | {"tokenizer": tokenizer, "replies": str(tmp_path / "talk.jsonl")}
     run = operant.train(model(), algorithm="grpo", out=tmp_path / "run", **given)

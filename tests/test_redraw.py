@@ -47,9 +47,8 @@ def test_prompts_stay_whose_rewards_differ(good, redraw):
 
     def reward(rollouts):
         played.append([r.task.id for r in rollouts[::2]])
-        return [
-            None if r.task.id == "a" and i % 2 else float(i % 2 and r.task.id in good) for i, r in enumerate(rollouts)
-        ]
+        found = [float(i % 2 and r.task.id in good) for i, r in enumerate(rollouts)]
+        return [None if r.task.id == "a" and i % 2 else x for i, (r, x) in enumerate(zip(rollouts, found))]
 
     good = good.replace("a", "")  # one of its two replies has no reward
     run, train = parts(reward), TrainOptions(batch=6, samples=2, redraw=redraw)

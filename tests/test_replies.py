@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import run_folders
 from cases import cases
 
 from operant.runs.folder import RunFolder
@@ -12,22 +13,10 @@ from operant.types import OperantError
 
 
 def row(i, *, words=3, **more):
-    return {
-        "task": f"t{i}",
-        "rollout": i,
-        "turn": 0,
-        "query": f"query {i}",
-        "reply": f" reply {i}",
-        "reward": i / 7,
-        "reply_tokens": words,
-        "end": "stop",
-        "tokens": [f" w{j}" for j in range(words)],
-        "logprobs": [-1.23456 - j for j in range(words)],
-        "ref_logprobs": [-1.0 - j for j in range(words)],
-        "kl": [99.0] * words,  # the KL that was charged, by any estimator
-        "values": [0.00001] * words,
-        "advantages": [float("nan")] + [1.0] * (words - 1),
-    } | more
+    numbers = {"logprobs": [-1.23456 - j for j in range(words)], "ref_logprobs": [-1.0 - j for j in range(words)]}
+    numbers |= {"kl": [99.0] * words}  # that was charged, by any estimator
+    numbers |= {"values": [0.00001] * words, "advantages": [float("nan")] + [1.0] * (words - 1)}
+    return run_folders.row(i, words, query=f"query {i}", reward=i / 7, **numbers | more)
 
 
 @pytest.fixture
@@ -166,9 +155,8 @@ def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     turns = [row(0, turn=0, reward=None), row(0, turn=1, reply=" end"), row(0, rollout=1, reply=" second attempt")]
     write_probes(run, 0, turns)
     probes = replies.embedded(run.path)["probes"]
-    assert (
-        probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1] and probes["reference"] is None
-    )
+    assert probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1]
+    assert probes["reference"] is None
 
 
 def test_tokens_of_probes_come_before_those_of_old_replies(run):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 from cases import cases
+from processes import free_port
 from rigs import on_ranks
 from small_runs import told
 from toys import letters, lm, on_disk
@@ -78,12 +79,6 @@ try:
 except types.OperantError as error:
     sys.exit(str(error))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def launch(port: int, number: int, minutes: float) -> subprocess.Popen:

@@ -93,17 +93,9 @@ def test_the_head_is_drawn_as_in_the_paper(tmp_path):
 @cases(("ranking", 40, False, 0.85, 1.0), ("ranking", 40, True, 0.3, 0.7), ("rating", 60, False, 0.85, 1.0))
 def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, shuffled, least, most, tmp_path):
     trunk = save(tmp_path / "trunk", "gpt2")
-    run = operant.train(
-        {"name": "reward_model", "trunk": trunk},
-        write_rows(tmp_path / "labels.jsonl", labels(200, shuffled)),
-        algorithm="reward-model",
-        loss={"kind": kind},
-        steps=steps,
-        batch=16,
-        lr=2e-3,
-        quiet=True,
-        out=tmp_path / "run",
-    )
+    given = {"steps": steps, "batch": 16, "lr": 2e-3, "loss": {"kind": kind}, "quiet": True, "out": tmp_path / "run"}
+    rows = write_rows(tmp_path / "labels.jsonl", labels(200, shuffled))
+    run = operant.train({"name": "reward_model", "trunk": trunk}, rows, algorithm="reward-model", **given)
     model = RewardModel(str(run.path))
     right = []
     for row in labels(101):
@@ -121,9 +113,8 @@ def test_a_run_is_resumed_to_the_bit_and_its_reward_is_frozen(tmp_path, capsys):
     assert main(["reward-model", *common, "--out", str(tmp_path / "whole")]) == 0
     pairs = [(a, b) for row in labels(40) for a in row["ratings"] for b in row["ratings"] if a > b]
     judged = page_data(tmp_path / "whole")["labels"]
-    assert judged["of"] == len(pairs) and judged["labellers"] == [
-        {"name": "unnamed", "of": len(pairs), "right": judged["right"]}
-    ]
+    named = {"name": "unnamed", "of": len(pairs), "right": judged["right"]}
+    assert judged["of"] == len(pairs) and judged["labellers"] == [named]
     assert brief(tmp_path / "whole").startswith("share of pairs in the right order 0.")
     given = {"evaluate": rows, "recipe": "reward-model", "tasks": rows}
     given |= {"trunk": trunk, "batch": 8, "kind": "ranking", "steps": 4}

@@ -3,13 +3,12 @@
 import errno
 import json
 import os
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from disks import largest_file
 from processes import Child
 
 from operant.runs.folder import RunFolder, read_config
@@ -17,17 +16,6 @@ from operant.runs.resume import cut_after
 from operant.runs.scored_rollouts import chunk_slices
 from operant.storage import atomic_io
 from operant.types import OperantError
-
-
-@contextmanager
-def largest_file(size):
-    """A disk that takes no file larger than `size` bytes."""
-    old = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
 def test_a_new_run_never_writes_into_an_old_folder(tmp_path):

@@ -106,16 +106,8 @@ def test_a_run_in_chunks_is_the_run_without(tmp_path):
     given = {"steps": 4, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
     runs = []
     for chunks in (1, 3):
-        run = train(
-            lm("gpt2", vocab=len(letters()), spread=0.3),
-            TASKS,
-            vowels,
-            out=tmp_path / str(chunks),
-            tokenizer=letters(),
-            reward_chunks=chunks,
-            **given,
-        )
-        runs.append(told(run))
+        known = given | {"out": tmp_path / str(chunks), "tokenizer": letters(), "reward_chunks": chunks}
+        runs.append(told(train(lm("gpt2", vocab=len(letters()), spread=0.3), TASKS, vowels, **known)))
     for a, b in zip(*runs, strict=True):
         assert a.keys() == b.keys()
         assert not {k: (a[k], b[k]) for k in a if a[k] != pytest.approx(b[k], rel=1e-3, abs=1e-5)}

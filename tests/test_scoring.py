@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rigs import gap, said, wider
-from toys import CAUSAL, SPECIAL, bare_logprobs, lm
+from toys import CAUSAL, SPECIAL, bare_logprobs, lm, says
 
 from operant import Batch, Learner, OperantError, Policy, Task, ValueOptions
 from operant.engines.native.capabilities import try_decoding
@@ -73,11 +73,8 @@ def test_decoding_keeps_what_a_bare_forward_says(kind):
     completions = NativeEngine(policy).generate(PROMPTS * 2, sampling, keys)
     assert len({len(c.action) for c in completions}) > 2
     for prompt, key, c in zip(PROMPTS * 2, keys, completions, strict=True):
-        truth = bare_logprobs(policy.model, prompt, c.action, 0.7)
-        assert torch.allclose(torch.tensor(c.logprobs, dtype=torch.float64), truth, atol=1e-4)
-        assert torch.allclose(
-            torch.tensor(c.values, dtype=torch.float64), bare_values(policy, prompt, c.action), atol=1e-4
-        )
+        assert says(policy.model, prompt, c, 0.7)
+        assert c.values == pytest.approx(bare_values(policy, prompt, c.action).tolist(), abs=1e-4)
         assert c.action == slowly(policy.model, prompt, key, sampling)
 
 
@@ -148,8 +145,7 @@ def test_replies_at_low_temperature_score_as_they_were_sampled(kind):
     assert batch.actions.sum() == 64 * 12
     assert float((out.logprobs - batch.logprobs).abs().max()) < 1e-4
     for prompt, c in list(zip(prompts, completions, strict=True))[::8]:
-        truth = bare_logprobs(policy.model, prompt, c.action, 0.7)
-        assert float((torch.tensor(c.logprobs).double() - truth).abs().max()) < 1e-4
+        assert says(policy.model, prompt, c, 0.7)
 
 
 def test_a_minimum_length_and_bans_score_as_they_were_sampled():
@@ -296,8 +292,7 @@ def test_dropout_in_the_checkpoint_is_off_whatever_is_asked(kind):
     assert metrics["kl/per_reply"] == pytest.approx(0, abs=1e-5)
     model.eval()
     for r in replies:
-        truth = bare_logprobs(model, r.turns[0].prompt, r.ids)
-        assert torch.allclose(torch.tensor(r.turns[0].logprobs).double(), truth, atol=1e-4)
+        assert says(model, r.turns[0].prompt, r.turns[0])
 
 
 def test_the_gap_between_sampler_and_trainer_is_measured():
@@ -341,9 +336,8 @@ def test_the_sweep_has_the_gradient_of_its_numbers(how, beside, top_k):
 
 def test_an_all_but_impossible_token_has_a_finite_gradient():
     logits = torch.tensor([[0.0, -900.0, 1.0]], dtype=torch.float64, requires_grad=True)
-    inputs = SweepInput(
-        torch.tensor([0]), torch.tensor([0]), Sampling(), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)
-    )
+    zero, other = torch.tensor([0]), torch.tensor([[0.0, 5.0, 1.0]], dtype=torch.float64)
+    inputs = SweepInput(zero, zero, Sampling(), other)
     sum(Sweep.apply(logits, inputs)).sum().backward()
     assert logits.grad.isfinite().all()
 

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -17,6 +16,7 @@ import pytest
 import torch
 from cases import cases
 from page_commands import snippets
+from processes import until
 from toys import bare_table, letters, lm
 
 import operant
@@ -36,8 +36,7 @@ TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "o
 
 
 def policy_of(kind):
-    tokenizer = letters()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer = letters(TEMPLATE)
     return Policy(lm(kind, len(tokenizer)), tokenizer)
 
 
@@ -216,8 +215,7 @@ def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(path, body, st
 
 
 def test_a_message_that_the_template_leaves_out_is_refused(one):
-    tokenizer = letters()
-    tokenizer.chat_template = "{{ messages[0].content }}{{ messages[-1].content }}a"
+    tokenizer = letters("{{ messages[0].content }}{{ messages[-1].content }}a")
     policy = Policy(one.policy.model, tokenizer)
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
     with pytest.raises(serving.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
@@ -298,13 +296,6 @@ def test_the_snippets_of_the_page_run(one, capsys, tmp_path, monkeypatch):
 
 def test_an_answer_names_the_model_where_the_request_did_not(one):
     assert client_of(one).completions.create(model="", prompt="a", max_tokens=1).model == "toy"
-
-
-def until(done, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_an_error_of_the_engine_is_one_answer_and_the_server_goes_on(one, monkeypatch):

@@ -9,6 +9,7 @@ from collections import deque
 from itertools import repeat
 
 import pytest
+from disks import on
 from processes import Child, until
 from small_runs import count_a
 from toys import letters, lm
@@ -133,11 +134,8 @@ def test_the_second_ends_a_checkpoint_that_is_being_written(tmp_path):
             while True:
                 time.sleep(0.01)
 
-    atomic_io.seam, old = slow, atomic_io.seam
-    try:
+    with on(slow):
         child = training(out, checkpoint_minutes=0.0)
-    finally:
-        atomic_io.seam = old
     until((tmp_path / "writing").exists)
     child.kill(signal.SIGINT)
     until(lambda: "SIGINT" in (tmp_path / "run.said").read_text(encoding="utf-8"))

@@ -4,14 +4,13 @@ The truth is the bare model of transformers, called with `inputs_embeds` that ar
 """
 
 import json
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from cases import cases
-from page_commands import read
+from page_commands import snippets
 from safetensors.torch import load_file, save_file
 from small_runs import count_a
 from toys import letters, lm, on_disk
@@ -277,9 +276,8 @@ def test_peft_reads_what_is_exported_and_the_policy_goes_on(kind, tmp_path):
     assert torch.equal(again.policy.values(Batch.given(*ROWS)), learner.policy.values(Batch.given(*ROWS)))
     assert not torch.equal(vectors_of(again.policy.critic), vectors_of(again.policy)), "the critic has trained its own"
     assert abs(again.step(*ROWS, [1.0, -1.0, 0.0])["kl/per_reply"]) < 1e-6
-    assert {n.split(".")[-1] for n, p in again.policy.named_parameters() if p.requires_grad and "head" not in n} == {
-        "vectors"
-    }
+    trained = {n for n, p in again.policy.named_parameters() if p.requires_grad and "head" not in n}
+    assert {n.split(".")[-1] for n in trained} == {"vectors"}
 
 
 @pytest.mark.parametrize("kind", AUTO)
@@ -421,11 +419,10 @@ def test_a_folder_is_trained_further_as_it_is(folder):
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = read("docs/adapters.md#soft-prompts")
     monkeypatch.chdir(tmp_path)
     on_disk("model", lm("gpt2", len(letters())))
     space = {"operant": operant, "model_name": "model", "judge": lambda text: float(text.count("e"))}
-    for snippet in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+    for snippet in snippets("docs/adapters.md#soft-prompts"):
         exec(snippet, space)
     assert torch.equal(scores(space["same"].policy), scores(space["learner"].policy))
     assert agree(space["learner"].policy, space["theirs"])

@@ -6,7 +6,6 @@ texts in letters, and the style of a text is that of its last letter.
 
 import ast
 import gzip
-import json
 import math
 import re
 import shutil
@@ -16,7 +15,8 @@ import pytest
 import torch
 from cases import cases
 from completion_server import Server
-from page_commands import read
+from page_commands import snippets
+from texts import write_rows
 from toys import PIECES, SPECIAL, lm, on_disk
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
@@ -46,8 +46,7 @@ def save(model, folder: Path) -> str:
         body.ln_f.weight.fill_(math.sqrt((1 - 1 / SIZE) / SIZE + 1e-5))  # undoes the norm of a unit vector
         for part in (body.h[0].attn.c_proj, body.h[0].mlp.c_proj):
             part.weight.zero_()  # the block adds nothing
-    on_disk(folder, model)
-    return str(folder)
+    return on_disk(folder, model)
 
 
 def shape(**more) -> GPT2Config:
@@ -71,13 +70,11 @@ def classifier(folder: Path, names: tuple[str, str], odds: dict[str, float]) -> 
 def models(tmp_path_factory) -> dict[str, str]:
     """Folders: `reader`, `writer`, `styles` (g, h are positive, b is negative), `fluent` (b, h are acceptable)."""
     place = tmp_path_factory.mktemp("models")
-    writer = lm("gpt2", vocab=len(PIECES))
-    on_disk(place / "writer", writer)
     return {
         "reader": save(GPT2Model(shape()), place / "reader"),
         "styles": classifier(place / "styles", ("negative", "positive"), {"g": 9.0, "h": 3.0, "b": 1 / 3}),
         "fluent": classifier(place / "fluent", ("odd", "acceptable"), {"b": 3.0, "h": 3.0, "g": 1 / 3}),
-        "writer": str(place / "writer"),
+        "writer": on_disk(place / "writer", lm("gpt2", vocab=len(PIECES))),
     }
 
 
@@ -216,14 +213,10 @@ def test_greedy_rewrites_are_those_of_transformers():
 
 
 def test_an_endpoint_draws_each_rewrite_by_itself(models, tmp_path):
-    server = Server(lambda body: {"text": "ac" + "gbh"[body["seed"]] + '" and'})
-    try:
+    with Server(lambda body: {"text": "ac" + "gbh"[body["seed"]] + '" and'}) as server:
         client = Completions(server.url, "m", temperature=1.0, seed=0, cache=tmp_path / "a", key_variable="NONE")
         for _ in range(2):
             assert Rewriter(client)([("Say it:", "acf")], 3) == [["acg", "acb", "ach"]]
-    finally:
-        server.shutdown()
-        server.server_close()
     assert [body["prompt"] for body in server.seen] == ['Say it: "acf" "'] * 3
 
 
@@ -239,9 +232,9 @@ def test_quality_of_single_rewrites_and_of_selected_ones_by_hand(models):
     metric[0].check()
     prepared(metric, [task()])
     found = measure(metric, [rollout("Say it:")])
-    names = ("content", "style", "fluency", "joint")
+    ends = ("content", "style", "fluency", "joint")
     single, selected = (
-        [found.of_replies[f"style_transfer/{before}{name}"][0] for name in names] for before in ("", "selected/")
+        [found.of_replies[f"style_transfer/{of}{name}"][0] for name in ends] for of in ("", "selected/")
     )
     assert single == pytest.approx([50, 50, 50, 66.6667 / 4], abs=1e-3)
     assert selected == pytest.approx([66.6667, 100, 0, 0], abs=1e-3)
@@ -350,15 +343,13 @@ def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
     short |= {"sampling": {"max_tokens": 3, "fixed_length": True}, "form": "style_transfer", "evaluation": {}}
     own = {"model": models["writer"], "content_model": models["reader"], "style_model": models["styles"]}
     own |= {"layer": 0, "groups": 2, "samples": 4, "template": "{prompt} {sentence} ", "quote": "!", "ends": "."}
-    own |= {"prompt_tokens": 6}
-    tiny = {"max_tokens": 6}
-    judge = {"style_transfer": {"reward": own | tiny, "samples": 4, "fluency_model": models["fluent"]}}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
+    own |= {"prompt_tokens": 6, "max_tokens": 6}
+    judge = {"style_transfer": {"reward": own, "samples": 4, "fluency_model": models["fluent"]}}
+    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
 
     def run(out, **more):
-        given = short | {"evaluation": {"metrics": judge}, "evaluate": str(tmp_path / "rows.jsonl")} | more
-        named = {"style_transfer": own | tiny}
-        return operant.train(models["writer"], str(tmp_path / "rows.jsonl"), named, out=tmp_path / out, **given)
+        given = short | {"evaluation": {"metrics": judge}, "evaluate": rows} | more
+        return operant.train(models["writer"], rows, {"style_transfer": own}, out=tmp_path / out, **given)
 
     whole = run("whole")
     assert [line["step"] for line in whole.metrics] == [1, 2, 3, 4, 5]
@@ -371,8 +362,7 @@ def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
 
 
 def test_the_snippet_of_the_page_runs(capsys):
-    page = read("docs/prompts.md#style-transfer-by-prompts")
-    (snippet,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (snippet,) = snippets("docs/prompts.md#style-transfer-by-prompts")
     exec(snippet, {})
     *judged, quality, rewrites = capsys.readouterr().out.splitlines()
     assert len(judged) == 2 and all(0 < int(line.split()[0]) < 100 for line in judged)

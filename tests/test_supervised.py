@@ -10,7 +10,7 @@ import torch
 from cases import cases
 from toys import bare_logprobs, letters, lm, on_disk
 
-from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose, train
+from operant import Learner, OperantError, Rollout, Task, Turn, diagnose, train
 from operant.algorithms import ALGORITHMS
 from operant.data import DataOptions, load_tasks
 from operant.data.demonstrations import Demonstrations
@@ -22,12 +22,6 @@ CHAT = (
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
 )
 STOP = 2
-
-
-def chatty():
-    tokenizer = letters()
-    tokenizer.chat_template = CHAT
-    return tokenizer
 
 
 def ids(text):
@@ -54,9 +48,8 @@ TALK = [
 def test_rows_of_every_form_by_hand():
     assert turns({"prompt": "ab", "completion": " cd"}) == [(ids("ab"), [*ids(" cd"), STOP])]
     assert turns({"prompt": [5, 6], "completion": [7]}) == [([5, 6], [7, STOP])]
-    assert turns({"question": "x", "answer": "y"}, text_field="question", reply_field="answer") == [
-        (ids("x"), [*ids("y"), STOP])
-    ]
+    named = turns({"question": "x", "answer": "y"}, text_field="question", reply_field="answer")
+    assert named == [(ids("x"), [*ids("y"), STOP])]
     assert turns({"text": "abc"}) == [(ids("a"), [*ids("bc"), STOP])]
     assert turns("abc") == [(ids("a"), [*ids("bc"), STOP])]
     assert turns({"prompt": "ab", "completion": "cd"}, loss_on="all") == [(ids("a"), [*ids("bcd"), STOP])]
@@ -64,10 +57,11 @@ def test_rows_of_every_form_by_hand():
     assert turns({"w": "x", "y": "z"}, template="in {w}:", reply_field="y") == [(ids("in x:"), [*ids("z"), STOP])]
     # A template ends an answer itself. The second turn goes on from the ids of the first.
     first = ids("qhi.a"), ids("ab!")
-    assert turns({"messages": TALK}, tokenizer=chatty()) == [first, (first[0] + first[1] + ids("qgo.a"), ids("cd!"))]
-    assert turns({"prompt": TALK[:1], "completion": TALK[1:2]}, tokenizer=chatty()) == [first]
+    second = (first[0] + first[1] + ids("qgo.a"), ids("cd!"))
+    assert turns({"messages": TALK}, tokenizer=letters(CHAT)) == [first, second]
+    assert turns({"prompt": TALK[:1], "completion": TALK[1:2]}, tokenizer=letters(CHAT)) == [first]
     # A greeting before the first question belongs to the prompt.
-    assert turns({"messages": TALK[1:]}, tokenizer=chatty()) == [(ids("aab!qgo.a"), ids("cd!"))]
+    assert turns({"messages": TALK[1:]}, tokenizer=letters(CHAT)) == [(ids("aab!qgo.a"), ids("cd!"))]
 
 
 @cases(
@@ -98,9 +92,8 @@ def test_the_loss_is_the_cross_entropy_of_the_replies(kind):
     model = lm(kind, vocab=40).double()
     given = [(ids(p), [*ids(r), STOP]) for p, r in pairs]
     right = [float(-bare_logprobs(model, p, r).sum()) for p, r in given]
-    learner = Learner(
-        model, tokenizer=letters(), algorithm="sft", temperature=0.5, min_tokens=5, banned=(7,), max_tokens=9, lr=0.0
-    )
+    known = {"temperature": 0.5, "min_tokens": 5, "banned": (7,), "max_tokens": 9, "lr": 0.0}
+    learner = Learner(model, tokenizer=letters(), algorithm="sft", **known)
     metrics = learner.step([p for p, _ in pairs], [r for _, r in pairs])
     tokens, size = sum(len(r) for _, r in given), sum(len(r) for _, r in pairs)
     assert metrics["supervised/loss"] == pytest.approx(sum(right) / tokens, rel=1e-6)
@@ -127,7 +120,7 @@ def test_bits_per_byte_are_those_of_trained_turns():
 
 def test_a_chat_of_two_answers_is_one_row():
     model = lm(vocab=40).double()
-    tokenizer = chatty()
+    tokenizer = letters(CHAT)
     (task,) = load_tasks([{"messages": TALK}], tokenizer, with_replies=True)
     rollouts = Demonstrations(tokenizer, STOP).rollouts([task])
     learner = Learner(model, tokenizer=tokenizer, algorithm="sft", lr=0.0)
@@ -189,9 +182,8 @@ def test_the_command_line_learns_evaluates_and_resumes(files, tmp_path, capsys):
     assert (out / "probes").is_dir() and main(["generate", str(out), "--prompt", "ab"]) == 0
 
     half = tmp_path / "half"
-    assert (
-        started(files, half, "--steps", "24", "--evaluate-every", "8", "--checkpoint-every", "10", "--keep", "5") == 0
-    )
+    more = ["--checkpoint-every", "10", "--keep", "5"]
+    assert started(files, half, "--steps", "24", "--evaluate-every", "8", *more) == 0
     for path in (half / "checkpoints").iterdir():
         if path.name > "step-00010":
             shutil.rmtree(path)
@@ -225,13 +217,10 @@ def test_shuffled_replies_teach_nothing_about_held_out_ones(files, tmp_path):
     rows = [json.loads(line) for line in (files / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     replies = [row["completion"] for row in rows]
     Random(0).shuffle(replies)
-    mixed = [
-        Task(str(i), r["prompt"], replies=(reply,)) for i, (r, reply) in enumerate(zip(rows, replies, strict=True))
-    ]
-    held = [json.loads(line) for line in (files / "held.jsonl").read_text(encoding="utf-8").splitlines()]
-    held = [Task(f"h{i}", r["prompt"], replies=(r["completion"],)) for i, r in enumerate(held)]
+    mixed = [Task(str(i), row["prompt"], replies=(reply,)) for i, (row, reply) in enumerate(zip(rows, replies))]
+    given = {"tasks": mixed, "evaluate": str(files / "held.jsonl"), "algorithm": "sft", "out": tmp_path / "mixed"}
     options = {"batch": 16, "steps": 24, "optimizer.lr": 1e-2, "max_tokens": 5, "probes": 0}
-    run = train(str(files / "model"), tasks=mixed, evaluate=held, algorithm="sft", out=tmp_path / "mixed", **options)
+    run = train(str(files / "model"), **given, **options)
     # One letter of eight, and the end: log 8 nats of two tokens is what nobody can know.
     assert run.before.loss > 3 and run.after.loss > 0.9 * math.log(8) / 2
 
@@ -269,4 +258,3 @@ def test_a_row_beyond_the_context_is_refused_before_a_step(files, tmp_path):
 
 def test_every_row_names_a_source_that_is_read():
     assert {row.source for row in ALGORITHMS.values()} == {"play", "data", "both"}
-    assert Policy(lm()).trainable()

@@ -1,14 +1,14 @@
 """What a user types for the tasks: the commands of docs/tasks.md in their order, warm starts, and what is refused."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 from cases import cases
-from page_commands import commands, read
+from page_commands import commands, snippets
 from processes import Forked
 from published import ROWS, models, write
+from texts import write_rows
 from toys import letters, lm, on_disk
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
@@ -41,13 +41,13 @@ def place(tmp_path_factory):
             (folder / f"{name}.jsonl").write_bytes(Path(write(folder, form)).read_bytes())
     (folder / "empty").mkdir()
     for name, rows in (("scitldr_train", ROWS["extract"]), ("news", [{"body": "a b c d", "headline": "a d"}] * 2)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        write_rows(folder / f"{name}.jsonl", rows)
     (folder / "scitldr_test.jsonl").write_bytes((folder / "scitldr_train.jsonl").read_bytes())
     for split in ("train", "test"):
         for language in ("de", "en"):
             text = "".join(row["translation"][language] + "\n" for row in ROWS["translate"])
             (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)```", read(PAGE), flags=re.DOTALL)
+    (snippet,) = snippets(PAGE)
     (folder / "my_forms.py").write_text(snippet, encoding="utf-8")
     acts = {i: name for i, name in enumerate(("inform", "question", "directive", "commissive"))}
     shape = {"vocab_size": 37, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "pad_token_id": 0}

@@ -3,17 +3,17 @@
 import json
 import random
 import re
+from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 from cases import cases
-from page_commands import commands
+from page_commands import commands, snippets
 from toys import letters, lm
 
 import operant
-from operant import Learner, OperantError, Step, Task
+from operant import Learner, OperantError, Task
 from operant.apps.games.rooms import CARRIED, Rooms, RoomsGame, actions, layout, solution, won
 from operant.apps.games.textworld import SCORED, clean
 from operant.envs import for_evaluation
@@ -187,9 +187,7 @@ class Opening(Ladders):
     """Its first turn is an example, too."""
 
     def reset(self, tasks):
-        return {
-            slot: Step(s.text, s.fresh, info=s.info, examples=[("up", 1.0)]) for slot, s in super().reset(tasks).items()
-        }
+        return {slot: replace(first, examples=[("up", 1.0)]) for slot, first in super().reset(tasks).items()}
 
 
 def test_a_learner_trains_on_episodes_with_examples():
@@ -329,8 +327,7 @@ def test_rooms_pass_the_check_with_tasks_of_their_own():
 # --- the page, and the recipe -----------------------------------------------------------------------------------------
 def test_the_world_of_the_page_has_sixty_lines_and_trains(tmp_path, monkeypatch):
     """Its snippet is saved as it stands, checked, and trained in by the page's own command, with fewer steps."""
-    page = (Path(__file__).parents[1] / "docs/text-worlds.md").read_text(encoding="utf-8")
-    [snippet] = [part for part in re.findall(r"```python\n(.*?)```", page, re.S) if "class Ladders" in part]
+    [snippet] = [part for part in snippets("docs/text-worlds.md") if "class Ladders" in part]
     assert snippet.count("\n") <= 60
     (tmp_path / "ladders.py").write_text(snippet, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

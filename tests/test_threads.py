@@ -10,6 +10,7 @@ import torch
 from cases import cases
 from toys import bare_table, letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from worlds import Turns
 
 from operant import Batch, Learner, OperantError, Policy, Sampling, Step, machine, train
 from operant.engines.native.engine import NativeEngine
@@ -129,17 +130,13 @@ def test_the_same_halves_twice_are_bit_identical(halves):
     run_twice()
 
 
-class Echo:
+class Echo(Turns):
     """Three turns, each of which goes on from the reply before; pays by its length."""
 
-    def reset(self, tasks):
-        self.turns = dict.fromkeys(tasks, 0)
-        return {slot: Step() for slot in tasks}
+    first = Step()
 
-    def step(self, replies):
-        for slot in replies:
-            self.turns[slot] += 1
-        return {s: Step("ab", reward=float(len(x)), terminated=self.turns[s] == 3) for s, x in replies.items()}
+    def answer(self, slot, reply):
+        return Step("ab", reward=float(len(reply)), terminated=self.turn[slot] == 3)
 
 
 def test_turns_that_keep_their_beginnings_are_bit_identical(halves):

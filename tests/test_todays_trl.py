@@ -168,13 +168,8 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     changes |= {"max_completion_length": 4, "max_steps": 2, "reward_weights": [1.0, 0.5], "vllm_mode": "server"}
     changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, "cast_lm_head_to_fp32": True}
     with pytest.warns(UserWarning, match=r"GRPOConfig: these options do nothing here: vllm_mode='server'"):
-        run = operant.train(
-            *(str(MODEL), ROWS, [accuracy, Brief()]),
-            args=configuration("GRPO", **changes),
-            steps=1,
-            kl={"loss_coef": 0.5},
-            quiet=True,
-        )
+        known = {"args": configuration("GRPO", **changes), "steps": 1, "kl": {"loss_coef": 0.5}, "quiet": True}
+        run = operant.train(str(MODEL), ROWS, [accuracy, Brief()], **known)
     assert run.config.learner["kl"].loss_coef == 0.5 and run.config.learner["model"].head_precision == "float32"
     assert len(run.metrics) == 1 and run.path == tmp_path / "run"  # an option of the call overrules the configuration
     prompts, answer, level = next(call for call in seen if len(call[0]) == 4)  # the others are of the probes

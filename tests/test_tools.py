@@ -193,15 +193,7 @@ def test_a_command_line_may_name_several(tmp_path):
 
 def test_a_run_logs_the_calls(tmp_path):
     options = {"env": "tools", "env.tools": "python", "reward": lambda rollouts: [len(r.reply) for r in rollouts]}
-    run = operant.train(
-        operant.Policy(lm("llama", 40), letters(), value=operant.ValueOptions()),
-        ["a b"],
-        steps=1,
-        batch=4,
-        max_tokens=4,
-        probes=0,
-        quiet=True,
-        out=tmp_path / "r",
-        **options,
-    )
+    options |= {"steps": 1, "batch": 4, "max_tokens": 4, "probes": 0, "quiet": True, "out": tmp_path / "r"}
+    policy = operant.Policy(lm("llama", 40), letters(), value=operant.ValueOptions())
+    run = operant.train(policy, ["a b"], **options)
     assert run.metrics[0]["world/calls"] == 0

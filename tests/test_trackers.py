@@ -122,9 +122,8 @@ def test_the_edges_are_those_of_the_bins():
 def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(
-        str(folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0, "histograms": 0}
-    )
+    whole = {"tensors": 0, "scalars": 0, "histograms": 0}
+    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance=whole)
     return accumulator.Reload()
 
 
@@ -400,15 +399,9 @@ def interrupted(out, names):
     """Run training in its own process group, which gets SIGINT in the second step."""
     code = INTERRUPTED.format(out=str(out), names=names, small=SMALL)
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        start_new_session=True,
-        timeout=300,
-    )
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "start_new_session": True, "timeout": 300}
+    return subprocess.run([sys.executable, "-c", code], env=env, **how)
 
 
 @pytest.mark.slow

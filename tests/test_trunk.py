@@ -10,41 +10,23 @@ from operant.models.options import ModelOptions
 
 S = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "initializer_range": 0.2}
 KV = S | {"intermediate_size": 48, "num_key_value_heads": 2}
+GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 2, "initializer_range": 0.2}
+OPT = {k: v for k, v in S.items() if k != "initializer_range"} | {"ffn_dim": 48, "word_embed_proj_dim": 32}
+_HALF = {"layers": 4, "attention_heads": 2, "ffn_dim": 48}
+BART = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in _HALF.items()}
+BART |= {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 64}
 MODELS = {
-    "gpt2": lambda: t.GPT2LMHeadModel(
-        t.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=2, initializer_range=0.2)
-    ),
+    "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**GPT2)),
     "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**KV)),
     "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(tie_word_embeddings=True, **KV)),
     "gemma2": lambda: t.Gemma2ForCausalLM(t.Gemma2Config(head_dim=16, **KV)),
-    "opt": lambda: t.OPTForCausalLM(
-        t.OPTConfig(
-            vocab_size=64,
-            hidden_size=32,
-            ffn_dim=48,
-            num_hidden_layers=4,
-            num_attention_heads=2,
-            word_embed_proj_dim=32,
-        )
-    ),
+    "opt": lambda: t.OPTForCausalLM(t.OPTConfig(**OPT)),
     "neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(intermediate_size=48, **S)),
     "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(vocab_size=64, hidden_size=32, n_layer=4, n_head=2)),
     "t5": lambda: t.T5ForConditionalGeneration(
         t.T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=48, num_layers=4, num_heads=2, decoder_start_token_id=0)
     ),
-    "bart": lambda: t.BartForConditionalGeneration(
-        t.BartConfig(
-            vocab_size=64,
-            d_model=32,
-            encoder_layers=4,
-            decoder_layers=4,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=48,
-            decoder_ffn_dim=48,
-            max_position_embeddings=64,
-        )
-    ),
+    "bart": lambda: t.BartForConditionalGeneration(t.BartConfig(**BART)),
 }
 
 

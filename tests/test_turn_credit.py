@@ -11,6 +11,7 @@ import torch
 from cases import cases
 from rigs import said
 from toys import letters, lm
+from worlds import Turns
 
 from operant import Batch, Learner, OperantError, Rollout, Step, Task, Turn
 from operant.algorithms.gigpo import with_anchors
@@ -132,11 +133,9 @@ def test_advantages_are_those_of_the_definition(level, seed):
     )
     assert len(rows) > len(done) == 5
     for episode, rollout in enumerate(games):
-        mine = by_turn(done, done.advantages, episode)
-        assert by_turn(rows, rows.advantages, episode) == [pytest.approx(turn, abs=1e-6) for turn in mine]
-        assert by_turn(rows, rows.returns, episode) == [
-            pytest.approx(turn, abs=1e-6) for turn in by_turn(done, done.returns, episode)
-        ]
+        for name in ("returns", "advantages"):
+            mine = by_turn(done, getattr(done, name), episode)
+            assert by_turn(rows, getattr(rows, name), episode) == [pytest.approx(turn, abs=1e-6) for turn in mine]
         if level != "token":
             truth = by_definition(rollout, level, RATES, 0.7 * (episode % 2))
             lengths = [len(turn.action) for turn in rollout.turns if turn.trained]
@@ -289,28 +288,24 @@ def test_games_of_one_task_are_a_group():
 
 
 # --- they learn -------------------------------------------------------------------------------------------------------
-class Lock:
+class Lock(Turns):
     """Three doors, each opened by a letter of its own among four; a wrong one costs a turn, and there are five."""
 
     RIGHT = "cad"
 
     def reset(self, tasks):
-        self.at = {slot: (0, 0) for slot in tasks}
-        return {slot: self._shown(slot) for slot in tasks}
+        self.door = dict.fromkeys(tasks, 0)
+        return {slot: self.shown(slot) for slot in super().reset(tasks)}
 
-    def step(self, replies):
-        return {slot: self._answer(slot, reply) for slot, reply in replies.items()}
-
-    def _shown(self, slot, **more):
-        door = self.at[slot][0]
+    def shown(self, slot, **more):
+        door = self.door[slot]
         options = None if more.get("terminated") else ["a", "b", "c", "d"]
         return Step("xyz."[door], fresh=True, options=options, key=f"door {door}", **more)
 
-    def _answer(self, slot, reply):
-        door, turns = self.at[slot]
-        self.at[slot] = door, turns = door + (reply == self.RIGHT[door]), turns + 1
-        over = door == 3 or turns == 5
-        return self._shown(slot, reward=float(over and door == 3), terminated=over)
+    def answer(self, slot, reply):
+        self.door[slot] += reply == self.RIGHT[self.door[slot]]
+        won = self.door[slot] == 3
+        return self.shown(slot, reward=float(won), terminated=won or self.turn[slot] == 5)
 
 
 METHODS = {
@@ -319,13 +314,8 @@ METHODS = {
     "rloo": {"algorithm": "rloo"},
     "gigpo": {"algorithm": "gigpo"},
     "rejection": {"algorithm": "rejection", "learner.select": "top:25%", "advantage.turn_gamma": 0.6},
-    "rejection, turns": {
-        "algorithm": "rejection",
-        "learner.select": "above:0.3",
-        "learner.select_unit": "turn",
-        "advantage.turn_gamma": 0.6,
-    },
 }
+METHODS["rejection, turns"] = METHODS["rejection"] | {"learner.select": "above:0.3", "learner.select_unit": "turn"}
 
 
 def opened(name: str, steps: int, *, shuffle: bool, seed: int = 0) -> list[float]:

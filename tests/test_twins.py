@@ -110,13 +110,8 @@ class Twin:
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=RATE)
 
     def step(self, data: StepData) -> dict[str, Tensor]:
-        about = (
-            self.policy,
-            self.reference,
-            self.optimizer,
-            data.rectangles(),
-            torch.tensor(data.scores, dtype=torch.float64),
-        )
+        scores = torch.tensor(data.scores, dtype=torch.float64)
+        about = self.policy, self.reference, self.optimizer, data.rectangles(), scores
         charged = self.cut | {"kl_coef": self.coef}
         match self.name:
             case "ppo":

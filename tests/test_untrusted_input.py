@@ -1,6 +1,7 @@
 """Untrusted files, folders and texts: each works or is refused with an explanation; no code in them is ever run."""
 
 import gzip
+import io
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ import struct
 from pathlib import Path
 
 import pytest
+import run_folders
 import torch
 from browsing import chromium, visit
 from cases import cases
@@ -41,7 +43,7 @@ def refused(work, *arguments, **named) -> str:
 # --- tasks ------------------------------------------------------------------------------------------------------------
 DEEP = "[" * 100_000
 TASKS = [
-    ("a.jsonl", b'{"text": "a"}\n{"text": \n', "line 2: invalid JSON"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "line 3: invalid JSON"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "b"}{"text": "c"}\n', "line 2: invalid JSON (Extra data"),
     ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "row 2: there is no field 'text'; did you mean 'txt'"),
     ("a.jsonl", b'{"text": null}\n{"text": ""}\n', "the field 'text' is empty everywhere"),
@@ -157,7 +159,7 @@ def test_invalid_ids():
         ([{"id": 10**400, "text": "a"}, {"id": 10**400, "text": "b"}], "occurs twice"),
     ):
         assert sentence in refused(load_tasks, given, options=DataOptions(id_field="id"))
-    assert "is not valid" in refused(load_tasks, [Task(["x"], "a")])  # pyright: ignore[reportArgumentType]
+    assert "is not valid" in refused(load_tasks, [Task(["x"], "a")])
 
 
 def test_a_prompt_of_a_million_characters_is_quick(tmp_path):
@@ -341,8 +343,7 @@ def test_tokenizers_that_lack_something(model, missing, tmp_path):
 
 @cases("{{ messages.nothing.at.all }}", "{% for", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}")
 def test_chat_templates_that_fail(template):
-    tokenizer = letters()
-    tokenizer.chat_template = template
+    tokenizer = letters(template)
     learner = Learner(lm("gpt2", vocab=len(tokenizer)), tokenizer=tokenizer, max_tokens=4)
     try:
         learner.generate([Task("t", [{"role": "user", "content": "ab"}])])
@@ -446,9 +447,8 @@ def test_untrusted_records(run, line, capsys):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl", "log.txt", "config.yaml", "lock"])
 def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, name):
     outside = tmp_path / "outside"
-    outside.write_text(
-        (run / name).read_text(encoding="utf-8") if (run / name).exists() else "mine\n", encoding="utf-8"
-    )
+    there = (run / name).exists()
+    outside.write_text((run / name).read_text(encoding="utf-8") if there else "mine\n", encoding="utf-8")
     before = outside.read_bytes()
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(outside)
@@ -474,25 +474,9 @@ NAME = "<img src=x onerror=document.title='run'>"
 
 
 def row(i, text):
-    return {
-        "task": f"{EVIL}{i}",
-        "group": i,
-        "rollout": i,
-        "turn": 0,
-        "query": f"{EVIL}?{i}",
-        "reply": text,
-        "reward": 0.5 + i,
-        f"reward/{NAME}": 0.5,
-        "reward/other": 0.1,
-        "reply_tokens": 2,
-        "end": EVIL,
-        "ids": [1, 2],
-        "tokens": [EVIL, "<script>"],
-        "logprobs": [-1.0, -2.0],
-        "ref_logprobs": [-1.5, -2.5],
-        "values": [0.1, 0.2],
-        "advantages": [1.0, -1.0],
-    }
+    odd = {"task": f"{EVIL}{i}", "query": f"{EVIL}?{i}", "end": EVIL, "tokens": [EVIL, "<script>"], "ids": [1, 2]}
+    odd |= {"reward": 0.5 + i, f"reward/{NAME}": 0.5, "reward/other": 0.1}
+    return run_folders.row(i, 2, reply=text, values=[0.1, 0.2], advantages=[1.0, -1.0], **odd)
 
 
 @pytest.fixture
@@ -550,43 +534,24 @@ def test_no_script_of_a_run_runs_in_a_browser(told, tmp_path):
                 assert "onerror" in page.locator("body").inner_text()  # as text, to be read
 
 
-class Terminal:
-    """An output that says it is one."""
-
-    encoding = "utf-8"
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
-
-
 ESCAPES = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b31m\r\b\b\u202eabc\u2028\x00[bold]x[/bold]"
 
 
 def test_a_reply_never_controls_a_terminal(capsys):
-    output = Terminal()
-    console = Console(2, samples_every=1, output=output)  # pyright: ignore[reportArgumentType]
+    output = io.StringIO()
+    console = Console(2, samples_every=1, output=output)
     console.start({"steps": 2})
     console.rollouts(1, [{"query": ESCAPES, "reply": ESCAPES, "reward": 1.0}])
     console.note(ESCAPES)
     console.close()
-    before_after([(ESCAPES, ESCAPES, 0.0, ESCAPES, 1.0)], output)  # pyright: ignore[reportArgumentType]
+    before_after([(ESCAPES, ESCAPES, 0.0, ESCAPES, 1.0)], output)
     main(["train", f"no{ESCAPES}thing"])
     main(["report", f"no{ESCAPES}thing"])
     main([f"no{ESCAPES}thing"])
     said = capsys.readouterr()
-    for text in (output.text, said.out, said.err):
+    for text in (output.getvalue(), said.out, said.err):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), text
-    assert "red" in output.text and "[bold]x[/bold]" in output.text
+    assert "red" in output.getvalue() and "[bold]x[/bold]" in output.getvalue()
 
 
 def test_a_task_with_escapes_is_trained_on_and_shown_plainly(whole, tmp_path, capsys):

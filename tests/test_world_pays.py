@@ -8,6 +8,7 @@ import pytest
 from cases import cases
 from small_runs import told
 from toys import letters, lm
+from worlds import Turns
 
 from operant import Learner, OperantError, Rollout, Step, Task, Turn, diagnose, train
 from operant.rewards import judge, totals
@@ -18,18 +19,10 @@ TASKS = ["ab", "cde", "the end", "h"]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 2, "probe_every": 1}
 
 
-class Pays:
+class Pays(Turns):
     """Two turns: 2.0 for the first, 3.0 for the second."""
 
-    def reset(self, tasks):
-        self.turn = dict.fromkeys(tasks, 0)
-        return {slot: Step(fresh=True) for slot in tasks}
-
-    def step(self, replies):
-        return {slot: self._answer(slot) for slot in replies}
-
-    def _answer(self, slot):
-        self.turn[slot] += 1
+    def answer(self, slot, reply):
         return Step("en", reward=2.0) if self.turn[slot] == 1 else Step(reward=3.0, terminated=True)
 
 

@@ -1,11 +1,9 @@
 """Worlds: a failure costs its episode, answers are checked, a context may be outgrown, a turn may be left untrained."""
 
 import os
-import re
 import signal
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import hostile_worlds
 import pytest
@@ -13,9 +11,10 @@ import torch
 from cases import cases
 from hostile_worlds import Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
+from page_commands import snippets
 from small_runs import told
 from toys import letters, lm, on_disk
-from worlds import FAILING, HOSTILE, LAKE, SMALL, TASKS, content, linux
+from worlds import FAILING, HOSTILE, LAKE, SMALL, TASKS, Turns, content, linux
 
 import operant
 from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, ValueOptions, check_env, train
@@ -284,11 +283,7 @@ class Remembers(Forgetful):
         self.games = state["games"]
 
 
-PAGE = re.findall(
-    r"```python\n(.*?)```",
-    (Path(__file__).parents[1] / "docs" / "worlds.md").read_text(encoding="utf-8"),
-    flags=re.DOTALL,
-)
+PAGE = snippets("docs/worlds.md")
 
 
 @pytest.mark.slow
@@ -308,9 +303,7 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     assert runs["workers"].learner.env.options == runs["isolated-guess"].learner.env.options == {"guesses": 3}
     named = {"env": "isolated:guess.py:Guess", "env.guesses": 3, "batch": 8, "max_tokens": 4, "out": "runs/named"}
     first = operant.train("model", space["tasks"], steps=1, **named)
-    again = operant.train(
-        tasks=space["tasks"], steps=2, resume=True, out="runs/named"
-    )  # the name and its options are in config.yaml
+    again = operant.train(tasks=space["tasks"], steps=2, resume=True, out="runs/named")  # its name is in config.yaml
     assert first.learner.env.options == again.learner.env.options == {"guesses": 3}
     for name in ("reward/mean", "rollout/turns", "rollout/outgrown", "loss/total"):
         assert [m[name] for m in again.metrics] == [m[name] for m in runs["isolated-guess"].metrics]
@@ -406,36 +399,36 @@ def test_the_check_finds_a_world_that_cannot_be_repeated():
 
 
 # --- context and credit -----------------------------------------------------------------------------------------------
-class Long:
-    """Pays 1 for each reply and appends a text of 12 tokens, for ever."""
-
-    def __init__(self, more=None):
-        self.more = {} if more is None else more
-
-    def reset(self, tasks):
-        return {slot: Step("go on") for slot in tasks}
-
-    def step(self, replies):
-        return {slot: Step("abcdefghijkl", reward=1.0, **self.more) for slot in replies}
+FAR = Step("ab" * 40, fresh=True, reward=1.0)
+"""A prompt that no toy's context holds."""
 
 
-@pytest.mark.parametrize("more", [{}, {"fresh": True}, {"options": ["u", "go on up"]}], ids=str)
+class Long(Turns):
+    """Pays 1 for each reply and appends a text of 12 tokens, for ever, or answers with another step."""
+
+    first = Step("go on")
+
+    def __init__(self, options=None, then=None):
+        self.then = then or Step("abcdefghijkl", reward=1.0, options=options)
+
+    def answer(self, slot, reply):
+        return self.then
+
+
+@cases({}, {"then": FAR}, {"options": ["u", "go on up"]}, ids=str)
 def test_an_episode_that_outgrows_the_context_is_bootstrapped(more):
-    size = {"fresh": True}.get("fresh") if "fresh" in more else None
-    learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=Long(more), max_tokens=3)
-    if size:
-        learner.env.step = lambda replies: {s: Step("ab" * 40, fresh=True, reward=1.0) for s in replies}
+    learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=Long(**more), max_tokens=3)
     rollouts = learner.play(TASKS[:3])
     for rollout in rollouts:
         last = rollout.turns[-1]
         whole = last.prompt + last.action + letters()("abcdefghijkl", add_special_tokens=False)["input_ids"]
-        whole = letters()("ab" * 40)["input_ids"] if size else whole
+        whole = letters()(FAR.text)["input_ids"] if "then" in more else whole
         assert rollout.end == "outgrown" and all(t.reward == 1.0 for t in rollout.turns)
         # A context of 64, of which a reply needs 3, and the longest option with its end as many as it has.
         room = 64 - (1 + len(letters()("go on up", add_special_tokens=False)["input_ids"]) if "options" in more else 3)
         assert len(whole) > room >= len(last.prompt)
         assert rollout.following == whole[:63]
-        assert len(rollout.turns) == (1 if size else 4) or "options" in more
+        assert len(rollout.turns) == (1 if "then" in more else 4) or "options" in more
     learner.options["advantage"] |= {"gamma": 0.9, "turn_gamma": 0.5, "lam": 1.0, "whiten_scope": "none"}
     metrics = learner.step(rollouts, [0.0] * 3)
     assert metrics["rollout/outgrown"] == 3 and metrics["rollout/ended_cut"] == 0
@@ -447,12 +440,8 @@ def test_an_episode_that_outgrows_the_context_is_bootstrapped(more):
 
 
 def test_a_first_prompt_that_does_not_fit_names_its_task():
-    world = Long()
-    world.reset = lambda tasks: {slot: Step("ab" * 40) for slot in tasks}
-    learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=world, max_tokens=3)
-    with pytest.raises(
-        OperantError, match=f"the first prompt of task '{TASKS[0].id}' has 80 tokens, and with 3 of the"
-    ):
+    learner = Learner(lm("llama", 40), tokenizer=letters(), env=type("Far", (Long,), {"first": FAR})(), max_tokens=3)
+    with pytest.raises(OperantError, match="the first prompt of task 't/0' has 80 tokens, and with 3 of the"):
         learner.play(TASKS[:1])
 
 
@@ -512,12 +501,13 @@ def test_a_choice_before_an_untrained_turn_is_discounted_once():
     assert batch.skipped.tolist() == [[0, 1, 0, 0, 0, 0, 0]]
 
 
-class Helps(Letters):
+class Helps(Turns):
     """The first and the third of four turns are the world's own: they are played and not trained on."""
 
+    first = Step()
+
     def answer(self, slot, reply):
-        self.turns[slot] += 1
-        n = self.turns[slot]
+        n = self.turn[slot]
         return Step(" go.", reward=float(n), terminated=n == 4, trained=n in (2, 4))
 
 
@@ -537,7 +527,7 @@ def test_untrained_turns_have_context_and_no_gradient_or_kl():
         second, fourth = (paid[row][batch.turns[row] == n][-1].item() for n in (1, 3))
         assert (second, fourth) == (pytest.approx(2 + D * 3, abs=1e-5), pytest.approx(4, abs=1e-5))
         assert batch.tokens[row][batch.mask[row]].tolist() == rollout.turns[3].prompt + rollout.turns[3].action
-    nothing = [r for r in rollouts[:1]]
-    untrained = [operant.Rollout(r.task, 9, [t for t in r.turns if not t.trained], r.texts[:2]) for r in nothing]
+    first = rollouts[0]
+    untrained = [Rollout(first.task, 9, [t for t in first.turns if not t.trained], first.texts[:2])]
     metrics = learner.step(rollouts + untrained, [0.0] * 6)
     assert metrics["rollout/count"] == 5 and metrics["rollout/dropped"] == pytest.approx(1 / 6)

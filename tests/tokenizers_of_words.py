@@ -1,7 +1,8 @@
 """Tokenizers whose tokens are words, and pieces of words."""
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>", "[MASK]", "[UNK]", "<extra_id_0>"]
 CORPUS = "a the film plot is dull and long so good bad it Grade all in terrible great grading"
@@ -13,9 +14,8 @@ def word_tokenizer(mask: str | None = "[MASK]", around: bool = True) -> PreTrain
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if around:
-        core.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-        )
+        ends = [("<s>", 1), ("</s>", 2)]
+        core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     extra = {"mask_token": mask} if mask else {}
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", unk_token="[UNK]", bos_token="<s>", eos_token="</s>", **extra
@@ -39,12 +39,17 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "the", "film", "was"
 
 
 def tokenizer_of(words, **special):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
     inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     if "cls_token" in special:
         ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
         inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **special)
+
+
+def tiny_bert(*labels, layers=1, **more):
+    """A classifier of texts of WORDS."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 32}
+    shape |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+    return BertForSequenceClassification(BertConfig(len(WORDS), initializer_range=1.0, **shape, **more)).eval()

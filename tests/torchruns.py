@@ -28,15 +28,9 @@ def started(folder: Path, out: str, ranks: int, *more: str) -> subprocess.Comple
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = [sys.executable, *(several if ranks > 1 else []), "-m", "operant", "train"]
     given = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(
-        [*command, *(more or (str(folder / "recipe.yaml"), "--out", str(folder / out)))],
-        cwd=folder,
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = more or (str(folder / "recipe.yaml"), "--out", str(folder / out))
+    how = {"capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run([*command, *words], cwd=folder, env=given, **how)
 
 
 def write_job(path: Path, more: str = "") -> Path:

@@ -42,12 +42,13 @@ _HALF = {"layers": 2, "attention_heads": 2, "ffn_dim": 48}
 PIECES = ["<pad>", "<s>", "</s>", *" abcdefghijklmnopqrstuvwxyz.!", "the", "d.", "en", "end.a", " b"]
 
 
-def letters() -> t.PreTrainedTokenizerFast:
+def letters(template: str | None = None) -> t.PreTrainedTokenizerFast:
     """A tokenizer with one token per letter and a few longer ones, some of which overlap: `en`, `d.`, `end.a`."""
     core = Tokenizer(models.Unigram([(p, -float(i > 31) - 1) for i, p in enumerate(PIECES)], unk_id=0))
     core.decoder = decoders.Fuse()
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     return t.PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+        tokenizer_object=core, chat_template=template, clean_up_tokenization_spaces=False, **special
     )
 
 
@@ -72,3 +73,9 @@ def bare_table(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
 def bare_logprobs(model, prompt, action, temperature: float = 1.0) -> torch.Tensor:
     """[A] log-probs of `action`, as `bare_table`."""
     return bare_table(model, prompt, action, temperature).gather(-1, torch.tensor(action)[:, None]).squeeze(-1)
+
+
+def says(model, prompt, turn, temperature: float = 1.0, atol: float = 1e-4) -> bool:
+    """Whether the log-probs of a turn, or of a completion, are those of `bare_logprobs`."""
+    truth = bare_logprobs(model, prompt, turn.action, temperature)
+    return torch.allclose(torch.tensor(turn.logprobs, dtype=torch.float64), truth, atol=atol)

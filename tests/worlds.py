@@ -5,7 +5,7 @@ import sys
 import hostile_worlds
 import pytest
 
-from operant import Task
+from operant import Step, Task
 
 HOSTILE = f"{hostile_worlds.__file__}:Hostile"
 SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
@@ -18,6 +18,20 @@ FAILING = [
 TASKS = [Task(f"t/{i}", "x") for i in range(5)]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 0}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
+
+
+class Turns:
+    """A world by one function: `answer(slot, reply)` is what follows a reply, and `turn[slot]` counts them from 1."""
+
+    first = Step(fresh=True)
+
+    def reset(self, tasks):
+        self.turn = dict.fromkeys(tasks, 0)
+        return dict.fromkeys(tasks, self.first)
+
+    def step(self, replies):
+        self.turn |= {slot: self.turn[slot] + 1 for slot in replies}
+        return {slot: self.answer(slot, reply) for slot, reply in replies.items()}
 
 
 def content(rollout):

@@ -16,14 +16,8 @@ HANGS = "import time; time.sleep(60)"
 @pytest.mark.slow
 def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
     out = tmp_path / "gpu.json"
-    done = subprocess.run(
-        [ROOT / "benchmarks/gpu.sh", "--tiny", "--out", str(out)],
-        env=os.environ | {"PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command, env = [ROOT / "benchmarks/gpu.sh", "--tiny", "--out", str(out)], os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     results = json.loads(out.read_text(encoding="utf-8"))
     parts = {name: part for name, part in results.items() if isinstance(part, dict)}
     errors = {f"{name}/{key}": part[key] for name, part in parts.items() for key in part if key.endswith("error")}
