@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
-from cases import cases
+from cases import cases, slow
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters, lm
 
@@ -207,7 +207,7 @@ def test_a_resume_loses_no_reply_that_has_begun(old, new, message, tmp_path):
         train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), **new)
 
 
-@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
+@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), slow(16, 1)])
 def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
     cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
@@ -277,6 +277,7 @@ def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
     assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
     found = end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL)
     assert found < CHANCE + 3 * NOISE

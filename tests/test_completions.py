@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import multiprocessing
 import re
 import socket
 import sqlite3
@@ -15,6 +14,7 @@ import pytest
 from cases import cases
 from completion_server import Server
 from page_commands import read
+from processes import Child
 
 from operant.engines.completions import Completions, Spent
 from operant.net import client as http_client
@@ -94,12 +94,8 @@ def fill(url, path, texts):
 
 def test_two_processes_share_a_cache(serve, tmp_path):
     server, path, texts = serve(echo), tmp_path / "answers.sqlite", [str(i) for i in range(40)]
-    workers = [multiprocessing.get_context("spawn").Process(target=fill, args=(server.url, path, texts)) for _ in "ab"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0]
+    workers = [Child(lambda: fill(server.url, path, texts)) for _ in "ab"]
+    assert [worker.ends(60) for worker in workers] == [0, 0]
     assert 40 <= (sent := len(server.seen)) <= 80
     assert client(server, cache=path)(texts) == texts
     assert len(server.seen) == sent
@@ -114,7 +110,7 @@ def test_what_may_pass_is_tried_again(script, sent, serve):
     assert (len(server.seen), asked.spent.requests) == (sent, sent)
 
 
-@pytest.mark.parametrize("after", [lambda: "0.3", lambda: formatdate(time.time() + 2, usegmt=True)])
+@pytest.mark.parametrize("after", [lambda: "0.3", lambda: formatdate(time.time() + 1.5, usegmt=True)])
 def test_a_server_says_how_long_to_wait(serve, after):
     server = serve(echo, [(429, {"Retry-After": after()})])
     client(server)(["a"])

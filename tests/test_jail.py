@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from cases import cases
+from cases import cases, slow
 
 from operant.sandbox import jail as jails
 from operant.sandbox import levels, linux, seccomp
@@ -60,7 +60,8 @@ DOUBLE = "def f(x): return x * 2"
         ("def f(): exit(1)", ["f()"], "runtime", "SystemExit: 1 (line 1)"),
         ("def f(): raise SystemExit(1)", ["f()"], "runtime", "SystemExit: 1 (line 1)"),
         ("import ctypes\nctypes.string_at(0)", ["f()"], "runtime", "was ended by signal 11, Segmentation fault"),
-        ("while True: pass", ["f()", "f()"], "runtime runtime", "used more than 2 s of processor time"),
+        pytest.param("while True: pass", ["f()", "f()"], "runtime runtime", "used more than 2 s of processor time",
+                     marks=pytest.mark.slow),
         ("import time; time.sleep(9)", ["f()"], "runtime", "slept for more than 1 s"),
         ("x = bytearray(1 << 30)", ["f()"], "runtime", "MemoryError (line 1)"),
         (DOUBLE, ["assert f(2) =="], "failed", "test 1 itself does not compile: invalid syntax (<test>, line 1)"),
@@ -156,6 +157,7 @@ def test_no_program_replaces_a_helper_or_ends_a_loop(source: str, test: str, out
     assert verdict.outcome == outcome
 
 
+@pytest.mark.slow
 def test_an_answer_that_keeps_its_test_busy_has_a_limit() -> None:
     busy = Program("def f(): return range(10 ** 13)", [Code("assert 1"), Code("assert sum(f()) == 1")])
     [verdict] = Jail(JailOptions(seconds=0.4)).run([busy])
@@ -487,7 +489,7 @@ def test_the_end_of_the_run_ends_every_program(jail: Jail, level: str, number: i
     assert psutil.wait_procs(family, timeout=5)[1] == []
 
 
-@pytest.mark.parametrize(("count", "at_once"), [(24, None), pytest.param(400, 128, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("count", "at_once"), [(24, None), slow(400, 128)])
 def test_many_programs_keep_their_order_and_leave_nothing(count: int, at_once: int | None) -> None:
     jail = Jail(JailOptions(seconds=2.0, patience=5.0, at_once=at_once))
     before = {process.pid for process in psutil.Process().children(recursive=True)}

@@ -9,7 +9,7 @@ import re
 import pyarrow.parquet as pq
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from small_runs import TASKS, count_a, model, same, told
 from toys import letters
 
@@ -122,7 +122,7 @@ def test_greedy_evaluation_says_the_likeliest():
     assert made.rollouts[0].ids[0] == int(first.argmax())
 
 
-@pytest.mark.parametrize("best, choose", [("reward/mean", max), ("-kl/per_reply", min)])
+@pytest.mark.parametrize("best, choose", [slow("reward/mean", max), ("-kl/per_reply", min)])
 def test_the_best_model_is_kept_by_any_metric(tmp_path, best, choose):
     made = run(tmp_path / "r", best=best, steps=6)
     name = best.removeprefix("-")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from page_commands import read
 from safetensors.torch import load_file, save_file
 from small_runs import count_a
@@ -182,7 +182,7 @@ def chance(policy):
         return float(policy.forward(batch).logprobs[batch.actions].exp().mean())
 
 
-@pytest.mark.parametrize(("kind", "shuffled"), [("gpt2", False), ("gpt2", True), ("t5", False)])
+@pytest.mark.parametrize(("kind", "shuffled"), [("gpt2", False), ("gpt2", True), slow("t5", False)])
 def test_it_learns_under_ppo_but_not_from_shuffled_rewards(kind, shuffled):
     """The optimum is the one token that is paid."""
     model = lm(kind, 12, spread=0.5 if kind == "t5" else 0.2)

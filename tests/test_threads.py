@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow_but
 from toys import letters, lm
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
@@ -54,6 +54,7 @@ def test_a_small_model_computes_with_one_thread_or_as_it_is_told(given, threads,
     assert set(seen) - {2} == threads and torch.get_num_threads() == 2
 
 
+@pytest.mark.slow
 def test_a_large_batch_of_a_large_model_computes_with_all(seen, monkeypatch):
     """Rows of 2 and 24 tokens: 256 of them are 6,656 tokens, times 65,536 numbers of the largest matrix. Decoding has
     256 rows at a time, which is little."""
@@ -82,7 +83,11 @@ HALVED = {
 }
 
 
-@cases(*((case, "gpt2") for case in HALVED), ("ppo", "llama"), ("ppo", "t5"), ("nlpo", "t5"))
+DAILY = (("ppo", "gpt2"), ("lora", "gpt2"), ("nlpo", "t5"))
+SIDES = [*((case, "gpt2") for case in HALVED), ("ppo", "llama"), ("ppo", "t5"), ("nlpo", "t5")]
+
+
+@cases(*slow_but(DAILY, SIDES))
 def test_halves_side_by_side_are_the_whole(case, kind, halves, monkeypatch):
     """Replies to the bit of their tokens, and in float64 weights, metrics and their order to rounding."""
     both, found, calls = twins.both, {}, []
@@ -140,6 +145,7 @@ class Echo:
         return {s: Step("ab", reward=float(len(x)), terminated=self.turns[s] == 3) for s, x in replies.items()}
 
 
+@pytest.mark.slow
 def test_turns_that_keep_their_beginnings_are_bit_identical(halves):
     run_twice(Echo)
 

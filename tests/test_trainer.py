@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow, slow_but
 from rigs import alike
 from small_runs import SMALL, TASKS, count_a, model, same, stopped_and_whole, told
 from tokenizers_of_words import word_tokenizer
@@ -22,7 +22,7 @@ from operant.runs.folder import read_config
 from operant.runs.notes import high_rate, idle, unknown_prompts
 
 
-@cases((0, False), (0, True), (1, False))
+@cases((0, False), slow(0, True), slow(1, False))
 def test_a_reward_that_fails_once_changes_no_number(ahead, abstains, tmp_path):
     """The step that failed, or of which nothing was left, is played again: the numbers are those without a failure."""
     options = {"tokenizer": letters(), **SMALL, "score.normalise": True, "kl.control": "adaptive"}
@@ -83,7 +83,9 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    "how", slow_but(("trunk", "8 bit", "groups, in chunks", "all that follows", "supervised"), HOW)
+)
 def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, how):
     ends = [snapshot(run.state, run.state.parts) for run in stopped_and_whole(tmp_path, 2, **HOW[how])]
     assert alike(*ends), "everything that changes in a run, to the bit"
@@ -155,7 +157,7 @@ def test_evaluation_leaves_training_alone(tmp_path):
 
 def test_the_same_seed_says_the_same_and_another_does_not(tmp_path):
     runs = [
-        train(model(), TASKS, count_a, out=tmp_path / str(i), tokenizer=letters(), seed=seed, **SMALL)
+        train(model(), TASKS, count_a, out=tmp_path / str(i), tokenizer=letters(), seed=seed, **SMALL | {"steps": 2})
         for i, seed in enumerate((3, 3, 4))
     ]
     assert told(runs[0]) == told(runs[1]) != told(runs[2])
