@@ -15,3 +15,13 @@ def cases(*rows, **more):
         return pytest.mark.parametrize(named, rows, **more)(test)
 
     return parametrised
+
+
+def slow(*values, **more):
+    """A row of a table that is tried with the slow tests alone."""
+    return pytest.param(*values, marks=pytest.mark.slow, **more)
+
+
+def slow_but(daily, rows):
+    """The rows, of which all but the `daily` ones are slow."""
+    return [row if row in daily else slow(*(row if isinstance(row, tuple) else (row,))) for row in rows]

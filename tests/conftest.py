@@ -11,7 +11,7 @@ import pytest
 def pytest_ignore_collect(collection_path, config):
     """For the slow tests alone, files without any are not even imported."""
     if config.getoption("markexpr") == "slow" and collection_path.suffix == ".py":
-        return True if "mark.slow" not in collection_path.read_text(encoding="utf-8") else None
+        return True if "slow" not in collection_path.read_text(encoding="utf-8") else None
     return None
 
 
@@ -96,6 +96,15 @@ def cache(tmp_path, monkeypatch):
         return snapshot
 
     return put
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Live pages ask their server many times a second."""
+    from operant.tools.report import html
+
+    read = html._read
+    monkeypatch.setattr(html, "_read", lambda name: read(name).replace("POLL_INTERVAL = 4000", "POLL_INTERVAL = 100"))
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,14 @@
 import os
 import tempfile
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import Child
 
 from operant import distributed
 from operant.storage.checkpoint import RunState
@@ -87,19 +89,16 @@ def fork_server():
 def on_ranks(work, world: int, *args, deadline: float = 120.0) -> list:
     """Return what `work(rank, world, *args)` returned on each of `world` gloo processes, which rendezvous in a file."""
     with tempfile.TemporaryDirectory() as folder:
-        context = fork_server()
-        ranks = [context.Process(target=_rank, args=(work, r, world, folder, args), daemon=True) for r in range(world)]
-        for process in ranks:
-            process.start()
+        ranks = [Child(partial(_rank, work, r, world, folder, args)) for r in range(world)]
         end = time.monotonic() + deadline
-        for process in ranks:
-            process.join(max(0.0, end - time.monotonic()))
-        late = [r for r, process in enumerate(ranks) if process.is_alive()]
-        for process in ranks:
-            process.kill()
-            process.join()
+        while any([rank.running() for rank in ranks]) and time.monotonic() < end:
+            time.sleep(0.01)
+        late = [r for r, rank in enumerate(ranks) if rank.running()]
+        for r in late:
+            ranks[r].kill()
+        codes = [rank.ends() for rank in ranks]
         assert not late, f"ranks {late} of {world} still ran after {deadline:.0f} s"
-        assert [p.exitcode for p in ranks] == [0] * world
+        assert codes == [0] * world
         return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
 
 

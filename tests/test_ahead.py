@@ -119,10 +119,12 @@ def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
     assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
     ends = [end_of_run(tmp_path / str(i), 64, shuffled, seed=i, rollouts_ahead=1, **CONTROL) for i in range(2)]
     assert sum(ends) / 2 < CHANCE + 3 * NOISE / 2**0.5

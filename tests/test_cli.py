@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, slow
 from processes import Child, until
 from texts import mistyped
 from toys import letters, lm, on_disk
@@ -209,8 +209,8 @@ def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
 
 @cases(
     (["letters"], {"--kl.coef 0.2", "--steps 30", "--reward letters:e"}, {"--samples", "--kl.loss-coef"}),
-    (["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
-    (["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
+    slow(["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
+    slow(["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
     (["sft"], {"--data.reply-field none", "--steps 200"}, {"--reward", "--kl.coef", "--sampling.max-tokens"}),
 )
 def test_the_short_help_has_a_dozen_options_and_needs_no_torch(words, shown, hidden, tmp_path):

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import slow
 from pages import low_contrast, overflows, overlaps
 from run_folders import probes, run
 
@@ -38,7 +39,7 @@ def unfold(page):
     page.eval_on_selector_all("details", "all => all.forEach((one) => (one.open = true))")
 
 
-@pytest.mark.parametrize("size", WIDTHS)
+@pytest.mark.parametrize("size", ["laptop", slow("phone")])
 def test_the_page_in_a_browser(browser, size, tmp_path):
     url = sweep_page(tmp_path)
     with visit(browser, url, WIDTHS[size]) as page:
@@ -173,7 +174,7 @@ def test_nothing_is_cut_off_covered_or_pale(browser, urls, count, size, scheme):
         assert low_contrast(page) == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_runs_are_told_apart(browser, urls, scheme):
     """WCAG asks for a contrast of 3 for what is drawn; 24 runs have 8 colours with 3 dashes and markers."""
     with visit(browser, urls[24], scheme=scheme) as page:

@@ -65,6 +65,7 @@ def test_hello_world_runs_with_its_import_changed(folder):
     assert math.isnan(space["stats"]["ppo/std_scores"])  # of one number, as in TRL
 
 
+@pytest.mark.slow
 def test_the_sentiment_loop_learns_and_saves(folder, tmp_path):
     named = {"--model_name": folder, "--batch_size": 32, "--mini_batch_size": 16, "--learning_rate": 0.006}
     named |= {"--init_kl_coef": 0.02, "--score_clip": 2}

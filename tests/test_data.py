@@ -198,6 +198,7 @@ def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
     assert len(named[0].prompt) == drawn[5]
 
 
+@pytest.mark.slow
 def test_query_lengths_are_the_same_in_another_process(capsys):
     """Python salts its own hash of a text in every process."""
     code = """

@@ -500,6 +500,7 @@ def test_a_saturated_reward():
     assert "saturated" not in saturated(False).findings
 
 
+@pytest.mark.slow
 def test_a_reward_that_was_nearly_saturated_at_the_start_is_not_called_constant():
     found = soon_saturated(True).findings
     assert "constant" not in found and "Every reply now scores 1:" in found["saturated"].message
@@ -531,6 +532,7 @@ def drift() -> TrainedLearner:
     return run(toy(), lambda r: chance.random(), 31)
 
 
+@pytest.mark.slow
 def test_spam_is_not_blamed_on_a_reward_that_did_not_rise():
     found = drift().findings["one_word"]
     assert "did not rise" in found.cause and "likes" not in found.cause

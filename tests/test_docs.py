@@ -202,6 +202,7 @@ def tiny(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_the_snippets_of_from_trl_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, today = snippets("docs/from-trl.md")
     exec(old, {})
@@ -255,6 +256,7 @@ def test_the_small_model_of_the_page_learns(tmp_path: Path, monkeypatch: pytest.
     assert last > first + 1 and made["tokenizer"].decode(made["tokenizer"]("a film")["input_ids"]) == "a film"
 
 
+@pytest.mark.slow
 def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (snippet,) = snippets("docs/reading-a-report.md")
     monkeypatch.chdir(tmp_path)
@@ -266,6 +268,7 @@ def test_the_observer_of_trackers_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert f"the best mean reward was {max(rewards):.3f}" in (made["run"].path / "log.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_snippet_of_stale_replies_runs(capsys: pytest.CaptureFixture[str]) -> None:
     snippet, (recorded,) = snippets(STALE)[0], snippets("docs/engines.md#replies-made-elsewhere")
     made: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import stand_in_vllm
 import torch
-from cases import cases
+from cases import cases, slow
 from processes import served
 from toys import bare_logprobs, letters, lm, says
 from transformers import AutoModelForCausalLM
@@ -78,7 +78,7 @@ def engine_of(name, policy, tmp_path, venv, **options):
                 yield engine
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=["native", "generate", slow("continuous"), "openai", "vllm"])
 def known(request, tmp_path_factory, venv):
     """(name, policy, engine), for all tests that change no weights."""
     policy = policy_of(value=ValueOptions(init="normal"))

@@ -174,6 +174,7 @@ def test_an_evaluation_says_that_a_mask_is_not_exported(inside, capsys):
     assert "masked by each model itself, because an export has no mask policy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
     (tmp_path / "odd.jsonl").write_text('{"prompt": "<b>ab</b>"}\n{"prompt": "cd"}\n', encoding="utf-8")
     asked = ["--tasks", str(tmp_path / "odd.jsonl"), "--samples", "2", "--max-tokens", "5"]

@@ -8,7 +8,7 @@ claims are written out here, on bare float64 models, and differentiated by autog
 import expected_gradients as exact
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from expected_gradients import BETA, EXACT, PROMPT, Said, best_return, expected, groups_of, likely, of, replies, small
 from rigs import Caught, gap
 from torch import Tensor
@@ -182,7 +182,7 @@ def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
 HINT = [5, 1]
 
 
-@pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), ("ragged", 2)])
+@pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), slow("ragged", 2)])
 def test_distill_descends_on_the_divergence_in_visited_states(shape, size, monkeypatch):
     """Of every reply that can be said, the KL to the teacher behind its hint before each token, whatever the reward."""
     mine = expected("distill", shape, size, monkeypatch, **{"teacher.hint": lambda rollout: HINT})
@@ -209,7 +209,7 @@ replies come with masks, to PPO in test_policy_gradients.py."""
 
 
 # --- GiGPO and rejection ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("shape", "size"), [("one", 3), pytest.param("two", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("shape", "size"), [("one", 3), slow("two", 2)])
 def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch):
     """All replies begin in the state of the prompt: advantages times 1 + omega, and KL once."""
     mine = expected("gigpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA, "advantage.omega": 0.5})
@@ -217,7 +217,7 @@ def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch)
     assert gap(mine, truth) < EXACT
 
 
-@pytest.mark.parametrize(("shape", "size", "keep"), [("one", 2, 1), ("one", 3, 2), ("ragged", 2, 1)])
+@pytest.mark.parametrize(("shape", "size", "keep"), [("one", 2, 1), ("one", 3, 2), slow("ragged", 2, 1)])
 def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     """Cross-entropy a token of the best `keep` of `size` replies, of equal ones the first; and KL of their states."""
     said = replies(shape)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from torch import Tensor
 from toys import lm
 
@@ -260,12 +261,12 @@ def reached(case: Case) -> Tensor:
     return torch.stack(policies[case.steps // 2 :]).mean(0)
 
 
-DAILY = ("ppo", "rloo", "distill", "sft")
+DAILY = ("rloo", "sft")
 """Each for a kind of update. The gradients of all are held to their claims every day, in test_expected_gradients.py and
 test_group_methods.py."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize("name", slow_but(DAILY, CASES))
 def test_a_method_ends_where_it_says(name):
     case = CASES[name]
     end = case.end()

@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from cases import cases
+from cases import cases, slow
 
 from operant import OperantError, diagnose
 from operant.metrics.registry import METRICS, describe
@@ -125,7 +125,10 @@ def table_of_w_and_b(path, table, monkeypatch):
     return path / "export.csv"
 
 
-@pytest.mark.parametrize("write", [wandb_offline, tensorboard_events, json_lines, table_of_w_and_b])
+@pytest.mark.parametrize(
+    "write",
+    [slow(wandb_offline), tensorboard_events, json_lines, table_of_w_and_b],
+)
 def test_every_writer_is_read_back(write, tmp_path, monkeypatch):
     table = rows("verl", "not_finite")
     read = read_log(write(tmp_path, table, monkeypatch))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
-from cases import cases
+from cases import cases, slow
 from houses import ROOMS, House, record
 from pages import low_contrast, overflows
 from processes import served
@@ -179,7 +179,7 @@ def write(path):
     return folder.path
 
 
-@pytest.fixture(scope="module", params=["static", "live"])
+@pytest.fixture(scope="module", params=["static", slow("live")])
 def url(request, tmp_path_factory):
     path = write(tmp_path_factory.mktemp("pages") / "house")
     if request.param == "static":

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow_but
 from golden_runs import ALGORITHMS, ISLANDS, METRICS, RUNS, farthest, made, prompts, read, run, score, settle
 from toys import bare_logprobs, lm
 
@@ -29,11 +29,12 @@ def test_there_is_a_golden_run_of_every_algorithm():
     assert set(ALGORITHMS) == table and {algorithm for _, algorithm in RUNS.values()} == table
 
 
-BRIEF = "trpo dapo dr-grpo gspo cispo sapo dppo opo pass-at-k reinforce++ reinforce++-baseline".split()
-"""Three of their steps are compared every day: steps of TRPO are long, and the others go on as GRPO does."""
+WHOLE = ("ppo", "grpo", "nlpo", "sft", "dpo")
+"""Of the others, three steps are compared every day, and twenty in CI."""
+BRIEF = [name for name in ALGORITHMS if name not in WHOLE]
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in BRIEF)) for n in ALGORITHMS])
+@pytest.mark.parametrize("name", slow_but(WHOLE, ALGORITHMS))
 def test_twenty_steps_are_what_they_were(name):
     mine, right = run(name), read(name)
     assert mine["replies"] == right["replies"]

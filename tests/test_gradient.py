@@ -101,6 +101,7 @@ def test_ranks_make_the_gradient_of_one_process(ranked):
 
 
 @pytest.mark.parametrize("ranked", [3], indirect=True)
+@pytest.mark.slow
 def test_ranks_with_three_one_and_no_micro_batches_of_their_own(ranked):
     """The first minibatch holds the attempts of ranks 0 and 1 alone, the second that of rank 2 alone.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import hostile_programs
 import pytest
+from cases import slow
 from hostile_programs import ALL, Hostile, Room
 
 from operant.sandbox.jail import Code, Jail, JailOptions, Program
@@ -14,26 +15,26 @@ from operant.types import OperantError
 NEIGHBOUR = Program("def f(x): return sorted(x)", [Code("assert f([3, 1, 2]) == [1, 2, 3]")])
 WEAK = {"reads", "harms"}
 """What the level without a boundary promises nothing about."""
+LEVELS = ("namespaces", "landlock", "process")
 
 
-@pytest.mark.parametrize(
-    "level", ["namespaces", *(pytest.param(level, marks=pytest.mark.slow) for level in ("landlock", "process"))]
-)
-def test_no_program_escapes(level: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("level", "some"), [("namespaces", ALL[::5]), *(slow(x, ALL) for x in LEVELS)])
+def test_no_program_escapes(level: str, some: list[Hostile], tmp_path: Path) -> None:
+    """A fifth of them every day, of each kind some."""
     try:
         jail = Jail(JailOptions(level=level, seconds=0.4, patience=0.6, at_once=4))
     except OperantError as error:
         pytest.skip(f"THE HOSTILE PROGRAMS ARE NOT TRIED AT THE LEVEL {level}: {error}")
     room = Room(tmp_path / "room")
     try:
-        asked = [(room.program(one), NEIGHBOUR) if i % 4 == 0 else (room.program(one),) for i, one in enumerate(ALL)]
+        asked = [(room.program(one), NEIGHBOUR) if i % 4 == 0 else (room.program(one),) for i, one in enumerate(some)]
         found = iter(jail.run([program for programs in asked for program in programs]))
         verdicts, neighbours = [], []
         for programs in asked:
             verdicts.append(next(found))
             neighbours += [next(found) for _ in programs[1:]]
-        escaped = {one.name for one, verdict in zip(ALL, verdicts) if verdict.outcome == "passed"}
-        strong = {one.name for one in ALL if level != "process" or one.kind not in WEAK}
+        escaped = {one.name for one, verdict in zip(some, verdicts) if verdict.outcome == "passed"}
+        strong = {one.name for one in some if level != "process" or one.kind not in WEAK}
         assert escaped & strong == set()
         assert {verdict.outcome for verdict in neighbours} == {"passed"}, "a neighbour was disturbed"
         assert level == "process" or room.state() == room.before

@@ -5,7 +5,6 @@ A rule is a function from source to complaints. Each is held to a sample that br
 
 import ast
 import re
-from functools import cache
 from pathlib import Path
 
 import architecture
@@ -134,9 +133,8 @@ def test_going_down_and_staying_in_the_package_are_fine() -> None:
 
 
 # --- habits -----------------------------------------------------------------------------------------------------
-@cache
 def nodes(source: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(source)))
+    return architecture.walked(architecture.parsed(source))
 
 
 def calls(source: str) -> list[ast.Call]:

@@ -54,7 +54,7 @@ def test_answers_become_scores(kind, replies, answer, wanted, tmp_path):
 
 
 def test_scores_of_several_people_are_averaged_and_nobody_is_waited_for_for_ever(tmp_path, capsys):
-    reward = Humans(str(tmp_path / "labels.sqlite"), kind="pick", labellers=2, minutes=0.02)
+    reward = Humans(str(tmp_path / "labels.sqlite"), kind="pick", labellers=2, minutes=0.005)
     asked = rollouts("a", "b") + rollouts("a", "a", task="same") + rollouts("c", "d", task="late")
     with pytest.raises(OperantError, match="nobody labelled any of 2 items"):  # equal replies cannot be compared
         reward(asked)

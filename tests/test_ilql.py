@@ -132,6 +132,7 @@ def test_guided_play_beats_the_player_it_learnt_from(taught):
     assert float(least[0, -1]) == pytest.approx(1.0, abs=0.25) and float(least[1, -1]) == pytest.approx(0.1, abs=0.2)
 
 
+@pytest.mark.slow
 def test_shuffled_rewards_guide_nowhere():
     assert played(learnt(shuffled=True, steps=25), 16.0) < 0.4
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import hostile
 import pytest
-from cases import cases
+from cases import cases, slow
 from isolation import STRONG, WEAK, marked_processes
 from page_commands import snippets
 from rigs import on_ranks
@@ -168,7 +168,7 @@ def test_data_that_is_not_plain_is_refused(target, what):
 def test_samples_of_a_prompt_stay_together_in_a_worker():
     four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
     assert judge(isolated(hostile.how_many, workers=2), four).scores == [12.0] * 12 + [8.0] * 8
-    assert judge(isolated(hostile.how_many, workers=9), four).scores == [4.0] * 20
+    assert judge(isolated(hostile.how_many, workers=6), four).scores == [4.0] * 20
     assert judge(isolated(hostile.how_many), four).scores == [20.0] * 20
     assert judge(isolated(hostile.how_many, each=True, workers=2), four).scores == [1.0] * 20
 
@@ -201,7 +201,7 @@ def test_a_function_is_found_by_its_name_or_refused():
 
 @cases(
     ("if __name__ == '__main__':", "scored [2.0]"),
-    pytest.param("if True:", "put the code that starts the run under", marks=pytest.mark.slow),
+    slow("if True:", "put the code that starts the run under"),
 )
 def test_a_function_of_the_script_itself(guard, printed, tmp_path):
     """It is found by its file; if the worker would run the whole script again, the error says how to prevent that."""
@@ -392,7 +392,7 @@ judge(reward, [sample])
 """
 
 
-@pytest.mark.parametrize("level", [STRONG, WEAK])
+@pytest.mark.parametrize("level", [STRONG, slow(WEAK)])
 def test_a_run_that_is_killed_leaves_no_process(level, mark):
     env = os.environ | {"PYTHONPATH": str(TESTS)}
     with subprocess.Popen([sys.executable, "-c", PARENT, level], env=env, stdout=subprocess.PIPE) as parent:

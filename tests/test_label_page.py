@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
-from cases import cases
+from cases import cases, slow
 from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
@@ -132,10 +132,10 @@ def test_ranking_by_keys_with_a_tie(browser, served):
 
 @cases(
     ("rate", ("5", "ArrowDown", "1", "Enter"), {"ratings": [5, None, 1]}),
-    ("rate", ("5", "2", "ArrowUp", "4", "3", "Enter"), {"ratings": [5, 4, 3]}),
     ("good", ("g", "b", "g", "Enter"), {"good": [True, False, True]}),
-    ("good", ("2", "3", "3", "Enter"), {"good": [None, True, False]}),
-    ("good", ("x",), {"good": [False] * 3, "all_bad": True}),
+    slow("rate", ("5", "2", "ArrowUp", "4", "3", "Enter"), {"ratings": [5, 4, 3]}),
+    slow("good", ("2", "3", "3", "Enter"), {"good": [None, True, False]}),
+    slow("good", ("x",), {"good": [False] * 3, "all_bad": True}),
 )
 def test_marks_by_keys(kind, keys, expected, browser, served):
     """expected: by the order on the page."""
@@ -149,6 +149,7 @@ def test_marks_by_keys(kind, keys, expected, browser, served):
     assert [answer[field][place] for place in places] == expected[field] and answer.keys() == expected.keys()
 
 
+@pytest.mark.slow
 def test_ranking_by_dragging(browser, served):
     server = served("rank")
     with labelling(browser, server) as page:
@@ -254,6 +255,7 @@ def test_a_label_survives_a_server_that_is_killed(browser, tmp_path):
         assert len(store.history()) == 2
 
 
+@pytest.mark.slow
 def test_a_label_that_was_never_answered_is_sent_when_the_page_comes_back(browser, served):
     server = served()
     with labelling(browser, server) as page:
@@ -284,6 +286,7 @@ def test_two_people_see_the_same_prompts_in_orders_of_their_own(browser, served)
     assert best["anna"] != best["ben"]
 
 
+@pytest.mark.slow
 def test_two_pages_of_one_person_on_one_item(browser, served):
     server = served()
     with labelling(browser, server) as one, labelling(browser, server) as other:
@@ -297,6 +300,7 @@ def test_two_pages_of_one_person_on_one_item(browser, served):
     assert answers(server) == [("anna", {"best": 2})] and len(server.store.history()) == 2
 
 
+@pytest.mark.slow
 def test_a_page_without_replies_waits_for_those_of_another_process(browser, served):
     server = served(items=[])
     with labelling(browser, server) as page:
@@ -309,7 +313,7 @@ def test_a_page_without_replies_waits_for_those_of_another_process(browser, serv
 
 
 # --- hostile texts and requests ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["pick", "rank"])
+@pytest.mark.parametrize("kind", ["pick", slow("rank")])
 def test_replies_are_shown_as_text_and_nothing_else(browser, served, kind):
     hostile = Item("x", [{"role": "<u>system</u>", "content": HOSTILE[0]}], (*HOSTILE, "", " \n"))
     with labelling(browser, served(kind, [hostile])) as page:

@@ -263,6 +263,7 @@ def test_every_acknowledged_label_survives_kills_of_the_server(tmp_path):
     assert len(addresses) == 1, "an open page finds the server again"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_with_a_sentence(tmp_path):
     path = write(tmp_path / "replies.v2.jsonl", {"prompt": "p", "replies": ["a", "b"]})
     with serving(path) as (process, url):

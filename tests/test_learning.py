@@ -9,6 +9,7 @@ third of the replies get their own scores, one seed ends above that bound with e
 import pytest
 import torch
 from canaries import ABSENT, CHANCE, NOISE, PROMPTS, VOCABULARY, WANTED, learner, score, shuffled
+from cases import slow, slow_but
 
 from operant.algorithms import ALGORITHMS
 from operant.sampling import counter
@@ -81,7 +82,13 @@ def test_every_row_of_the_table_has_a_canary():
     assert set(ROWS) == set(ALGORITHMS) - ELSEWHERE
 
 
-@pytest.mark.parametrize(("row", "kind"), [*((row, "gpt2") for row in ROWS), ("ppo", "llama")])
+DAILY = ("ppo", "grpo", "sft", "rloo", "decision", "soft_q", "rejection")
+"""Methods whose updates have little in common; those of all are held to their claims every day, in
+test_expected_gradients.py and test_group_methods.py. Of TRPO a seed does not show a leak."""
+OTHERS = [*(slow(row, "gpt2") for row in ROWS if row not in DAILY), slow("ppo", "llama")]
+
+
+@pytest.mark.parametrize(("row", "kind"), [*((row, "gpt2") for row in DAILY), *OTHERS])
 def test_a_method_finds_the_optimum(row, kind):
     more = {"steps": 14, "count": 48} if row == "trpo" else {"steps": 12}  # TRPO makes one step a batch
     own = ROWS[row] | ({"update.target_kl": 0.15, "critic_epochs": 3} if row == "trpo" else {})
@@ -90,20 +97,15 @@ def test_a_method_finds_the_optimum(row, kind):
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.slow
 def test_ppo_with_one_action_a_reply_finds_it_too(level):
     """All five tokens of a reply share one advantage, so it takes longer."""
     means = run(learner(**LEVELS[level]), 16)
     assert means[0] < 0.2 and means[-1] > 0.9
 
 
-DAILY = ("ppo", "grpo", "rloo", "sft", "decision", "soft_q", "rejection")
-"""Methods whose updates have little in common. TRPO is none of them: a seed of it does not show a leak, either."""
-
-
 # Without an outcome critic coderl computes what reinforce does: the ends are the same to the last bit.
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, marks=() if row in DAILY else pytest.mark.slow) for row in ROWS if row != "coderl"]
-)
+@pytest.mark.parametrize("row", slow_but(DAILY[:3], [row for row in ROWS if row != "coderl"]))
 def test_shuffled_rewards_teach_nothing(row):
     assert above(row, shuffled) < 0
 
@@ -115,6 +117,7 @@ def test_the_control_sees_a_leak(row):
     assert above(row, leaking, 4 if row == "trpo" else 1) > 0
 
 
+@pytest.mark.slow
 def test_triplets_from_anywhere_teach_the_same():
     """The replies come from transformers' own `generate`; the learner gets tensors that it has never seen."""
     student, means = learner("llama"), []

@@ -79,6 +79,7 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
     assert learner.reference.fingerprint == fingerprint(learner.reference.policy)
 
 
+@pytest.mark.slow
 def test_it_learns_under_ppo():
     options = LORA | {"kl.coef": 0.0, "sampling.max_tokens": 6, "update.minibatch": 16}
     learner = Learner(lm("llama", vocab=12), **options)

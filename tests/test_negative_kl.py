@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, slow
 
 from operant import Learner, diagnose
 from operant.tools.diagnosis.sampling import SETTINGS
@@ -44,7 +44,7 @@ def below_zero(learner) -> bool:
     return mean < -1 and mean < -5 * error
 
 
-@pytest.mark.parametrize("cause", ["top_k", "min_length", "dropout", pytest.param("top_p", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cause", ["min_length", "dropout", slow("top_k"), slow("top_p")])
 def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     learner = wrong(cause, True)
     (finding,) = NEGATIVE.findings(learner)
@@ -57,11 +57,11 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
 
 
 @cases(
-    ("top_k", "top_k", "dropout"),
     ("min_length", "min_length", "top_k"),
+    slow("top_k", "top_k", "dropout"),
     ("dropout", "dropout", "top_k"),
-    pytest.param("top_p", "top_p", "dropout", marks=pytest.mark.slow),
-    pytest.param("cold", "a temperature below 1", "dropout", marks=pytest.mark.slow),
+    slow("top_p", "top_p", "dropout"),
+    slow("cold", "a temperature below 1", "dropout"),
 )
 def test_undeclared_it_is_one_candidate_of_several(cause, word, opposite):
     learner = wrong(cause, False)
@@ -85,7 +85,7 @@ def test_padding_is_recognised_and_makes_kl_negative():
     assert finding.cause.startswith("padding is counted as text") and "Candidates" not in finding.cause
 
 
-@pytest.mark.parametrize("cause", ["hot", "cold"])
+@pytest.mark.parametrize("cause", ["hot", slow("cold")])
 def test_an_undeclared_temperature_shows_at_the_first_step(cause):
     assert names(declared := wrong(cause, True)) == {"declared_otherwise"}
     assert NEGATIVE.kl(declared, 2)[0] > 0
@@ -96,6 +96,7 @@ def test_an_undeclared_temperature_shows_at_the_first_step(cause):
     assert f"a temperature {side} 1" in finding.cause.split("Candidates: ")[1]
 
 
+@pytest.mark.slow
 def test_stored_truncation_makes_kl_negative_too():
     learner = NEGATIVE.own("variety", 10, **{"sampling.top_k": 10, "sampling.truncation": "stored"})
     (finding,) = NEGATIVE.findings(learner)

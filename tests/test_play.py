@@ -229,6 +229,7 @@ def test_a_run_plays_as_in_its_evaluation(trained, capsys):
     assert len(said) > 20 and len(set(said)) > 3
 
 
+@pytest.mark.slow
 def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path, capsys):
     """A run of `workers:rooms` is one of `rooms`; the number of its workers is no option of a world."""
     own = {"env.rooms": 4, "env.memory": 1, "env.max_turns": 3, "env.workers": 1, "max_tokens": 6, "probes": 0}

@@ -411,6 +411,7 @@ def test_a_wrong_program_is_refused(tmp_path, monkeypatch):
             AgentWorld(**options)
 
 
+@pytest.mark.slow
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     defined, used = snippets("docs/agents.md")

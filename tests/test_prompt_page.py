@@ -4,6 +4,7 @@ import json
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import slow
 from pages import low_contrast, overflows
 from processes import served
 
@@ -179,7 +180,7 @@ def test_the_best_prompt_of_the_step_under_the_pointer_is_shown(browser, url):
 
 
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_prompts_fit_and_can_be_read(browser, url, size, scheme):
     with visit(browser, url, size, scheme) as page:
         page.evaluate("document.querySelectorAll('section > details').forEach((it) => (it.open = true))")
@@ -189,7 +190,7 @@ def test_prompts_fit_and_can_be_read(browser, url, size, scheme):
 
 
 @pytest.mark.slow
-def test_the_live_page_fills_in_what_is_found(browser, tmp_path):
+def test_the_live_page_fills_in_what_is_found(browser, tmp_path, soon):
     path = write(tmp_path / "run", found=None)
     with served(Server(path, Serving(port=0))) as server, visit(browser, server.url) as page:
         page.locator("#prompts .tokens").wait_for()

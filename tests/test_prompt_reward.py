@@ -264,6 +264,7 @@ def test_examples_check_their_sizes():
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     space = {}

@@ -98,6 +98,7 @@ def test_any_number_of_actors_says_what_the_native_engine_says(engine, count):
     same(engine, policy())
 
 
+@pytest.mark.slow
 def test_replies_that_have_begun_are_continued(engine):
     begun, more = [[3], [], [4, 5], [], [6] * 4, [7], []], [1, 2, 3, 4, 3, 2, 1]
     expected, found = (e.generate_more(PROMPTS, begun, more, SAMPLING, KEYS) for e in (NativeEngine(policy()), engine))
@@ -106,10 +107,12 @@ def test_replies_that_have_begun_are_continued(engine):
         assert b.logprobs == pytest.approx(a.logprobs, abs=2e-5)
 
 
+@pytest.mark.slow
 def test_truncated_sampling_has_its_tables(engine):
     same(engine, policy(), top_k=4, truncation="stored")
 
 
+@pytest.mark.slow
 def test_weights_after_an_update_are_used_with_their_version(engine):
     own = policy()
     engine.sync(own, 0)
@@ -132,6 +135,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.slow
 def test_every_kind_of_policy_generates_in_actors(engine, kind):
     """Whole, after an update, and its reference: of weights that do not change, nothing is sent twice."""
     made = OTHERS[kind]()
@@ -148,6 +152,7 @@ def test_every_kind_of_policy_generates_in_actors(engine, kind):
     same(engine, made.reference.policy, 7)
 
 
+@pytest.mark.slow
 def test_choices_are_those_of_the_native_engine(engine):
     own, options = policy(), [[[3], [4, 5], [6]], [[7], [7], [8, 9]], [[4], [5]]]
     given = (PROMPTS[:3], options, SAMPLING, KEYS[:3])
@@ -182,6 +187,7 @@ def test_too_many_deaths_are_a_sentence(ray, engine):
         same(engine, policy())
 
 
+@pytest.mark.slow
 def test_an_error_of_the_inner_engine_is_its_own_sentence(engine):
     with pytest.raises(OperantError, match=r"^prompt 0 has 60 tokens, and with 8 of the reply does not fit"):
         engine.generate([[3] * 60], SAMPLING, [1])
@@ -236,6 +242,7 @@ def test_an_address_without_ray_is_a_sentence(monkeypatch):
         RayEngine(policy(), address=f"127.0.0.1:{free_port()}", actors=400)
 
 
+@pytest.mark.slow
 def test_more_actors_than_processors_are_refused(ray):
     with pytest.raises(OperantError, match=r"engine\.actors=3 with 3000 CPU each: Ray has 4096; use fewer"):
         RayEngine(policy(), actors=3, cpus=3000)
@@ -267,6 +274,7 @@ def test_what_the_page_shows_runs(ray, tmp_path, monkeypatch):
     assert made["learner"].progress.step == 1
 
 
+@pytest.mark.slow
 def test_an_actor_that_dies_before_it_is_ready_ends_the_run(ray):
     class Doomed:
         def __init__(self):

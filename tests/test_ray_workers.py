@@ -185,7 +185,7 @@ def programs(folder):
 def test_verdicts_are_those_of_the_local_jail(ray, tmp_path):
     (tmp_path / "precious").write_text("here", encoding="utf-8")
     before = below()
-    options = JailOptions(seconds=1.0)
+    options = JailOptions(seconds=0.5)
     local, jail = Jail(options), RayJail(RaySession(PROGRAMS, count=2), options)
     assert jail.level == local.level
     assert "in each of 2 actors of Ray" in jail.describe() and "1 at once" in jail.describe()
@@ -201,6 +201,7 @@ def test_verdicts_are_those_of_the_local_jail(ray, tmp_path):
     assert gone(before)
 
 
+@pytest.mark.slow
 def test_no_verdict_is_lost_when_a_judging_actor_is_killed(ray):
     jail = RayJail(RaySession(PROGRAMS, count=2), JailOptions(seconds=2.0))
     slow = "s = 0\nfor i in range(3_000_000): s += i\n"
@@ -233,6 +234,7 @@ def test_a_level_that_a_node_lacks_is_a_sentence(ray):
     assert len(RaySession._open) == 1
 
 
+@pytest.mark.slow
 def test_too_many_deaths_are_a_sentence(ray, monkeypatch):
     monkeypatch.setattr(on_ray, "DEATHS", 0)
     jail = RayJail(RaySession(PROGRAMS, count=1), JailOptions())

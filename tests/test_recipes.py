@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from cases import cases
+from cases import cases, slow_but
 from toys import letters, lm
 
 from operant import OperantError, Task, load_policy, train
@@ -34,7 +34,7 @@ def test_a_recipe_is_short_and_its_first_line_says_what_it_does(path):
     assert re.match(r"# [A-Z].{30}", lines[0])
 
 
-@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("name", slow_but(["keyword"], LEARNT))
 def test_a_recipe_runs(name, tmp_path, capsys):
     short = "--steps 1 --batch 16 --update.minibatch 16 --data.limit 8 --probes 2".split()
     assert main(["train", name, *short, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import slow
 from toys import lm
 
 from operant import Batch, Learner, OperantError, load_policy
@@ -25,7 +26,7 @@ def learnt_from(one):
     return [row.tolist() for row in batch.tokens[:, 1:]], batch.rewards.sum(1).tolist()
 
 
-@pytest.mark.parametrize("share", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [0.5, slow(1.0)])
 def test_replies_of_another_sampler_lead_to_the_optimum(share):
     """Two tokens of four letters: p(x, y) = exp(r(x, y)) / Z, whoever has written the replies of the buffer."""
     chance = torch.Generator().manual_seed(3)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
+from cases import slow
 from processes import served
 
 from operant.runs.folder import RunFolder
@@ -63,7 +64,7 @@ def urls(tmp_path_factory):
         yield {"static": write_report(folder.path).as_uri(), "live": server.url}
 
 
-@pytest.fixture(params=["static-laptop", "live-phone"])
+@pytest.fixture(params=["static-laptop", slow("live-phone")])
 def page(request, browser, urls):
     """The page in a browser, once as a file and once live."""
     kind, size = request.param.split("-")
@@ -269,6 +270,7 @@ def test_both_answers_to_a_query_open_and_unknown_numbers_have_no_button(page):
     assert "Advantage" not in texts(page, ".replies .modes label")
 
 
+@pytest.mark.slow
 def test_colours_follow_light_and_dark(browser, urls):
     grounds = []
     for scheme in ("light", "dark"):
@@ -291,7 +293,7 @@ def test_the_static_page_names_the_replies_that_it_lacks(browser, urls, run):
         assert "not on this page" in page.locator(".replies .missing").first.inner_text()
 
 
-def test_the_live_page_follows_the_run(browser, run):
+def test_the_live_page_follows_the_run(browser, run, soon):
     with live(run) as server, visit(browser, server.url) as page:
         replies(page)
         assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are available."]
@@ -315,7 +317,7 @@ def test_long_messages_and_numbers_fit_a_phone(browser, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
 
 
-@pytest.mark.parametrize("kind", ["static", "live"])
+@pytest.mark.parametrize("kind", [slow("static"), "live"])
 def test_outcomes_are_a_column_a_filter_and_a_chart_and_messages_are_searched_as_text(browser, tmp_path, kind):
     folder = RunFolder.create(tmp_path / "run", {"steps": 2})
     folder.rollouts(1, step_rows(1, 4))  # of a version without these columns
@@ -367,7 +369,7 @@ def test_a_run_without_outcomes_shows_none_of_this(page):
 
 
 @pytest.mark.slow
-def test_an_open_reply_is_not_replaced(browser, run):
+def test_an_open_reply_is_not_replaced(browser, run, soon):
     with live(run) as server, visit(browser, server.url) as page:
         opened(page)
         run.rollouts(5, [reply(0, 5, " brand new", 0.5, [-1.0])])

@@ -378,6 +378,7 @@ def test_vendored_files_match_their_readme():
     assert "uPlot" in note and "MIT" in (PAGE / "vendor" / "LICENSE").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_of_a_long_run_with_long_replies_is_small(tmp_path):
     folder, chance = RunFolder.create(tmp_path / "x", {}), random.Random(0)
     one, spread = metrics(1, chance), distributions(1, chance)
@@ -527,6 +528,7 @@ def test_every_figure_is_saved_as_a_picture_that_stands_alone_and_as_a_table(bro
     alone.close()
 
 
+@pytest.mark.slow
 def test_a_saved_file_arrives(browser, url):
     with visit(browser, url) as page:
         page.locator("#chart-reward-mean").hover()
@@ -561,6 +563,7 @@ def test_what_never_changes_is_said_in_words_and_a_single_zero_starts_at_zero(br
         assert texts == ["Size of the update (nats)", "0", "0.2", "0.4", "0.6", "0.8", "1", "step 0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_change_of_theme_redraws(browser, url):
     with visit(browser, url) as page:
         before = dict(page.evaluate(COLOURS))
@@ -623,6 +626,7 @@ def test_texts_are_escaped_and_a_finding_links_to_its_chart(browser, tmp_path):
         assert page.evaluate(FITS)
 
 
+@pytest.mark.slow
 def test_many_findings_are_folded(browser, tmp_path):
     path = write_run(tmp_path / "x")
     data = run_report.page_data(path)
@@ -659,6 +663,7 @@ def test_nan_leaves_a_gap_in_a_curve_and_a_step_without_the_metric_does_not(brow
             assert len(blue) > 200 and len(re.findall(r"\.{15,}", blue)) == gaps, (chart, blue)
 
 
+@pytest.mark.slow
 def test_an_untrained_critic_does_not_flatten_its_curve(browser, tmp_path):
     for name, values, floor in (("x", (-90.0, 0.1, 0.5), True), ("y", (-90.0, 0.1, -3.0), False)):
         folder = RunFolder.create(tmp_path / name, {})
@@ -699,7 +704,7 @@ def test_the_page_of_held_out_labels_without_a_disagreement(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_live_page_is_updated_in_place(browser, tmp_path):
+def test_the_live_page_is_updated_in_place(browser, tmp_path, soon):
     path = tmp_path / "x"
     shutil.copytree(write_run(tmp_path / "y"), path)
     folder = RunFolder.open(path)

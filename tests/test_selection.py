@@ -93,6 +93,7 @@ def on_a_rank(rank: int, world: int) -> dict:
     return {"kept": kept, "alone": alone, "steps": steps}
 
 
+@pytest.mark.slow
 def test_two_ranks_keep_what_one_keeps_and_learn_the_same():
     """The fork's selection over ranks hung, and was switched off."""
     ranks = on_ranks(on_a_rank, 2)

@@ -275,6 +275,7 @@ def test_too_many_requests_wait_elsewhere_and_replies_that_nobody_reads_stop(one
     assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=2).usage.completion_tokens == 2
 
 
+@pytest.mark.slow
 def test_the_snippets_of_the_page_run(one, capsys, tmp_path, monkeypatch):
     """What the second one records is trained on: by the weights that answered, every ratio is 1; others are stale."""
     monkeypatch.chdir(tmp_path)

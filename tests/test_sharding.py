@@ -1,9 +1,11 @@
 """`learner.parallel=fsdp`: ranks that have parts of the weights learn what one process learns; any number resumes."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from cases import slow, slow_but
 from rigs import DEALT, REPLIES, SCORES, gap, on_ranks, state_of
 from toys import lm
 
@@ -71,17 +73,21 @@ def learnt(name: str, which: list[int], parallel: str = "fsdp") -> dict:
     return {"moved": weights(learner) - before, "metrics": told, "sizes": sizes}
 
 
-def work(rank: int, world: int) -> dict:
-    return {name: learnt(name, DEALT[rank]) for name in CASES}
+DAILY = ("value head, tied", "adapter, exact KL", "rejection", "bfloat16")
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    return on_ranks(work, 2, deadline=400)
+def work(rank: int, world: int, names: list[str]) -> dict:
+    return {name: learnt(name, DEALT[rank]) for name in names}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_two_ranks_with_parts_of_weights_learn_as_one_process(ranks, name):
+@cache
+def ranks_of(daily: bool) -> list[dict]:
+    return on_ranks(work, 2, [name for name in CASES if (name in DAILY) == daily], deadline=400)
+
+
+@pytest.mark.parametrize("name", slow_but(DAILY, CASES))
+def test_two_ranks_with_parts_of_weights_learn_as_one_process(name):
+    ranks = ranks_of(name in DAILY)
     truth = learnt(name, list(range(7)), "ddp")
     assert float(truth["moved"].norm()) > 0
     for rank in (0, 1):
@@ -155,9 +161,9 @@ def folder(tmp_path_factory) -> tuple[Path, dict]:
 
 WORLDS = [
     (1, "fsdp"),
-    (2, "fsdp"),
-    pytest.param(2, "ddp", marks=pytest.mark.slow),
-    pytest.param(4, "fsdp", marks=pytest.mark.slow),
+    slow(2, "fsdp"),
+    slow(2, "ddp"),
+    slow(4, "fsdp"),
 ]
 
 

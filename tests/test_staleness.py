@@ -5,7 +5,7 @@ from math import exp, log
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from expected_gradients import BETA, EXACT, PLAIN, best_return, expected, of, replies
 from rigs import gap, said
 from toys import bare_logprobs, lm
@@ -72,7 +72,7 @@ OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
     ("ppo", "one", 1, "token", OF_PPO),
     ("ppo", "two", 1, "sequence", OF_PPO),
     ("rloo", "one", 2, "token", OF_RLOO),
-    ("rloo", "ragged", 2, "sequence", OF_RLOO),
+    slow("rloo", "ragged", 2, "sequence", OF_RLOO),
 )
 def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):
     """The truth is the gradient of E[reward] - BETA KL by autograd on a bare model; a mean over two tokens is half."""

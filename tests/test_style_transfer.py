@@ -361,6 +361,7 @@ def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
     assert [line["reward/mean"] for line in parts.metrics][-5:][3:] == scores[3:]
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_page_runs(capsys):
     (snippet,) = snippets("docs/prompts.md#style-transfer-by-prompts")
     exec(snippet, {})

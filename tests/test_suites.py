@@ -10,7 +10,7 @@ from importlib import import_module
 from threading import Thread
 
 import pytest
-from cases import cases
+from cases import cases, slow
 from worlds import SMALL
 
 from operant import OperantError, Task, check_env, train
@@ -83,9 +83,9 @@ def test_a_solution_of_scienceworld_wins_its_game():
     "world",
     [
         {"suite": "textarena", "game": GUESS, "commands": ("1", "2", "33")},
-        pytest.param({"suite": "textarena", "game": "FrozenLake-v0-random"}, marks=pytest.mark.slow),
-        pytest.param({"suite": "gem", "game": "game:Minesweeper-v0-easy"}, marks=pytest.mark.slow),
-        pytest.param({"suite": "scienceworld", "game": "find-plant"}, marks=pytest.mark.slow),
+        slow({"suite": "textarena", "game": "FrozenLake-v0-random"}),
+        slow({"suite": "gem", "game": "game:Minesweeper-v0-easy"}),
+        slow({"suite": "scienceworld", "game": "find-plant"}),
     ],
     ids=lambda world: world["game"],
 )
@@ -112,8 +112,8 @@ def test_two_steps_of_training_in_a_suite(name, more, tmp_path):
 @cases(
     ("textarena:GuesTheNumber-v0", r"'GuesTheNumber-v0': TextArena has no such game; did you mean 'GuessTheN"),
     ("textarena:zzzz", r"TextArena has no such game; it has \d+, such as 2048-v0"),
-    ("textarena:Countdown-v0", "cannot play 'Countdown-v0' here: it pays a sentence for a wrong command: 'Inv"),
-    ("textarena:MarketEntryGame-v0", "cannot play 'MarketEntryGame-v0' here: it is a game for several players"),
+    slow("textarena:Countdown-v0", "cannot play 'Countdown-v0' here: it pays a sentence for a wrong command: 'Inv"),
+    slow("textarena:MarketEntryGame-v0", "cannot play 'MarketEntryGame-v0' here: it is a game for several players"),
     ("textarena:TicTacToe-v0", r"here: it raised AssertionError: The number of players has to be 2, received 1"),
     ("gem:game:Wordle-v1-easy", r"Gem has no such game; did you mean 'game:Wordle-v0-easy'\?"),
     ("scienceworld:find-plants", r"ScienceWorld has no such game; did you mean 'find-plant'\?"),

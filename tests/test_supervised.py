@@ -192,6 +192,7 @@ def test_the_command_line_learns_evaluates_and_resumes(files, tmp_path, capsys):
     assert losses(half) == losses(out)  # bit-identical to the run that never stopped
 
 
+@pytest.mark.slow
 def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
     """Replies that nothing decides: the loss on the rows falls, the one on others rises."""
     names = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]

@@ -12,7 +12,7 @@ import time
 
 import pytest
 import yaml
-from cases import cases
+from cases import cases, slow
 from processes import Forked
 from run_folders import run as write_run
 from texts import mistyped
@@ -260,7 +260,7 @@ def test_a_run_that_fails_ends_no_other_and_goes_on_once_it_is_mended(place, mon
 
 @cases(
     ("none.txt", 2),  # whatever the other values are
-    ("none.txt,tasks.txt", 4),  # the last combination is not refused
+    slow("none.txt,tasks.txt", 4),  # the last combination is not refused
     ("none.txt,nil.txt", 4),  # refused with another sentence
 )
 def test_a_sweep_whose_runs_are_all_refused_alike_stops_after_the_second(tasks, begun, place, monkeypatch, capfd):

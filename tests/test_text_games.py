@@ -325,6 +325,7 @@ def test_rooms_pass_the_check_with_tasks_of_their_own():
 
 
 # --- the page, and the recipe -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_world_of_the_page_has_sixty_lines_and_trains(tmp_path, monkeypatch):
     """Its snippet is saved as it stands, checked, and trained in by the page's own command, with fewer steps."""
     [snippet] = [part for part in snippets("docs/text-worlds.md") if "class Ladders" in part]

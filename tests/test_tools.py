@@ -111,7 +111,7 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
     ("<python>None</python>", "python", "<result></result>"),
     ("<raises>k</raises>", [raises], "KeyError: 'k'"),
-    ("<slow>k</slow>", [slow], "the call took longer than 2 seconds"),
+    pytest.param("<slow>k</slow>", [slow], "the call took longer than 2 seconds", marks=pytest.mark.slow),
     ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
     ("<boils>3</boils>", [boils], "TypeError"),
     ("if vector<int> is meant, <boils>{}</boils>", [boils], "TypeError"),

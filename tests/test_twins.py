@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from cases import slow
 from torch import Tensor, nn
 from toys import lm
 
@@ -375,7 +376,7 @@ def test_scoring_is_what_sampling_was():
                 torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo", "rloo"])
+@pytest.mark.parametrize("name", ["ppo", slow("grpo"), slow("rloo")])
 def test_a_recipe_learns(name, capsys):
     """Reward up by far more than chance: the standard error of a step's mean is below 0.1."""
     history = recipe(name).main(["--steps", "12", "--batch", "32", "--tokens", "12"])

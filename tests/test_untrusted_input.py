@@ -521,6 +521,7 @@ OPEN = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_no_script_of_a_run_runs_in_a_browser(told, tmp_path):
     with chromium() as browser:
         for path in pages_of(told, tmp_path):

@@ -64,6 +64,7 @@ def test_a_failure_costs_an_episode_or_those_of_its_worker(end, fault, kept, mar
     assert marked_processes(mark, patience=1.0) == []
 
 
+@pytest.mark.slow
 def test_the_state_of_every_worker_survives_crash_and_resume(tmp_path):
     env = WorkerEnv(f"{HERE}:Draws", {"fault": "die"}, workers=2)
     tasks = dict(enumerate(SIX[:4]))

@@ -8,7 +8,7 @@ from functools import partial
 import hostile_worlds
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from hostile_worlds import Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
 from page_commands import snippets
@@ -38,7 +38,7 @@ from operant.training.scoring import bootstrap_prompts, with_bootstraps
     [
         *(pytest.param(STRONG, *case.values, marks=case.marks) for case in FAILING),
         (WEAK, "timeout", "hangs_with_a_server"),  # the levels differ in how processes are ended
-        *(pytest.param(WEAK, "timeout", fault, marks=pytest.mark.slow) for fault in ("hangs", "reset_hangs")),
+        *(slow(WEAK, "timeout", fault) for fault in ("hangs", "reset_hangs")),
     ],
 )
 def test_an_isolated_world_that_fails_costs_its_episode_alone(end, fault, level, kept, mark):
@@ -343,7 +343,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("make", [*SHIPPED.values(), *OTHERS.values()], ids=[*SHIPPED, *OTHERS])
+EVERY = [pytest.param(m, id=n, marks=[pytest.mark.slow] * n.endswith(" rooms")) for n, m in (SHIPPED | OTHERS).items()]
+
+
+@pytest.mark.parametrize("make", EVERY)
 def test_every_world_that_comes_with_operant_passes_the_check(make):
     if make is SHIPPED["gymnasium"]:
         pytest.importorskip("gymnasium")

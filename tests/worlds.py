@@ -8,7 +8,7 @@ import pytest
 from operant import Step, Task
 
 HOSTILE = f"{hostile_worlds.__file__}:Hostile"
-SLOW = ("hangs_with_a_server", "reset_hangs", "fills_memory")
+SLOW = ("hangs", "hangs_with_a_server", "reset_hangs", "fills_memory")
 FAILING = [
     pytest.param(end, fault, marks=[pytest.mark.slow] * (fault in SLOW))
     for end, faults in hostile_worlds.FAULTS.items()

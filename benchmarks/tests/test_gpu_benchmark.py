@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import parts
+from cases import slow
 
 ROOT = Path(__file__).parents[2]
 HANGS = "import time; time.sleep(60)"
@@ -29,7 +30,7 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
     ("ending", "message"),
     [
         ("raise RuntimeError('no kernel')", "RuntimeError: no kernel (odd.py:3)"),
-        pytest.param(HANGS, "stopped after 20 s", marks=pytest.mark.slow),
+        slow(HANGS, "stopped after 20 s"),
     ],
 )
 def test_the_error_of_a_part_is_reported_with_its_results(tmp_path, monkeypatch, ending, message):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import slow
 from toys import bare_logprobs, lm
 
 from operant import Learner, Policy, Rollout, Sampling, Task, Turn, ValueOptions
@@ -45,7 +46,7 @@ def test_samples_are_scored_as_drawn_and_as_transformers_does(kind):
         assert torch.allclose(out.values[row][at], torch.tensor(turn.values), atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
+@pytest.mark.parametrize("kind", ["t5", slow("bart")])
 def test_ppo_teaches_it_a_token(kind):
     options = {"optimizer.lr": 5e-3, "max_tokens": 5, "kl.coef": 0.0, "minibatch": 16, "value.init": "zero"}
     learner = Learner(lm(kind, 15, spread=0.1), **options)
