@@ -110,7 +110,7 @@ def asked(cache, tmp_path, monkeypatch):
     return asked
 
 
-def test_what_is_downloaded_holds_no_pickles_and_no_code(asked, tmp_path):
+def test_what_is_downloaded_holds_no_pickles_and_no_code(asked, tmp_path, monkeypatch):
     assert hub.find_model("a/b") == str(tmp_path / "down")
     [((name, _), seconds), (_, patterns)] = asked
     assert (name, seconds) == ("a/b", hub.CONNECT_SECONDS)
@@ -119,7 +119,7 @@ def test_what_is_downloaded_holds_no_pickles_and_no_code(asked, tmp_path):
     def gated(*given, **more):  # the name may be read, and the files may not
         raise type("Gated", (Exception,), {"response": type("Response", (), {"status_code": 403})})
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", gated)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", gated)
     with pytest.raises(OperantError, match="you may not read it"):
         hub.find_model("a/b")
 
