@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import run_folders
 from cases import cases
 
 from operant.runs.folder import RunFolder
@@ -13,10 +12,22 @@ from operant.types import OperantError
 
 
 def row(i, *, words=3, **more):
-    numbers = {"logprobs": [-1.23456 - j for j in range(words)], "ref_logprobs": [-1.0 - j for j in range(words)]}
-    numbers |= {"kl": [99.0] * words}  # that was charged, by any estimator
-    numbers |= {"values": [0.00001] * words, "advantages": [float("nan")] + [1.0] * (words - 1)}
-    return run_folders.row(i, words, query=f"query {i}", reward=i / 7, **numbers | more)
+    return {
+        "task": f"t{i}",
+        "rollout": i,
+        "turn": 0,
+        "query": f"query {i}",
+        "reply": f" reply {i}",
+        "reward": i / 7,
+        "reply_tokens": words,
+        "end": "stop",
+        "tokens": [f" w{j}" for j in range(words)],
+        "logprobs": [-1.23456 - j for j in range(words)],
+        "ref_logprobs": [-1.0 - j for j in range(words)],
+        "kl": [99.0] * words,  # the KL that was charged, by any estimator
+        "values": [0.00001] * words,
+        "advantages": [float("nan")] + [1.0] * (words - 1),
+    } | more
 
 
 @pytest.fixture
@@ -78,7 +89,7 @@ def test_spread(most, selected):
 def test_parts_of_the_reward_are_embedded_if_there_are_several(run):
     run.rollouts(1, [row(1, **{"reward/taste": 0.12345, "reward/length": None})])
     rows = replies.embedded(run.path)["replies"]["rows"]
-    assert rows["reward/taste"] == [0.123] and rows["reward/length"] == [None]
+    assert rows["reward/taste"] == [0.12345] and rows["reward/length"] == [None]
     run.rollouts(1, [row(1, **{"reward/taste": 0.1})])
     assert "reward/taste" not in replies.embedded(run.path)["replies"]["rows"], "a single part equals the reward"
 
@@ -88,8 +99,8 @@ def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
     run.rollouts(1, [row(3), row(4, ref_logprobs=None), row(5, reward=float("inf")), row(6, words=1)])
     data = replies.embedded(run.path)
     rows, tokens = data["replies"]["rows"], data["replies"]["token_chunks"][0]["token_columns"]
-    assert rows["reward"] == [0.429, 0.571, None, 0.857]
-    assert rows["kl"] == [-0.704, None, -0.704, -0.235]  # 3 * (1 - 1.23456), and of one token
+    assert rows["reward"] == [0.42857, 0.57143, None, 0.85714]
+    assert rows["kl"] == [-0.70368, None, -0.70368, -0.23456]  # 3 * (1 - 1.23456), and of one token
     assert tokens["logprobs"][0] == [-1.235, -2.235, -3.235] and tokens["ref_logprobs"][1] is None
     assert tokens["values"][0] == [0.0, 0.0, 0.0] and tokens["advantages"][0] == [None, 1.0, 1.0]
     assert tokens["tokens"][3] == [" w0"] and "kl" not in tokens and "returns" not in tokens
@@ -155,8 +166,9 @@ def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     turns = [row(0, turn=0, reward=None), row(0, turn=1, reply=" end"), row(0, rollout=1, reply=" second attempt")]
     write_probes(run, 0, turns)
     probes = replies.embedded(run.path)["probes"]
-    assert probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1]
-    assert probes["reference"] is None
+    assert (
+        probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1] and probes["reference"] is None
+    )
 
 
 def test_tokens_of_probes_come_before_those_of_old_replies(run):

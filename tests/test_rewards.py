@@ -13,7 +13,7 @@ import pytest
 import torch
 from cases import cases
 from scored import fixed, rollout_of
-from tokenizers_of_words import WORDS, tiny_bert, tokenizer_of
+from tokenizers_of_words import WORDS, tokenizer_of
 from toys import on_disk
 
 from operant import OperantError, Rollout, Sampling, Task, Turn
@@ -178,8 +178,9 @@ def test_an_exception_names_the_sample_and_keeps_its_cause():
     def price(rollouts):
         return [prices[r.task.id] for r in rollouts]
 
-    said = r"KeyError: 't/4' \(test_rewards.py, line \d+\) while .* task 't/4' .*None"
-    with pytest.raises(OperantError, match=said) as caught:
+    with pytest.raises(
+        OperantError, match=r"KeyError: 't/4' \(test_rewards.py, line \d+\) while .* task 't/4' .*None"
+    ) as caught:
         judge(price, [rollout_of(f"reply {i}", task=f"t/{i}") for i in range(7)])
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -292,9 +293,25 @@ def test_minus_query_scores_and_subtracts_each_query_once():
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     """A folder with a tiny BERT that has dropout in its config and 12 positions."""
-    model = tiny_bert("NEGATIVE", "POSITIVE", layers=2, max_position_embeddings=12, hidden_dropout_prob=0.5)
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+        hidden_dropout_prob=0.5,
+        initializer_range=1.0,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+        label2id={"NEGATIVE": 0, "POSITIVE": 1},
+    )
+    folder = tmp_path_factory.mktemp("bert")
     words = tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
-    return on_disk(tmp_path_factory.mktemp("bert"), model, words)
+    on_disk(folder, BertForSequenceClassification(config), words)
+    return folder
 
 
 def by_hand(folder, words: list[str]) -> torch.Tensor:
@@ -309,7 +326,7 @@ def by_hand(folder, words: list[str]) -> torch.Tensor:
 
 def test_classifier_scores_do_not_depend_on_the_neighbours(bert):
     texts = ["good", "the film was bad bad bad bad", "the film", "bad film was good"]
-    reward = Classifier(bert, batch=2)
+    reward = Classifier(str(bert), batch=2)
     expected = [by_hand(bert, t.split()).softmax(-1)[1].item() for t in texts]
     assert reward.score(texts) == pytest.approx(expected, abs=1e-5)
     assert reward.score(texts[::-1]) == pytest.approx(expected[::-1], abs=1e-5)
@@ -320,12 +337,13 @@ def test_classifier_label_output_and_what_it_reads(bert):
     rollout = rollout_of(" was good", query="the film")
     both = by_hand(bert, ["the", "film", "was", "good"])
     reply = by_hand(bert, ["was", "good"])
-    logit = Classifier(bert, label="negative", output="logit")
+    logit = Classifier(str(bert), label="negative", output="logit")
     assert logit([rollout]) == pytest.approx([both[0].item()], abs=1e-4)
-    of_reply = Classifier(bert, label=1, output="logit", text="reply")
-    assert of_reply([rollout]) == pytest.approx([reply[1].item()], abs=1e-4)
+    assert Classifier(str(bert), label=1, output="logit", text="reply")([rollout]) == pytest.approx(
+        [reply[1].item()], abs=1e-4
+    )
     asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
-    of_tasks = Classifier(bert, label="task.target", output="logit")
+    of_tasks = Classifier(str(bert), label="task.target", output="logit")
     assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
     with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
         of_tasks([rollout])
@@ -335,7 +353,7 @@ def test_classifier_label_output_and_what_it_reads(bert):
 def test_classifier_cuts_long_text_on_the_left(bert):
     long = ["bad"] * 30 + ["the", "film", "was", "good"] * 2 + ["good", "was"]  # 12 positions: the last 10 words stay
     expected = by_hand(bert, long[-10:]).softmax(-1)[1].item()
-    assert Classifier(bert).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
+    assert Classifier(str(bert)).score([" ".join(long)]) == pytest.approx([expected], abs=1e-5)
 
 
 def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monkeypatch):
@@ -344,19 +362,19 @@ def test_classifier_is_lazy_and_check_reports_what_is_wrong(bert, tmp_path, monk
         ("no-such/classifier", 0, "cannot be downloaded"),
         (str(tmp_path / "nothing"), 0, "no such folder"),
         ("builtin:nothing", 0, "does not exist"),
-        (bert, "happy", "no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"),
-        (bert, 2, "no label 2"),
+        (str(bert), "happy", "no label 'happy'; its labels are 0: NEGATIVE, 1: POSITIVE"),
+        (str(bert), 2, "no label 2"),
     ]:
         reward = Classifier(name, label=label)
         with pytest.raises(OperantError, match=message):
             check(reward)
     for bad in ({"output": "odds"}, {"text": "query"}, {"batch": 0}):
         with pytest.raises(OperantError, match=next(iter(bad))):
-            Classifier(bert, **bad)
+            Classifier(str(bert), **bad)
 
 
 def test_loading_draws_no_progress_bar(bert, capfd):
-    check(Classifier(bert))
+    check(Classifier(str(bert)))
     assert "Loading weights" not in capfd.readouterr().err
 
 
@@ -409,8 +427,9 @@ def test_running_moments_are_those_of_the_whole_stream():
     stream = np.random.default_rng(0).normal(1e6, 1.0, size=60)
     moments = RunningMoments()
     for piece in np.split(stream, [1, 7, 30]):
-        state, moments = moments.state_dict(), RunningMoments()
-        moments.load_state_dict(state)
+        copy = RunningMoments()
+        copy.load_state_dict(moments.state_dict())
+        moments = copy
         moments.update(piece.tolist())
     assert moments.std == pytest.approx(np.std(stream, ddof=1), rel=1e-6)
 
@@ -577,8 +596,9 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
     given = [{"answer": "0"}, None, {"word": "7"}]
     assert keywords(by_column, answers(*given))["answer"] == ["0", None, None]
     loaded = load_tasks([{"text": "a", **(row or {})} for row in given], options=DataOptions(target_field="*"))
-    pairs = (("0", None), (None, None), (None, "7"))
-    assert [task.target for task in loaded] == [{"answer": x, "word": y} for x, y in pairs]
+    assert [task.target for task in loaded] == [
+        {"answer": x, "word": y} for x, y in (("0", None), (None, None), (None, "7"))
+    ]
     with pytest.raises(OperantError, match=r"asks for trainer_state.*only TRL's trainer has that"):
         judge(lambda completions, trainer_state: [1.0], answers("0"))
     with pytest.raises(OperantError, match=r"log_extra\('x', ...\): 2 values for 1 replies"):

@@ -218,8 +218,8 @@ def test_a_message_that_the_template_leaves_out_is_refused(one):
     tokenizer = letters("{{ messages[0].content }}{{ messages[-1].content }}a")
     policy = Policy(one.policy.model, tokenizer)
     talk = [{"role": "system", "content": "den"}, {"role": "system", "content": "cab"}, USER]
-    with pytest.raises(serving.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
-        serving.chat_request({"messages": talk}, policy)
+    with pytest.raises(serving.protocol.RefusedRequestError, match=r"messages\[1\].*leaves it out"):
+        serving.protocol.chat_request({"messages": talk}, policy)
 
 
 @cases(({"Host": "evil.example"}, 403), ({"Origin": "http://evil.example"}, 403), ({"Content-Type": "text/plain"}, 415))
@@ -310,7 +310,7 @@ def test_an_error_of_the_engine_is_one_answer_and_the_server_goes_on(one, monkey
 @pytest.mark.parametrize(("stream", "known"), [(True, [1, 2, 4, 8, 16, 32, 40]), (False, [16, 32, 40])])
 def test_a_stream_begins_with_a_single_token(one, stream, known):
     asked = {"prompt": "a", "max_tokens": 40, "temperature": 0, "stream": stream}
-    request, found = serving.completion_request(asked, one.policy), []
+    request, found = serving.protocol.completion_request(asked, one.policy), []
     request = replace(request, sampling=replace(request.sampling, stop_tokens=()))
     one.batches.start(request, lambda going: found.append(len(going.action)))
     until(lambda: found and found[-1] == 40)

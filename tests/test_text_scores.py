@@ -15,7 +15,6 @@ import torch
 import yaml
 from cases import cases
 from processes import HIDE, run_python
-from texts import write_rows
 from toys import bare_logprobs, letters, lm, on_disk
 
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Task, Turn, rewards, train
@@ -427,15 +426,21 @@ def test_consistency_takes_the_best_sentence_of_the_source(monkeypatch):
 def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     """The tokens of the second text have another type: against the model's own pass of one pair."""
     from tokenizers.processors import TemplateProcessing
-    from tokenizers_of_words import WORDS, tiny_bert, tokenizer_of
+    from tokenizers_of_words import WORDS, tokenizer_of
+    from transformers import BertConfig, BertForSequenceClassification
 
-    model = tiny_bert("neutral", "Entailment")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(WORDS), initializer_range=1.0, id2label={0: "neutral", 1: "Entailment"}, **shape)
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path)
     names = ["input_ids", "token_type_ids", "attention_mask"]  # as the tokenizers of BERT have it
     tok = tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_input_names=names)
-    both = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"}
     ends = [("[CLS]", 2), ("[SEP]", 3)]
-    tok.backend_tokenizer.post_processor = TemplateProcessing(**both, special_tokens=ends)
-    on_disk(tmp_path, model, tok)
+    tok.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    tok.save_pretrained(tmp_path)
 
     def alone(ids: list[int], types: list[int]) -> float:
         with torch.no_grad():
@@ -640,13 +645,21 @@ def test_names_that_a_command_line_gives():
 def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
     for package in ("rouge_score", "sacrebleu"):
         pytest.importorskip(package)
-    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
+    rows = str(tmp_path / "rows.jsonl")
     metrics = {"bleu": {"max_n": 1}, "rouge": {}, "bertscore": {"model": "builtin:sentiment"}, "cider": {"n": 1}}
     metrics |= {"diversity": {"segment": 2}, "perplexity": {"model": "builtin:reviews-lm"}}
-    reward = {"per_token:rouge": {"which": "rouge1", "tokenizer": f"{__name__}:each_letter"}, "coverage": 0.5}
-    given = {"data.reference_field": "good", "data.target_field": "words", "evaluation.metrics": metrics, **SMALL}
-    given |= {"evaluate": rows, "out": tmp_path / "run", "algorithm": "grpo", "samples": 2}
-    run = train(Policy(lm(vocab=len(letters())), letters()), rows, reward, **given)
+    run = train(
+        Policy(lm(vocab=len(letters())), letters()),
+        rows,
+        {"per_token:rouge": {"which": "rouge1", "tokenizer": f"{__name__}:each_letter"}, "coverage": 0.5},
+        evaluate=rows,
+        out=tmp_path / "run",
+        algorithm="grpo",
+        samples=2,
+        **{"data.reference_field": "good", "data.target_field": "words", "evaluation.metrics": metrics},
+        **SMALL,
+    )
     found, after = run.after.chosen(), run.after
     each = SCORES["rouge"]("rouge1", tokenizer=f"{__name__}:each_letter")(after.rollouts)
     covered = SCORES["coverage"]()(after.rollouts)
@@ -662,8 +675,9 @@ def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["bertscore", "perplexity"])
 def test_a_metric_of_a_run_reads_with_its_first_model(name, tmp_path):
     """Not with the policy, which is another one after training: its numbers are those of the folder."""
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     on_disk(tmp_path / "start", lm(vocab=len(letters())))
-    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
+    rows = str(tmp_path / "rows.jsonl")
     given = {"data.reference_field": "good", "evaluate": rows, "metrics": name, "lr": 0.1, **SMALL}
     run = train(str(tmp_path / "start"), rows, "length:3", out=tmp_path / "run", **given)
     of_start = {"bertscore": BertScore, "perplexity": Perplexity}[name](str(tmp_path / "start"))

@@ -228,7 +228,7 @@ def test_a_process_that_dies_costs_its_episode(cached):
     ({"game": "tw-cooking", "rooms": 3}, "rooms=3: tw-cooking has 1, 6, 9 or 12 rooms"),
     ({"game": "tw-cooking", "goal": "brief"}, "goal=.brief. of tw-cooking: it has no goal"),
     ({"game": "custom", "quest": 0}, "quest=0: it must be at least 1"),
-    ({"skills": ("fly",)}, "skills=fly"),
+    ({"game": "tw-cooking", "skills": ("fly",)}, "skills=fly"),
     ({"files": ("nowhere.z8",)}, "nowhere.z8 does not exist"),
     ({"files": ("{folder}",)}, "contains no game"),
     ({"files": ("{folder}/a.ulx",)}, "Glulx game, which TextWorld 1.7 no longer plays"),

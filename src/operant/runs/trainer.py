@@ -9,20 +9,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from operant import __version__, distributed, machine
-from operant.runs import named_parts, notes
+from operant.runs import notes
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
-from operant.runs.resume import Change, by_name, changes, elsewhere, go_on, stored_options
+from operant.runs.ranks import check_ranks, threads
+from operant.runs.resume import Change, changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
 from operant.storage import atomic_io
@@ -150,56 +149,3 @@ def _discard(folder: RunFolder) -> None:
     shutil.rmtree(folder.path, ignore_errors=True)
     with suppress(OSError):
         folder.path.parent.rmdir()  # succeeds only if the parent is empty
-
-
-# --- what all processes have in common ------------------------------------------------------------------------------
-
-BYTES_OF_A_REPLY = 1900
-"""Memory of a reply of one token while it is generated, measured with tracemalloc."""
-
-
-def check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
-    versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
-    start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
-    distributed.check_equal("options or versions", start | by_name(as_mapping(config)))
-    train, ranks = config.train, distributed.world()
-    replies, have = train.batch // ranks, machine.size_gb()
-    error = None
-    if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
-        error = OperantError(
-            f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
-            f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
-        )
-    prompts = train.batch // train.samples
-    if prompts < ranks:
-        error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
-    if train.partial_rollout_tokens and ranks > 1:
-        error = OperantError(
-            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
-            "unequally; use engine=ray"
-        )
-    distributed.agree(error)
-
-
-@contextmanager
-def threads(config: Config, path: Path | None, log_message: Callable[[str], None]) -> Iterator[None]:
-    """Let torch compute with the number of threads of the option `learner.threads`.
-
-    If that is `auto`, a resumed run has as many as at its checkpoint `path`, since the last bits depend on it. Training
-    and a thread that generates ahead of it in this process have half of them each.
-    """
-    option, here = config.learner["learner"].threads, torch.get_num_threads()
-    if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
-        here = max(1, here // 2)
-    count = option if isinstance(option, int) else here
-    began = about(path)["made_by"].get("threads") if path is not None and option == "auto" else None
-    if isinstance(began, int) and began >= 1 and began != here:
-        count, wanted = began, os.environ.get("OMP_NUM_THREADS")
-        instead = f"not with OMP_NUM_THREADS={wanted}" if wanted not in (None, str(began)) else f"not with {here}"
-        log_message(
-            f"torch computes with {began} threads as when the run began and {instead}: "
-            "another number would change the last bits of the results"
-        )
-    with machine.threads(count):
-        yield

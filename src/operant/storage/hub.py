@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,8 +64,8 @@ def find_model(name: str | os.PathLike[str]) -> str:
     from huggingface_hub import snapshot_download
 
     _ask_commit(repository, revision)
-    how = {"revision": revision, "allow_patterns": WANTED}
-    folder = reach("model", repository, lambda: snapshot_download(repository, **how), patient=True)
+    asked = partial(snapshot_download, repository, revision=revision, allow_patterns=WANTED)
+    folder = reach("model", repository, asked, patient=True)
     whole = _has_weights(Path(folder))
     require(whole, f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder")
     return folder
@@ -122,8 +123,7 @@ def find_config(name: str | os.PathLike[str]) -> str:
 
 def exported(path: Path) -> Path:
     """The model that a run in the folder has exported; any other folder is itself."""
-    is_run = (path / "config.yaml").is_file() and (path / "export").is_dir()
-    return path / "export" if is_run else path
+    return path / "export" if (path / "config.yaml").is_file() and (path / "export").is_dir() else path
 
 
 def found(name: str | os.PathLike[str]) -> Path | None:
@@ -189,8 +189,7 @@ def reach(kind: str, name: str, ask: Callable[[], T], *, patient: bool = False) 
     if not answered.wait(None if patient else CONNECT_SECONDS):
         raise unreachable(f"the Hub did not answer in {CONNECT_SECONDS:.0f} seconds")
     if failure:
-        status = getattr(getattr(failure[0], "response", None), "status_code", None)
-        if status in (401, 403, 404):
+        if getattr(getattr(failure[0], "response", None), "status_code", None) in (401, 403, 404):
             reason = f"the Hub has no such {kind}, or you may not read it; check the name, or `hf auth login`"
             raise OperantError(f"{kind} {name!r}: {reason}") from failure[0]
         raise unreachable(f"{type(failure[0]).__name__}: {failure[0]}"[:160]) from failure[0]
@@ -224,6 +223,5 @@ def _has_weights(folder: Path) -> bool:
 def _ask_commit(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
-    name = f"{repository}@{revision}" if revision else repository
-    options = {"revision": revision, "timeout": CONNECT_SECONDS}
-    return getattr(reach("model", name, lambda: HfApi().model_info(repository, **options)), "sha", None)
+    asked = partial(HfApi().model_info, repository, revision=revision, timeout=CONNECT_SECONDS)
+    return getattr(reach("model", f"{repository}@{revision}" if revision else repository, asked), "sha", None)
