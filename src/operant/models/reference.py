@@ -103,7 +103,7 @@ class PolicyCopy:
         """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
         weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
         with self.present():
-            return {"fingerprint": self.fingerprint, "weights": weights} | ({"wide": self.wide} if self.wide else {})
+            return {"fingerprint": self.fingerprint, "weights": weights, **({"wide": self.wide} if self.wide else {})}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

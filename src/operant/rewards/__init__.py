@@ -171,7 +171,7 @@ def resolve(
         if odd := [part for part in spec if not callable(part) and not isinstance(part, str)]:
             raise OperantError(f"reward {shown(odd[0])} in a list of rewards: give functions or names")
         parts = [(part, float(spec.count(part))) for i, part in enumerate(spec) if part not in spec[:i]]
-        spec = parts if len(spec) > 1 else spec[0]
+        spec = parts if len(spec) > 1 else next(iter(spec))
     if isinstance(spec, Mapping) or (isinstance(spec, list) and spec):
         parts = list(spec.items()) if isinstance(spec, Mapping) else spec
         shares = [dict(own) if isinstance(own, Mapping) else {"weight": own} for _, own in parts]

@@ -82,7 +82,7 @@ def generate(words: Sequence[str], options: Options) -> int:
         else:
             for line in filter(str.strip, (line.rstrip("\n") for line in sys.stdin)):
                 session.answer(line)
-    except UnicodeError as error:
+    except UnicodeDecodeError as error:
         raise OperantError(f"the prompt is not UTF-8 ({error.reason}): convert it") from error
     finally:
         if judge is not None:
