@@ -45,6 +45,7 @@ class Journal:
         self.path = path
         self.waiting: list[str] = []
         """Lines that could not be written yet."""
+        self._writing = False
         self._good: int | None = None
         """The size of the file before a write that failed, which may have left half a line."""
 
@@ -55,20 +56,23 @@ class Journal:
 
     def flush(self) -> None:
         """Write the waiting lines. Raises: OperantError if the disk refuses."""
-        lines, self.waiting = self.waiting, []  # a signal, or the watchdog's thread, may add one meanwhile
-        if not lines:
+        if self._writing or not self.waiting:  # what a signal adds meanwhile is written by the call that it interrupts
             return
+        self._writing = True
         try:
             if self._good is not None and self.size() > self._good:  # a failed write has left half a line
                 with atomic_io.explained(self.path):
                     atomic_io.truncate(self.path, self._good)
-            self._good = self.size()
-            atomic_io.append_text(self.path, "".join(lines))
+            while lines := self.waiting[:]:
+                self._good = self.size()
+                atomic_io.append_text(self.path, "".join(lines))
+                del self.waiting[: len(lines)]
         except OperantError:
-            while sum(map(len, lines)) > MOST_WAITING:
-                lines.pop(0)
-            self.waiting[:0] = lines
+            while sum(map(len, self.waiting)) > MOST_WAITING:
+                self.waiting.pop(0)
             raise
+        finally:
+            self._writing = False
         self._good = None
 
     def size(self) -> int:
