@@ -158,15 +158,14 @@ def train(words: Sequence[str], options: Options) -> int:
         usage = "operant train RECIPE --option value ..."
         raise OperantError(f"unexpected argument {words[-1]!r}: {dashes or usage}")
     if not words and not resume and not options:
-        raise OperantError(
-            "nothing to train: name a recipe, as in operant train sentiment, or give options: "
-            "operant train --tasks ... --reward ..."
-        )
+        how = "name a recipe, as in operant train sentiment, or give options: operant train --tasks ... --reward ..."
+        raise OperantError(f"nothing to train: {how}")
+    if python := [name for name in ("recipe", "tokenizer", "show") if name in options]:
+        hint = "a recipe is named without it: operant train RECIPE" if "recipe" in python else "it is for Python alone"
+        raise OperantError(f"option {python[0]!r} is unknown; {hint}")
     if resume and out:
-        raise OperantError(
-            f"--out {out} beside --resume: a run is resumed in its own folder; to leave that as it is, "
-            "copy the folder and resume the copy"
-        )
+        remedy = "to leave that as it is, copy the folder and resume the copy"
+        raise OperantError(f"--out {out} beside --resume: a run is resumed in its own folder; {remedy}")
     from operant.api import runs
     from operant.runs.resume import finished_message
 
@@ -174,10 +173,9 @@ def train(words: Sequence[str], options: Options) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(message)
         return 0
-    recipe = words[0] if words else None
-    folder = resume or out or f"runs/{Path(recipe).stem if recipe else 'run'}"
+    named = {"recipe": words[0] if words else None, "resume": bool(resume), "fresh_optimizer": fresh}
     try:
-        for _ in runs(folder, recipe=recipe, resume=bool(resume), fresh_optimizer=fresh, **options):
+        for _ in runs(resume or out, **named, **options):
             pass
     except OperantError as error:
         several = [f"--{n} {x}" for n, x in options.items() if "," in str(x) and f"{x!r}" in str(error)]
