@@ -325,10 +325,6 @@ def test_an_order_refuses_other_tasks_and_an_empty_list():
         Order(0)
 
 
-def test_an_order_may_be_plain():
-    assert Order(3, shuffle=False).take(5) == [0, 1, 2, 0, 1]
-
-
 def test_orders_are_fair():
     """Over many passes each task comes first about equally often."""
     firsts = Counter()

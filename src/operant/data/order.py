@@ -23,9 +23,9 @@ class Order:
     order.take(2)    # [1, 2]: the first pass ends, the second begins
     """
 
-    def __init__(self, n: int, seed: int = 0, *, shuffle: bool = True):
+    def __init__(self, n: int, seed: int = 0):
         require(n >= 1, "there are no tasks to order; give at least one")
-        self.n, self.seed, self.shuffle = n, seed, shuffle
+        self.n, self.seed = n, seed
         self.position = 0
         """Number of tasks taken since the run began."""
         self.retired = set[int]()
@@ -43,11 +43,10 @@ class Order:
         taken = []
         while len(taken) < k:
             number, place = divmod(self.position, self.n)
-            if self.shuffle:
-                if self._pass is None or self._pass[0] != number:
-                    self._pass = number, permutation(self.n, self.seed, "order", number)
-                place = self._pass[1][place]
-            taken += [place] if place not in self.retired else []
+            if self._pass is None or self._pass[0] != number:
+                self._pass = number, permutation(self.n, self.seed, "order", number)
+            index = self._pass[1][place]
+            taken += [index] if index not in self.retired else []
             self.position += 1
         return taken
 
@@ -61,14 +60,13 @@ class Order:
         self.retired |= {*[i for i in indices if i not in self.retired][: max(len(self.left) - least, 0)]}
 
     def state_dict(self) -> dict[str, object]:
-        state: dict[str, object] = {"n": self.n, "seed": self.seed, "shuffle": self.shuffle, "position": self.position}
+        state: dict[str, object] = {"n": self.n, "seed": self.seed, "position": self.position}
         return state | ({"retired": sorted(self.retired)} if self.retired else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position. Raises: OperantError if the tasks are not those of the saved run."""
-        for name in ("n", "seed", "shuffle"):
+        for name, what in (("n", "number of tasks"), ("seed", "seed of the order")):
             if state[name] != getattr(self, name):
-                what = {"n": "number of tasks", "seed": "seed of the order", "shuffle": "shuffling"}[name]
                 raise OperantError(
                     f"the saved run has {what} {state[name]}, this one {getattr(self, name)}; "
                     "resume with the same tasks and options, or start a new run"

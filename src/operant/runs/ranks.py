@@ -28,14 +28,13 @@ def check_ranks(config: Config, out: Path, resume: bool) -> None:
     start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
     distributed.check_equal("options or versions", start | by_name(as_mapping(config)))
     train, ranks = config.train, distributed.world()
-    replies, have = train.batch // ranks, machine.size_gb()
+    replies, prompts, have = train.batch // ranks, train.batch // train.samples, machine.size_gb()
     error = None
     if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
         error = OperantError(
             f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
             f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
         )
-    prompts = train.batch // train.samples
     if prompts < ranks:
         error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
     if train.partial_rollout_tokens and ranks > 1:
@@ -56,17 +55,14 @@ def threads(config: Config, path: Path | None, log_message: Callable[[str], None
     option, here = config.learner["learner"].threads, torch.get_num_threads()
     if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
         here = max(1, here // 2)
-    began = about(path)["made_by"].get("threads") if path is not None else None
-    if isinstance(option, int):
-        count = option
-    elif isinstance(began, int) and began >= 1 and began != here:
+    count = option if isinstance(option, int) else here
+    began = about(path)["made_by"].get("threads") if path is not None and option == "auto" else None
+    if isinstance(began, int) and began >= 1 and began != here:
         count, wanted = began, os.environ.get("OMP_NUM_THREADS")
         instead = f"not with OMP_NUM_THREADS={wanted}" if wanted not in (None, str(began)) else f"not with {here}"
         log_message(
             f"torch computes with {began} threads as when the run began and {instead}: "
             "another number would change the last bits of the results"
         )
-    else:
-        count = here
     with machine.threads(count):
         yield

@@ -173,9 +173,8 @@ class Run:
         calibrate(self.parts, self.config.data)
         if self.first:
             errors.append(error_of(self.checkpoints.export))
-        for error in errors:
-            if error is not None:
-                raise error
+        for error in filter(None, errors):
+            raise error
 
     # --- errors, refused steps, observers -----------------------------------------------------------------------------
 

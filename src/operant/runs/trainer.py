@@ -21,7 +21,7 @@ from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
 from operant.runs.ranks import check_ranks, threads
-from operant.runs.resume import Change, changes, elsewhere, go_on, stored_options
+from operant.runs.resume import changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
 from operant.storage import atomic_io
@@ -55,14 +55,10 @@ def runs(
     out = Path(out or f"runs/{Path(recipe or 'run').stem}")
     if fresh_optimizer and not resume:
         raise OperantError("fresh_optimizer without resume: a new run has a fresh optimizer anyway; leave it out")
-    changed = list[Change]()
     optimizer, given = with_kind(optimizer, given)
-    if resume:
-        with elsewhere(out):
-            config = configure(stored_options(out, given))
-        changed = changes(out, config, fresh_optimizer=fresh_optimizer)
-    else:
-        config = pin_names(configure(given, recipe))
+    with elsewhere(out) if resume else nullcontext():
+        config = configure(stored_options(out, given)) if resume else pin_names(configure(given, recipe))
+    changed = changes(out, config, fresh_optimizer=fresh_optimizer) if resume else []
     check_given(config.learner, optimizer, lr_scheduler)
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())

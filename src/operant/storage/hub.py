@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,11 +61,7 @@ def find_model(name: str | os.PathLike[str]) -> str:
     repository, revision = _on_hub(text)
     if (folder := _cached(repository, revision)) is not None:
         return folder
-    from huggingface_hub import snapshot_download
-
-    _ask_commit(repository, revision)
-    asked = partial(snapshot_download, repository, revision=revision, allow_patterns=WANTED)
-    folder = reach("model", repository, asked, patient=True)
+    folder = _downloaded(repository, revision, WANTED)
     whole = _has_weights(Path(folder))
     require(whole, f"model {repository!r} has no safetensors weights on the Hub; convert it and give its folder")
     return folder
@@ -105,20 +101,13 @@ def find_config(name: str | os.PathLike[str]) -> str:
     text = _name(name)
     if text.startswith("builtin:") or found(text) is not None:
         return find_model(text)
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
     repository, revision = _on_hub(text)
     cached = try_to_load_from_cache(repository, "config.json", revision=revision)
     if isinstance(cached, str):
         return str(Path(cached).parent)
-    _ask_commit(repository, revision)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        with suppress(OSError):  # a model may lack them
-            hf_hub_download(repository, file, revision=revision)
-    got = reach(
-        "model", repository, lambda: hf_hub_download(repository, "config.json", revision=revision), patient=True
-    )
-    return str(Path(got).parent)
+    return _downloaded(repository, revision, ["config.json", "tokenizer.json", "tokenizer_config.json"])
 
 
 def exported(path: Path) -> Path:
@@ -209,6 +198,14 @@ def _cached(repository: str, revision: str | None) -> str | None:
     cached = (try_to_load_from_cache(repository, name, revision=revision) for name in CONFIGS)
     folder = next((Path(path).parent for path in cached if isinstance(path, str)), None)
     return str(folder) if folder and _has_weights(folder) else None
+
+
+def _downloaded(repository: str, revision: str | None, files: list[str]) -> str:
+    from huggingface_hub import snapshot_download
+
+    _ask_commit(repository, revision)
+    asked = partial(snapshot_download, repository, revision=revision, allow_patterns=files)
+    return reach("model", repository, asked, patient=True)
 
 
 def _has_weights(folder: Path) -> bool:
