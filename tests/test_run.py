@@ -46,6 +46,8 @@ def test_config_is_written_whole_and_in_order(tmp_path):
     with pytest.raises(OperantError, match="configuration cannot be written"):
         RunFolder.create(tmp_path / "y", {"reward": object()})
     assert not (tmp_path / "y").exists()
+    with pytest.raises(OperantError, match="is not UTF-8; choose another name"):  # its model could not be exported
+        RunFolder.create(tmp_path / "r\udcff", {})
 
 
 def test_metrics_are_strict_json_with_null_for_nan(tmp_path):
