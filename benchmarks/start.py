@@ -69,7 +69,7 @@ def waits_of_a_page(place: Path, steps: int, rounds: int) -> dict[str, list[floa
 
     from benchmarks.screenshot import chromium
 
-    words = f"train arithmetic --steps {steps} --batch 8 --update.minibatch 8 --samples 8 --probes 0 --data.limit 64"
+    words = f"train arithmetic --steps {steps} --batch 8 --update.minibatch 8 --samples 8 --data.limit 64"
     subprocess.run([*OPERANT, *words.split(), "--evaluate", "none", "--out", "runs/long"], cwd=place, check=True)
     subprocess.run([*OPERANT, "report", "runs/long"], cwd=place, check=True)
     report = next((place / "runs/long").glob("*.html"))

@@ -162,8 +162,8 @@ class Checkpoints:
                 large = {"policy", OPTIMIZER}
                 parts = {n: p for n, p in self.state.parts.items() if n not in large and not n.startswith("shadow/")}
                 own["small"] = {name: part.state_dict() for name, part in parts.items()}
-            how = {"kind": kind, "lengths": folder.lengths(), "retention": self._retention()}
-            self.state.save(folder.checkpoints, step, own, **how)
+            lengths, retention = folder.lengths(), self._retention()
+            self.state.save(folder.checkpoints, step, own, kind=kind, lengths=lengths, retention=retention)
         self._next = time.monotonic() + self._wait
         self._mark_written(step)
 

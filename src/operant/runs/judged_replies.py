@@ -98,9 +98,16 @@ def drawn(
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
     sampling, attempts = sampling.of(policy), Attempts()
     attempts.first = first
-    how = {"engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed, "stream": stream}
-    attempted = [task for task in tasks for _ in range(samples)]
-    rollouts = play(attempted, env=SingleTurn(), attempts=attempts, **how)
+    rollouts = play(
+        [task for task in tasks for _ in range(samples)],
+        env=SingleTurn(),
+        engine=engine,
+        tokenizer=policy.tokenizer,
+        sampling=sampling,
+        seed=seed,
+        stream=stream,
+        attempts=attempts,
+    )
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 
