@@ -51,15 +51,23 @@ class PolicyBase(nn.Module):
     """Whether the policy has a critic."""
     version = 0
     """The training step that made the weights."""
-    # What only a transformers model has, as `Policy` describes it.
+    # What only a transformers model has.
     options = ModelOptions()
+    """Which layers are trained, and with which precision: the options do not apply."""
     modes = Modes()
+    """The measured ways of computing: there are none to choose from."""
     encoder_decoder = False
+    """Whether an encoder reads the prompt."""
     rounds = False
+    """Whether the weights are of a 16-bit type, so that generation and scoring differ visibly by rounding."""
     critic: Any = None
+    """A second network that computes the values."""
     value_head: Any = None
+    """The head that computes the values from hidden states."""
     trunk: Any = None
+    """The frozen lower layers, whose states are cached."""
     shards: Any = None
+    """The `training.sharding.Shards` of a policy that is divided over ranks."""
     as_reward: str | None = None
     """What stands before its run in --reward; None: it is no reward."""
 

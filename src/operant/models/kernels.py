@@ -223,8 +223,7 @@ class Lookup(nn.Embedding):
         if not _direct or plain or not self.weight.requires_grad or self.weight.device.type != "cpu":
             return super().forward(input)
         # With an edge to the weight, autograd would hold a tied head's gradient back until this one is computed too.
-        anchor = torch.zeros((), requires_grad=True)
-        return _Rows.apply(anchor, input, (self.weight,), self.padding_idx)
+        return _Rows.apply(torch.zeros((), requires_grad=True), input, (self.weight,), self.padding_idx)
 
 
 class _Rows(torch.autograd.Function):

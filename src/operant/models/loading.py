@@ -79,8 +79,7 @@ def load_policy(
         check_model(name)
         model = BESIDE["lora"].unwrapped(name) if adapters.adapted(name) else name
         tokenizer = tokenizer or getattr(name, "tokenizer", None)
-        model = _adapted(model, parts, tokenizer, None, seed)
-        return _with_critic(model, tokenizer, value, None, options)
+        return _with_critic(_adapted(model, parts, tokenizer, None, seed), tokenizer, value, None, options)
     if not isinstance(name, (str, Path)):
         raise OperantError(
             f"policy={name!r:.100} is no policy: give a name, a transformers model, a Policy, or one of your own, "

@@ -224,8 +224,7 @@ class Policy(HiddenStates):
         Raises: OperantError for an option that does not fit into the model's context.
         """
         if not options:
-            states = self.states(batch)
-            return states, states[:0]
+            return (states := self.states(batch)), states[:0]
         for branch in options:
             if (why := self.misfit(branch.column, len(branch.ids))) is not None:
                 raise OperantError(f"an option of a choice does not fit: its prompt {why}; shorten one of them")

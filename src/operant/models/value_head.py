@@ -57,8 +57,7 @@ class ValueHead(nn.Module):
     def _of(self, net: nn.Sequential, states: Tensor) -> Tensor:
         with torch.autocast(states.device.type, enabled=False):
             known = states.detach() if self.detach else states
-            own = next(net.parameters()).dtype
-            return net(known.to(torch.promote_types(known.dtype, own)))
+            return net(known.to(torch.promote_types(known.dtype, next(net.parameters()).dtype)))
 
     def forward(self, states: Tensor) -> Tensor:
         return self._of(self.net, states).squeeze(-1)

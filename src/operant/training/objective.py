@@ -89,13 +89,12 @@ def critic_loss(out: Outputs, batch: Batch) -> dict[str, Tensor]:
 def critic_and_rest(policy: Policy, what: str) -> tuple[nn.Module, list[nn.Parameter]]:
     """The critic of a policy, and the trained parameters that are not the critic's.
 
-    Raises: OperantError, which begins with `what`, for a policy whose critic cannot be told from it.
+    Raises: OperantError, which begins with `what`, for a policy without one.
     """
     critic = (policy.critic if policy.critic is not None else policy.value_head) if isinstance(policy, Policy) else None
     if critic is None:
         raise OperantError(
-            f"{what} with a {type(policy).__name__}: it needs a transformers model with a value head or a critic of "
-            "its own, whose parameters can be told from the policy's"
+            f"{what} with a {type(policy).__name__}: use a transformers model with a value head or a critic network"
         )
     apart = {id(p) for p in critic.parameters()}
     return critic, [p for p in policy.trainable() if id(p) not in apart]

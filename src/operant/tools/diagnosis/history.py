@@ -186,7 +186,10 @@ def counted(n: float, thing: str) -> str:
 
 
 def latest(source: Any) -> History:
-    """Return the history of a `Learner` or of a `Run`; it has no replies before the first step."""
+    """Return the history of a `Learner` or of a `Run`; it has no replies before the first step.
+
+    Raises: OperantError for a file of probes that cannot be read.
+    """
     learner = getattr(source, "learner", source)
     config = learner.option_values() | {"reference": "none" if learner.reference is None else "given"}
     history = History(list(learner.history), config=config)
