@@ -96,6 +96,7 @@ def trained(folder: Path, **options: Any) -> dict[str, Any]:
 def searched(name: str, folder: Path, calls: int, *words: str) -> dict[str, Any]:
     """A baseline by `operant prompt search`; `words` name the task model, and how it is asked."""
     begin, out = spent(), folder / "rows.json"
+    out.unlink(missing_ok=True)
     asked = ["prompt", "search", "--tasks", str(folder), "--baselines", name, "--calls", str(calls), *words]
     if command([*asked, "--out", str(out)]):
         raise SystemExit(f"{name} failed")

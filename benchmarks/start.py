@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.report import machine
 
 RESULTS = Path(__file__).parent / "results/start.json"
-OPERANT = [sys.executable, "-u", "-m", "operant"]
+OPERANT = [sys.executable, "-m", "operant"]
 FLOOR = "import torch, transformers.models.gpt2.modeling_gpt2"
 WAITS: dict[str, tuple[list[str], str]] = {
     "torch and GPT-2 alone": ([sys.executable, "-c", FLOOR], ""),

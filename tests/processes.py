@@ -86,7 +86,10 @@ def _run(work: Callable[[], int | None], output: str | None) -> int:
     try:
         return work() or 0
     except SystemExit as end:
-        return int(end.code or 0)
+        if isinstance(end.code, str):
+            os.write(2, f"{end.code}\n".encode())
+            return 1
+        return end.code or 0
     except BaseException:
         with suppress(BaseException):
             os.write(2, traceback.format_exc().encode())

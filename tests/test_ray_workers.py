@@ -38,7 +38,8 @@ NAMES = ("ray::", "raylet", "gcs_server", "operant.sandbox")
 
 def below():
     """The processes that this one has started, also indirectly."""
-    return {process for process in psutil.Process().children(recursive=True) if process.status() != "zombie"}
+    children = psutil.Process().children(recursive=True)
+    return {process for process in children if process.is_running() and process.status() != psutil.STATUS_ZOMBIE}
 
 
 def gone(before, seconds=10.0):

@@ -94,7 +94,13 @@ def started(run, command, *, cwd=None, env=None, stdout=None, check=False, **mor
     words = [str(word) for word in command]
     if words[0] != sys.executable or more or stdout == subprocess.PIPE:
         return run(command, cwd=cwd, env=env, stdout=stdout, check=check, **more)
-    code = Child(lambda: os.environ.update(env or {}) or python(words[1:])).ends(300)
+
+    def work() -> None:
+        os.environ |= env or {}
+        os.chdir(cwd or ".")
+        python(words[1:])
+
+    code = Child(work).ends(300)
     if check and code:
         raise subprocess.CalledProcessError(code, words)
     return subprocess.CompletedProcess(words, code)

@@ -138,8 +138,8 @@ def test_scores_are_those_of_verifiers_itself(kind):
     )
     reward = Maths()
     rewards.prepare(reward, tasks)
-    said = "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
-    assert reward.notes[0].startswith(said)
+    warned = "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
+    assert reward.notes[0].startswith(warned)
     heard = float(kind == "chat")
     judged = judge(reward, [said(tasks[i], text) for i, text in REPLIES])
     assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard, 0])

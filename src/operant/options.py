@@ -235,7 +235,7 @@ def parse(text: str, what: str) -> Any:
 def _parsed(text: str, what: str) -> object:
     import yaml
 
-    loader, size = yaml.SafeLoader(""), 0.0
+    loader = yaml.SafeLoader("")
     shallow = len(text) < 20_000 and sum(map(text.count, ("[", "{", "- ", "? "))) < 200
     # libyaml is ten times as fast, but a text that is nested deeply ends the process there
     fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if shallow else yaml.SafeLoader
@@ -246,7 +246,8 @@ def _parsed(text: str, what: str) -> object:
         except yaml.YAMLError:  # once more, for its sentences
             loader = yaml.SafeLoader(text)
             node = loader.get_single_node()
-        size = _size(node, {})
+        # Without an alias, a text has no more values than characters.
+        size = _size(node, {}) if "*" in text or len(text) >= MOST else 0.0
         if size <= MOST:
             return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

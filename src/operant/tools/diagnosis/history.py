@@ -73,7 +73,7 @@ def too_large(
     return finding(name, history.since(metric, lambda x: x >= limit), share=percent(share), **parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class History:
     """The data of a run so far. Every field but `metrics` may be empty."""
 

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -98,6 +99,7 @@ class RewardChange:
         return f"{text} ({low:+.{digits}f} to {high:+.{digits}f}, {100 * self.confidence:g} %)"
 
 
+@lru_cache(1)  # several findings of a diagnosis ask for it
 def progress(history: History) -> RewardChange | None:
     """Return the change of the best available score, or None if there is none.
 
