@@ -1,6 +1,7 @@
 """Findings of the diagnosis on made-up metrics; those of real runs are in test_diagnosis_runs.py."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from cases import cases
@@ -75,8 +76,9 @@ def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
     replies = [{"task": str(i), "score": 0.0} for i in range(4)]
     history = History(rare, evaluation={when: {"mean": 0.0, "replies": replies} for when in ("before", "after")})
     assert "Every reply scores 0, so there is nothing to learn from. Is what" in verdict(history, [])
-    history.evaluation["after"]["replies"] = [reply | {"score": 1.0 * (i > 0)} for i, reply in enumerate(replies)]
-    assert "4 held-out tasks are few to tell: give more." in verdict(history, [])
+    after = {"mean": 0.0, "replies": [reply | {"score": 1.0 * (i > 0)} for i, reply in enumerate(replies)]}
+    better = replace(history, evaluation=history.evaluation | {"after": after})
+    assert "4 held-out tasks are few to tell: give more." in verdict(better, [])
 
 
 def test_commands_of_a_world_may_be_one_word():
