@@ -5,7 +5,7 @@ import time
 from typing import ClassVar
 
 import pytest
-from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
+from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
 from worlds import Turns
@@ -116,24 +116,11 @@ def test_a_checkpoint_holds_weights_of_planned_steps_alone(tmp_path):
     assert [p["step"] for p in state["ahead"]["planned"]] == [4, 5] and sorted(state["shadow/ahead"]) == ["2", "3"]
 
 
-# --- learning ---------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
-    assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
-
-
-@pytest.mark.slow
-def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
-    ends = [end_of_run(tmp_path / str(i), 64, shuffled, seed=i, rollouts_ahead=1, **CONTROL) for i in range(2)]
-    assert sum(ends) / 2 < CHANCE + 3 * NOISE / 2**0.5
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
-def test_importance_weights_are_those_that_are_given():
-    given = {"tasks": TASKS, "reward": count_a, "rollouts_ahead": 1}
-    assert configure(given).learner["learner"].importance == "token"
-    assert configure({**given, "learner.importance": "none"}).learner["learner"].importance == "none"
-    assert configure({**given, "rollouts_ahead": 0}).learner["learner"].importance == "none"
+@cases(({}, "token"), ({"learner.importance": "none"}, "none"), ({"rollouts_ahead": 0}, "none"))
+def test_importance_weights_are_those_that_are_given(more, found):
+    given = {"tasks": TASKS, "reward": count_a, "rollouts_ahead": 1} | more
+    assert configure(given).learner["learner"].importance == found
 
 
 class Twice(Turns):
