@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from browsing import PHONE, chromium, visit
 from cases import slow
-from page_commands import commands
 from pages import low_contrast, overflows
 from pyarrow import parquet
 from texts import mistyped
@@ -244,20 +243,3 @@ def test_wrong_input_is_a_sentence(words, message, inside, capsys):
     assert main(words) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("operant: ") and error.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
-    """In the order of the page, with fewer steps, tasks and tokens."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "The film was"}\n{"prompt": "My brother"}\n', encoding="utf-8")
-    short = {"steps": "2", "batch": "4", "probes": "0", "sampling.max_tokens": "6", "data.limit": "8"}
-    found = [words[1:] for words in commands("docs/evaluation.md") if words[1] != "train" or "light" in words]
-    for command, *words in found:
-        if command == "train":
-            words += [part for name, value in short.items() for part in (f"--{name}", value)]
-        words = ["1" if word == "20" and words[i - 1] != "--max-tokens" else word for i, word in enumerate(words)]
-        words = [word.replace("@20", "@1") for word in words]
-        assert main([command, *words]) == 0, (words, capsys.readouterr())
-    made = {"scores.json", "side-by-side.html", "judge.jsonl", "replies.jsonl", "replies.parquet", "best.jsonl"}
-    assert len(found) == 8 and made <= {path.name for path in tmp_path.iterdir()}

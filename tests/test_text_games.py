@@ -1,6 +1,5 @@
 """Text games: memory within a budget, templates, rewards, examples, and the bundled world with its known optimum."""
 
-import json
 import random
 import re
 from dataclasses import replace
@@ -9,7 +8,6 @@ from itertools import product
 import pytest
 import torch
 from cases import cases
-from page_commands import commands, snippets
 from toys import letters, lm
 
 import operant
@@ -21,7 +19,6 @@ from operant.envs.games import GameState, TextGames, listing, split_reply
 from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.envs.memory import TEMPLATES, GameMemory, Template
 from operant.runs.config import configure
-from operant.tools.cli import main
 
 
 # --- memory and templates ---------------------------------------------------------------------------------------------
@@ -312,20 +309,7 @@ def test_rooms_pass_the_check_with_tasks_of_their_own():
         Rooms(rooms=2)
 
 
-# --- the page, and the recipe -----------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_the_world_of_the_page_trains(tmp_path, monkeypatch):
-    """Its snippet is saved as it stands, and trained in by the page's own command, with fewer steps."""
-    [snippet] = [part for part in snippets("docs/text-worlds.md") if "class Ladders" in part]
-    (tmp_path / "ladders.py").write_text(snippet, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    [words] = [words for _, *words in commands("docs/text-worlds.md") if "ladders.py:Ladders" in words]
-    words[words.index("--steps") + 1], words[words.index("--batch") + 1] = "1", "4"
-    assert main([*words, "--out", "run"]) in (0, None)
-    metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
-    assert 0 <= metrics["actions/valid"] <= 1 and metrics["rollout/logprob_gap"] < 1e-4
-
-
+# --- the recipe -------------------------------------------------------------------------------------------------------
 def test_a_recipe_declares_short_names_of_its_options():
     env = configure({"memory": 3, "env.examples": 0.33}, "rooms").parts["env"]
     assert (env["memory"], env["examples"]) == (3, 0.33)

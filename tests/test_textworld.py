@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 from cases import cases
-from page_commands import read
 
 from operant import OperantError, Task, check_env
 from operant.apps.games import textworld as worlds
@@ -20,7 +19,6 @@ from operant.envs import players
 from operant.envs.games import GameState
 from operant.envs.isolated import IsolatedEnv
 from operant.envs.players import PLAYERS, FixedPlayer, OverlapPlayer, RandomPlayer, WalkthroughPlayer
-from operant.tools.cli import main
 
 needs_textworld = pytest.mark.skipif(
     not importlib.util.find_spec("textworld"),
@@ -155,21 +153,6 @@ def test_unseen_games_repeat_no_walkthrough_and_are_kept(cached):
     check_env(world, train[:2], replies=("go north", "go south", "restart", "x" * 10_000, "look\nlook", ""))
     with pytest.raises(OperantError, match="repeat the walkthrough of a training game"):
         TextWorld(game="tw-coin_collector", level=1, train_games=2, test_games=1).games("test")
-
-
-@needs_textworld
-@pytest.mark.slow
-def test_the_commands_of_the_page_train(cached, tmp_path, monkeypatch, capsys):
-    """With fewer games, turns and steps; the classic game is one that nobody has."""
-    page = read("docs/text-worlds.md#textworld-and-jericho")
-    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("operant train ")]
-    few = "--env.train_games 3 --env.test_games 2 --env.max_turns 3 --steps 1 --batch 4".split()
-    monkeypatch.chdir(tmp_path)
-    for number, words in enumerate(commands):
-        classic = "zork1.z5" in words
-        assert main([*words, *few, "--out", str(number)]) == (2 if classic else 0)
-        assert "zork1.z5" in capsys.readouterr().err if classic else (tmp_path / str(number) / "report.html").is_file()
-    assert len(commands) == 3
 
 
 @pytest.mark.slow
