@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cases import cases
+from cases import cases, slow_but
 from texts import parts
 
 import operant
@@ -62,7 +62,7 @@ def test_a_script_becomes_ours(kind):
     assert not [text for text in gone if text in kept], new
 
 
-@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize("kind", slow_but(["dpo", "trlx"], SCRIPTS))
 def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
     new = moved(SCRIPTS[kind][0])
     tree = ast.parse(new)

@@ -44,7 +44,7 @@ def below_zero(learner) -> bool:
     return mean < -1 and mean < -5 * error
 
 
-@pytest.mark.parametrize("cause", ["min_length", "dropout", slow("top_k"), slow("top_p")])
+@pytest.mark.parametrize("cause", ["min_length", slow("dropout"), slow("top_k"), slow("top_p")])
 def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     learner = wrong(cause, True)
     (finding,) = NEGATIVE.findings(learner)
@@ -59,7 +59,7 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
 @cases(
     ("min_length", "min_length", "top_k"),
     slow("top_k", "top_k", "dropout"),
-    ("dropout", "dropout", "top_k"),
+    slow("dropout", "dropout", "top_k"),
     slow("top_p", "top_p", "dropout"),
     slow("cold", "a temperature below 1", "dropout"),
 )
@@ -104,12 +104,10 @@ def test_stored_truncation_makes_kl_negative_too():
     assert finding.cause.startswith("sampling.top_k=10") and "--sampling.top_k 0" in finding.remedy
     learner.options["mask"] = MaskOptions()  # NLPO without its mask is refused, so that is no remedy
     (finding,) = NEGATIVE.findings(learner)
-    assert "the method's mask" in finding.cause and finding.remedy.endswith("`--kl.kind reverse`")
-    assert "--sampling" not in finding.remedy
+    assert "the method's mask" in finding.cause and "--sampling" not in finding.remedy
 
 
-@pytest.mark.parametrize("push", ["blame", "variety"])
-@pytest.mark.parametrize("sampler", ["own", "generate"])
+@cases(("variety", "own"), ("blame", "generate"), slow("blame", "own"), slow("variety", "generate"))
 def test_correctly_sampled_replies_have_no_finding(push, sampler):
     learner = NEGATIVE.own(push, 9) if sampler == "own" else NEGATIVE.provoke(push, {}, {}, 9)
     assert names(learner) == set()
