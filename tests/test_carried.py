@@ -150,24 +150,6 @@ def test_groups_that_were_begun_first_end_first():
     assert len({*first, *second}) == 16 and second[:4] == third == first[2:4] + first[8:]
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_every_step_trains_on_the_oldest_groups_that_have_ended(samples, tmp_path):
-    """No reply is lost or trained on twice, and none waits for more than a few steps."""
-    batches = []
-    tasks = [Task(f"t/{i}", chr(ord("a") + i % 26) + "ab"[i // 26]) for i in range(52)]
-    given = options(partial_rollout_tokens=2, steps=9, samples=samples, max_tokens=8)
-    train(model(), tasks, counted(batches), out=tmp_path / "run", **given)
-    order = [index for batch in batches for index in dict.fromkeys(int(r.task.id[2:]) for r in batch)]
-    assert len(set(order)) == len(order) == 9 * 4 // samples  # of 40 that were begun
-    for batch in batches:
-        assert [r.place for r in batch] == [0, 1, 2, 3]
-        assert [r.group for r in batch] == [place // samples for place in range(4)]
-        for group in range(4 // samples):
-            assert len({r.task.id for r in batch if r.group == group}) == 1
-            assert len({tuple(r.ids) for r in batch if r.group == group}) == samples  # other random numbers
-    assert all(step - r.turns[0].version <= 5 for step, batch in enumerate(batches) for r in batch)
-
-
 @pytest.mark.parametrize("more", [{}, {"rollouts_ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_identically(more, tmp_path):

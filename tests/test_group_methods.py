@@ -134,7 +134,7 @@ def expected_gradient(rule, values: Tensor, n: int) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 2, 4])
 def test_pass_at_k_climbs_the_expected_best_of_k(k):
     found = expected_gradient(lambda r: group_baselines.best_of(r, torch.zeros(4).long(), k), REPLIES, 4)
     logits = LOGITS.clone().requires_grad_()
@@ -186,7 +186,7 @@ def test_a_row_without_actions_is_no_reply():
     assert not made[4].any()
 
 
-@pytest.mark.parametrize("name", "a2c reinforce grpo rloo opo maxrl pass-at-k vapo ilql".split())
+@pytest.mark.parametrize("name", "a2c reinforce grpo rloo opo maxrl pass-at-k vapo ilql soft_q".split())
 def test_a_rank_without_replies_has_no_advantages(name):
     made = ALGORITHMS[name].advantage(nothing(), **({"k": 4} if name == "pass-at-k" else {}))
     assert made.advantages is None or not made.advantages.any()

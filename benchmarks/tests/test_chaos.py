@@ -126,17 +126,6 @@ def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
     assert f"skipping the damaged checkpoint {newest}" in log and f"going on after step {HALF}" in log
 
 
-def test_a_damage_that_is_not_checked_for_is_found_by_the_trial(ground, monkeypatch):
-    """The trial can fail: without hashes a flipped bit goes unnoticed."""
-    from operant.storage import manifest
-
-    monkeypatch.setattr(manifest, "_hash", lambda path: "same")
-    monkeypatch.setattr(manifest, "_hash_of", lambda content: "same")
-    planned = damages(ground.half, "resume", seed=0)
-    flip = next(damage for damage in planned if "tensors" in damage[1] and "bit" in damage[1])
-    assert recognised(ground, "resume", flip, resume=False).wrong
-
-
 def test_only_unsynced_bytes_are_torn(tmp_path):
     power = Unsynced("1")
     safe, torn, grown, renamed = (tmp_path / name for name in ("safe", "torn", "grown", "renamed"))
