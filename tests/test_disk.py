@@ -167,8 +167,7 @@ def test_what_waits_is_bounded(tmp_path, monkeypatch):
 
 def test_a_log_that_cannot_be_written_waits_until_the_end(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
-    disk = Disk(lambda operation, path: path.name == "log.txt", steps=[0])
-    with on(disk):
+    with on(Disk(lambda operation, path: path.name == "log.txt", steps=[0])):
         folder.log_message("first")
         folder.log_message("second")
     folder.close()

@@ -99,15 +99,6 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     assert batch.rewards[batch.actions].nonzero().flatten().tolist() == [2, 5]
 
 
-@cases((True, True), (False, False))
-def test_a_world_that_is_cut_has_a_next_value_an_ended_one_none(cut, fresh):
-    policy = valuing(5.0)
-    attempt = played(policy, [5, 6], Cutting(cut=cut, fresh=fresh))
-    batch = with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy)
-    assert attempt.end == ("cut" if cut else "world")
-    assert batch.bootstrap.tolist() == ([5.0] if cut else [0.0])
-
-
 def test_a_value_can_follow_a_reply_that_fills_the_context():
     """Prompt and reply fill all 64 places; the state behind them still has a value."""
     learner = Learner(valuing(5.0), max_tokens=60, on_length="bootstrap", fixed_length=True, lr=0.0, **{"gamma": 0.9})
@@ -224,7 +215,7 @@ def test_what_was_said_is_not_rendered_again():
     attempt = played(policy, ASKED, Cutting(cut=False), banned=(BOS,))
     first, second = attempt.turns
     assert second.prompt == first.prompt + first.action + encode_more(letters(), " go")
-    assert second.prompt.count(BOS) == 1 and len(collate([attempt], [0.0])) == 1
+    assert second.prompt.count(BOS) == 1 and len(collate([attempt], [0.0])) == 1 and attempt.end == "world"
 
 
 def test_messages_need_a_template_and_texts_a_tokenizer():

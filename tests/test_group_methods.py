@@ -101,12 +101,6 @@ def test_a_loss_and_its_gradient_are_those_of_the_formula(name):
     assert float(share.min()) == 0 or "bounds" in name
 
 
-def test_the_two_bounds_of_cispo_meet():
-    out, batch = rows()
-    same = [ratios.clipped_weight(out, batch, high=h, bound=b)["loss"] for h, b in ((1.7, "weight"), (0.7, "excess"))]
-    assert torch.equal(*same)
-
-
 # --- advantages -------------------------------------------------------------------------------------------------------
 def test_the_baseline_of_opo_is_weighted_by_length():
     returns, groups = torch.tensor([1.0, 0.0, 4.0, 2.0, 2.0]), torch.tensor([7, 3, 7, 3, 7])

@@ -1,23 +1,17 @@
-"""Policies that are no transformers models: a table of bigrams, and a soft prompt before a frozen model."""
+"""Policies that are no transformers models: a table of bigrams."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 from torch import nn
-from toys import letters, lm
 
-from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, export, load_policy, train
+from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, load_policy, train
 from operant.engines.own import OwnEngine
 from operant.models import base
 from operant.models.loading import load_own_weights
 from operant.sampling import uniforms
-
-sys.path.append(str(Path(__file__).parents[1] / "docs/extending/src"))
-from cases import cases
-from operant_example.policy import SoftPrompt
 
 V, WANTED = 6, 4
 PLAIN = {"algorithm": "rloo", "samples": 4, "batch": 16, "max_tokens": 3, "fixed_length": True, "kl.coef": 0.0}
@@ -123,27 +117,3 @@ def test_a_choice_has_the_version_of_the_weights():
     engine = OwnEngine(Choosing())
     engine.sync(engine.policy, 3)
     assert [made.version for _, made in engine.choose([[1]], [[[2], [3]]], PURE, [0])] == [3]
-
-
-def test_a_soft_prompt_is_scored_as_drawn_and_trained_alone(tmp_path):
-    """Log-probs against the frozen model's own forward on embeddings, row by row in float64."""
-    export(load_policy(lm("llama", 20, spread=0.1), tokenizer=letters()), tmp_path)
-    soft = SoftPrompt(str(tmp_path), length=3)
-    frozen = {name: w.clone() for name, w in soft.base.state_dict().items()}
-    first = soft.vectors.detach().clone()
-    learner = Learner(soft, **{"max_tokens": 5, "optimizer.lr": 0.1, "kl.coef": 0.0})
-    for _ in range(2):
-        replies = learner.generate(["a", "bcd", "ab", "abcabc"])
-        for reply in replies:
-            turn = reply.turns[0]
-            words = soft.base.get_input_embeddings()(torch.tensor([turn.prompt + turn.action]))
-            whole = torch.cat([soft.vectors[None], words], 1)
-            with torch.no_grad():
-                logits = soft.base(inputs_embeds=whole).logits[0, 3:].double().log_softmax(-1)
-            at = range(len(turn.prompt) - 1, len(turn.prompt) + len(turn.action) - 1)
-            alone = [float(logits[i, token]) for i, token in zip(at, turn.action, strict=True)]
-            assert turn.logprobs == pytest.approx(alone, abs=1e-4)
-        metrics = learner.step(replies, [float(len(r.ids)) for r in replies])
-        assert metrics["rollout/logprob_gap"] < 1e-4
-    assert all(torch.equal(w, frozen[name]) for name, w in soft.base.state_dict().items())
-    assert not torch.equal(first, soft.vectors)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from cases import cases
 
 from operant.runs.folder import RunFolder
 from operant.tools.report import parquet, replies
@@ -67,11 +66,6 @@ def test_at_most_five_thousand_in_all_over_all_steps(run, monkeypatch):
     data = replies.embedded(run.path)
     assert sorted(set(data["replies"]["rows"]["step"])) == [1, 3, 5, 8, 10, 12]
     assert "60 of 240 replies are embedded, from 6 of 12 steps;" in data["summary"]
-
-
-@cases((9, "abcde"), (3, "ace"), (1, "e"), (0, ""))
-def test_spread(most, selected):
-    assert "".join(replies.spread("abcde", most)) == selected
 
 
 def test_parts_of_the_reward_are_embedded_if_there_are_several(run):

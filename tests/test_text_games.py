@@ -337,10 +337,6 @@ def test_status_lines_are_cut_and_the_inventory_stands_once():
             shown = "Hall." if text.startswith("You stand") else "You carry a key."
             return GameState(shown, inventory="You carry a key.")
 
-    class Bags(Ladders):
-        def make(self, task):
-            return Bag()
-
-    world = Bags(memory=0)
+    world = type("Bags", (Ladders,), {"make": lambda self, task: Bag()})(memory=0)
     world.reset({0: Task("bag", "")})
     assert world.step({0: "inventory"})[0].text.count("You carry a key.") == 1

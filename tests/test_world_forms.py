@@ -380,8 +380,8 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
         observation_space = gymnasium.spaces.Text(100)
 
         def __init__(self, discrete=False):
-            spaces, chars = gymnasium.spaces, "abcdefghijklmnopqrstuvwxyz "
-            self.action_space = spaces.Discrete(3, start=5) if discrete else spaces.Text(9, charset=chars)
+            free = gymnasium.spaces.Text(9, charset="abcdefghijklmnopqrstuvwxyz ")
+            self.action_space = gymnasium.spaces.Discrete(3, start=5) if discrete else free
             masked, named = {"action_mask": np.array([1, 0, 1], np.int8)}, {"admissible_commands": ["end", "go on"]}
             self.info = masked if discrete else named
 
