@@ -124,8 +124,6 @@ def test_importance_weights_are_those_that_are_given(more, found):
 
 
 class Twice(Turns):
-    """A world of two turns."""
-
     pays = True
 
     def answer(self, slot, reply):
@@ -133,8 +131,6 @@ class Twice(Turns):
 
 
 class Counting(Twice):
-    """A world with a state."""
-
     def state_dict(self):
         return {}
 

@@ -181,7 +181,6 @@ def found(pays, ref=None, beta=0.0):
 
 
 def test_the_expected_gradient_is_that_of_reward_and_kl():
-    """Of both turns, with a reference and without one."""
     ref = lm(vocab=V, seed=1, spread=0.35).double()
     for given in ((PAYS,), (PAYS, ref, 0.3)):
         assert gap(found(*given), expected(*given)) < 1e-6

@@ -26,7 +26,6 @@ from operant.tools.diagnosis.history import flat
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a tiny language model, its tokenizer and a few tasks."""
     on_disk(tmp_path / "model", lm("gpt2", vocab=len(letters()), spread=0.02))
     (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
     return tmp_path

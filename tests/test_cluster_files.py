@@ -32,7 +32,6 @@ def words_of(name: str) -> list[str]:
 
 
 def pods(name: str) -> list[dict]:
-    """The specifications of the pods that a manifest makes."""
     *_, manifest = yaml.safe_load_all((FILES / name).read_text(encoding="utf-8"))
     cluster = manifest["spec"].get("rayClusterSpec")
     groups = [manifest["spec"]] if cluster is None else [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]

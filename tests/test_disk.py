@@ -46,7 +46,6 @@ def run_on(disk, out, **more):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run on a good disk."""
     return train(model(), TASKS, count_a, out=tmp_path_factory.mktemp("whole"), tokenizer=letters(), **SMALL)
 
 

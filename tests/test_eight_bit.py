@@ -26,7 +26,6 @@ def problem():
 
 
 def trained(kind, net, batches, **settings):
-    """The losses."""
     groups = [{"params": [p for p in net.parameters() if p.ndim > 1], "weight_decay": 0.01}]
     groups.append({"params": [p for p in net.parameters() if p.ndim <= 1], "weight_decay": 0.0})
     optimizer, losses = kind(groups, **SETTINGS | settings), []

@@ -64,7 +64,6 @@ def venv(tmp_path_factory):
 
 @contextlib.contextmanager
 def engine_of(name, policy, tmp_path, venv):
-    """An engine by its name here."""
     match name:
         case "native":
             yield NativeEngine(policy)
@@ -358,7 +357,6 @@ def test_a_server_that_keeps_its_weights_needs_a_correction(tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch):
-    """A recipe as `letters`, on a tiny policy."""
     monkeypatch.chdir(tmp_path)
     export(policy_of(vocab=len(letters())), tmp_path / "tiny")
     tasks = "\n".join(["the", "end", "a bee", "seen"] * 4)

@@ -9,7 +9,6 @@ import signal
 import numpy as np
 import pytest
 from browsing import PHONE, chromium, visit
-from cases import slow
 from pages import low_contrast, overflows
 from pyarrow import parquet
 from texts import mistyped
@@ -134,24 +133,21 @@ def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
     assert "temperature 0.8, max_tokens 6" in out and "mask" not in out
 
 
-@pytest.mark.parametrize("method", [slow({}), {"algorithm": "sft"}], ids=["ppo", "sft"])
-def test_the_share_that_a_run_has_held_out_is_evaluated_again(method, inside, capsys):
+def test_the_share_that_a_run_has_held_out_is_evaluated_again(inside, capsys):
     """Also with the order of another seed, and where the run reads the rows as demonstrations."""
     rows = [{"prompt": a + b, "completion": "a"} for a in "abcd" for b in "efg"]
     (inside / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    given = {"data.shuffle": True, "data.limit": 8, "temperature": 0.8, **RUN, **method}
-    given = {n: x for n, x in given.items() if not method or n not in ("minibatch", "epochs")}
-    rewarded = {} if method else {"reward": "letters:a"}
-    metrics = {"evaluation.metrics": "distinct"} if method else {}
-    run = train("model", str(inside / "rows.jsonl"), out=inside / "r", evaluate="25%", **given, **rewarded, **metrics)
+    given = {"data.shuffle": True, "data.limit": 8, "temperature": 0.8, "algorithm": "sft", "evaluate": "25%"}
+    given |= {name: x for name, x in RUN.items() if name not in ("minibatch", "epochs")}
+    run = train("model", str(inside / "rows.jsonl"), out=inside / "r", **given, **{"evaluation.metrics": "distinct"})
     asked = ["eval", str(inside / "r"), "--reward", "letters:a", "--out"]
     assert main([*asked, str(inside / "e.json")]) == 0 and "2 tasks of 25% of " in capsys.readouterr().out
-    found = json.loads((inside / "e.json").read_text(encoding="utf-8"))
-    assert [task["id"] for task in found["tasks"]] == [rollout.task.id for rollout in run.after.rollouts]
-    assert [task["replies"][0]["reply"] for task in found["tasks"]] == [r.reply for r in run.after.rollouts]
+    found = json.loads((inside / "e.json").read_text(encoding="utf-8"))["tasks"]
+    assert [task["id"] for task in found] == [rollout.task.id for rollout in run.after.rollouts]
+    assert [task["replies"][0]["reply"] for task in found] == [r.reply for r in run.after.rollouts]
     assert main([*asked, str(inside / "other.json"), "--seed", "7"]) == 0
-    other = json.loads((inside / "other.json").read_text(encoding="utf-8"))
-    assert [task["id"] for task in other["tasks"]] == [task["id"] for task in found["tasks"]]
+    other = json.loads((inside / "other.json").read_text(encoding="utf-8"))["tasks"]
+    assert [task["id"] for task in other] == [task["id"] for task in found]
 
 
 def test_an_interrupted_evaluation_shows_what_it_has_finished(inside, monkeypatch, capsys):

@@ -63,7 +63,6 @@ def test_the_first_steps_are_what_they_were(name, threads):
 # --- they can fail ----------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def early():
-    """The first steps of PPO's run."""
     return run("ppo", steps=3)
 
 

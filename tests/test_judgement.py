@@ -60,7 +60,6 @@ REFUSED = [
 
 
 def tests(rollouts):
-    """The answer that each rollout's task asks for."""
     return [(ALLOWED + REFUSED)[r.task.target][0] for r in rollouts]
 
 
@@ -166,7 +165,6 @@ SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "pr
 
 
 def vowels(rollouts):
-    """Names a class, counts and explains."""
     found = [sum(c in "aeiou" for c in r.reply) for r in rollouts]
     return [Judgement(n / 2, {"count": n}, "some" if n else "none", f"<b>{n}</b> vowels") for n in found]
 
@@ -219,7 +217,6 @@ def test_a_step_takes_judgements_in_place_of_scores():
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
 def ends_in_e(rollouts):
-    """Wants a reply that ends in e, and says so."""
     good = [r.reply.endswith("e") for r in rollouts]
     return [Judgement(1.0, {"turns": len(r.texts)}, "good") if g else FAILED for r, g in zip(rollouts, good)]
 

@@ -186,7 +186,6 @@ KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp()
 
 @pytest.mark.parametrize("kind", [*KL_OF, *EXACT])
 def test_the_logged_kl_is_the_charged_kl(kind):
-    """Logged and charged KL agree with two plain models, for replies of unequal length at temperature 0.8."""
     model, ref = lm(), lm(seed=1)
     options = {"kl.coef": 0.3, "kl.kind": kind, "stop_tokens": (2, 4, 6, 8), "epochs": 1, "lr": 0.0}
     learner = Learner(Policy(model), reference=Policy(ref), max_tokens=7, temperature=T, **options)
@@ -206,7 +205,6 @@ def test_the_logged_kl_is_the_charged_kl(kind):
 
 
 def whole_kl(model, ref, prompt: list[int], ids: list[int], kind: str) -> float:
-    """The exact divergences of a reply's states, over the vocabulary."""
     with torch.no_grad():
         rows = torch.tensor([prompt + ids])
         p, q = ((m(rows).logits[0, len(prompt) - 1 : -1].double() / T).log_softmax(-1) for m in (model, ref))

@@ -248,7 +248,6 @@ class Game(Known):
 
     @cached_property
     def charged(self):
-        """k2 of each action."""
         return [gap**2 / 2 for gap in self.gaps]
 
     @cached_property
@@ -302,7 +301,6 @@ def best(rollouts):
 
 
 def game(folder, patch):
-    """A run of two steps in the world, watched."""
     played, cuts = watched(patch)
     reference = lm(vocab=V, seed=1, spread=0.1).double()
     held_out = [Task(f"e/{i}", word[::-1] + "a", target=(i + 1) % 4) for i, word in enumerate(WORDS)]
@@ -346,33 +344,20 @@ ROLLOUT = {
     "rollout/count": lambda s: len(s.kept),
     "rollout/turns": lambda s: mean([len(r.turns) for r in s.kept]),
     "rollout/fresh_prompts": lambda s: fresh_prompts([r.turns for r in s.kept]),
-    "rollout/query_tokens": lambda s: mean([len(turn.prompt) for turn in s.turns]),
-    "rollout/query_tokens_std": lambda s: std([len(turn.prompt) for turn in s.turns]),
-    "rollout/reply_tokens": lambda s: mean([len(turn.action) for turn in s.turns]),
-    "rollout/reply_tokens_std": lambda s: std([len(turn.action) for turn in s.turns]),
     "rollout/ended_stop": lambda s: mean([turn.end == "stop" for turn in s.turns]),
     "rollout/ended_length": lambda s: mean([turn.end == "length" for turn in s.turns]),
     "rollout/ended_cut": lambda s: mean([r.end == "cut" for r in s.kept]),
 }
 GAME = {
+    "reward/world/abstained": lambda s: 0,
     "rollout/staleness": lambda s: 0,
     "rollout/staleness_max": lambda s: 0,
     "step": lambda s: s.step,
     "episodes": lambda s: sum(len(g.kept) for g in [*s.past, s]),
-    "reward/mean": lambda s: mean(scores(s.all)),
-    "reward/std": lambda s: std(scores(s.all)),
     "reward/min": lambda s: min(scores(s.all)),
     "reward/max": lambda s: max(scores(s.all)),
-    "reward/scaled_mean": lambda s: mean(s.used),
-    "reward/scaled_std": lambda s: std(s.used),
-    "reward/kl_penalty": lambda s: mean([s.coef * x.sum() for x in s.charged]),
-    "reward/kl_penalty_std": lambda s: std([s.coef * x.sum() for x in s.charged]),
-    "reward/return": lambda s: mean(s.returns),
-    "reward/return_std": lambda s: std(s.returns),
     "reward/query_share": lambda s: query_share(s.all),
     "reward/abstained": lambda s: mean([score(r) is None for r in s.all]),
-    "kl/per_reply": lambda s: mean([x.sum() for x in s.gaps]),
-    "kl/per_reply_std": lambda s: std([x.sum() for x in s.gaps]),
     "kl/per_token": lambda s: mean(flat(s.gaps)),
     "kl/paid": lambda s: mean([x.sum() for x in s.charged]),
     "kl/k3": lambda s: mean([k3(x).sum() for x in s.gaps]),
@@ -380,20 +365,14 @@ GAME = {
     "kl/coef": lambda s: s.coef,
     "kl/loss_coef": lambda s: RULES.loss_coef,
     "policy/sampled_entropy": lambda s: -mean([e.old.sum() for e in s.episodes]),
-    "value/mean": lambda s: mean(s.tokens("values")),
-    "value/std": lambda s: std(s.tokens("values")),
     "value/error_before": lambda s: mean((s.tokens("returns") - s.tokens("values")) ** 2),
     "value/explained_variance": lambda s: (
         1 - mean((s.tokens("returns") - s.tokens("values")) ** 2) / np.var(s.tokens("returns"))
     ),
     "value/explained_variance_fitted": lambda s: 1 - mean(s.update.all("error")) / np.var(s.tokens("returns")),
-    "returns/mean": lambda s: mean(s.tokens("returns")),
-    "returns/std": lambda s: std(s.tokens("returns")),
     "rollout/logprob_mean": lambda s: mean(s.tokens("old")),
     "rollout/ref_logprob_mean": lambda s: mean(s.tokens("ref")),
     "rollout/dropped": lambda s: mean([score(r) is not None and r.turns[-1].end == "length" for r in s.all]),
-    "evaluate/reward": lambda s: mean(scores(s.evaluated.rollouts)),
-    "evaluate/reward_std": lambda s: std(scores(s.evaluated.rollouts)),
     "evaluate/reward_before": lambda s: mean(scores(s.evaluated_before.rollouts)),
     "evaluate/unjudged": lambda s: mean([score(r) is None for r in s.evaluated.rollouts]) or None,
     "evaluate/best_of_k": lambda s: mean(best(s.evaluated.rollouts)),
@@ -408,15 +387,26 @@ GAME = {
     "update/micro_tokens": lambda s: FAIR["micro_tokens"],
     "tokens/per_second": lambda s: sum(len(t.action) for r in s.all for t in r.turns) / s.logged["time/step"],
 }
-for part, (say, _) in PARTS.items():
-    GAME[f"reward/{part}/mean"] = lambda s, say=say: mean([say(r) for r in s.all if say(r) is not None])
-    GAME[f"reward/{part}/std"] = lambda s, say=say: std([say(r) for r in s.all if say(r) is not None])
-    GAME[f"reward/{part}/abstained"] = lambda s, say=say: mean([say(r) is None for r in s.all])
-GAME |= {
-    "reward/world/mean": lambda s: mean([sum(paid(r)) for r in s.all]),
-    "reward/world/std": lambda s: std([sum(paid(r)) for r in s.all]),
-    "reward/world/abstained": lambda s: 0,
+SPREAD = {
+    "rollout/query_tokens": lambda s: [len(turn.prompt) for turn in s.turns],
+    "rollout/reply_tokens": lambda s: [len(turn.action) for turn in s.turns],
+    "reward/kl_penalty": lambda s: [s.coef * x.sum() for x in s.charged],
+    "reward/return": lambda s: s.returns,
+    "kl/per_reply": lambda s: [x.sum() for x in s.gaps],
+    "evaluate/reward": lambda s: scores(s.evaluated.rollouts),
+    "reward/mean": lambda s: scores(s.all),
+    "reward/scaled_mean": lambda s: s.used,
+    "value/mean": lambda s: s.tokens("values"),
+    "returns/mean": lambda s: s.tokens("returns"),
+    "reward/world/mean": lambda s: [sum(paid(r)) for r in s.all],
 }
+"""Of what a mean and a deviation are logged, by the name of the mean."""
+for part, (say, _) in PARTS.items():
+    SPREAD[f"reward/{part}/mean"] = lambda s, say=say: [say(r) for r in s.all if say(r) is not None]
+    GAME[f"reward/{part}/abstained"] = lambda s, say=say: mean([say(r) is None for r in s.all])
+for name, of in SPREAD.items():
+    deviation = f"{name.removesuffix('mean')}std" if name.endswith("mean") else f"{name}_std"
+    GAME |= {name: lambda s, of=of: mean(of(s)), deviation: lambda s, of=of: std(of(s))}
 
 
 # --- steps on replies from elsewhere ----------------------------------------------------------------------------------
@@ -455,12 +445,10 @@ BOUND, THRESHOLD, DUAL = 0.15, 1.2, 1.3
 
 
 def stopped(folder, patch):
-    """An update that ends early."""
     return foreign(patch, Rules(), made=lambda every: every[:-1], target_kl=BOUND)
 
 
 def at_once(folder, patch):
-    """An update that ends before its first optimizer step."""
     return foreign(patch, Rules(), made=lambda every: [], target_kl=1e-3)
 
 
@@ -482,19 +470,7 @@ def skipped(folder, patch):
     return foreign(patch, Rules(dual=DUAL), made=made, ratio_threshold=THRESHOLD, dual_clip=DUAL)
 
 
-def refused(folder, patch):
-    """An update whose fourth gradient is no number."""
-    calls = []
-
-    def spoil(gradient):
-        calls.append(1)
-        return gradient * math.nan if len(calls) == 4 else gradient
-
-    return foreign(patch, Rules(), made=lambda every: every[:-1], disturb=spoil)
-
-
 def halved(folder, patch):
-    """An update in which memory runs out once."""
     calls = []
 
     def run_out(gradient):
@@ -528,7 +504,6 @@ DIRECTLY = {
         skipped,
         DIRECT | {"policy/skipped_steps": lambda s: 1 - len(s.update.made) / len(s.update.minibatches)},
     ),
-    "refused": (refused, DIRECT | {"update/refused": lambda s: 1}),
     "halved": (halved, DIRECT | {"update/micro_tokens": lambda s: 128}),
     "alone": (alone, DIRECT),
     "grouped": (
@@ -676,7 +651,6 @@ class Witness:
 
 
 def clock(folder, patch):
-    """A run of three steps in which every phase takes a time that is known."""
     hands = Hands()
     witness = Witness(hands)
     patch.setattr(time, "perf_counter", hands)

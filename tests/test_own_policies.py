@@ -73,7 +73,6 @@ def test_an_installed_policy_is_made_again_from_its_export(tmp_path, monkeypatch
 
 
 def test_kl_to_the_first_table_is_exact():
-    """KL charged in the reward equals the mean of log-prob differences, by the tables themselves."""
     learner = Learner(Bigrams(), **{k: x for k, x in PLAIN.items() if k not in ("samples", "batch", "probes")})
     replies = learner.generate([[1]] * 8)
     learner.step(replies, wanted(replies))

@@ -95,7 +95,6 @@ def started(run, command, *, cwd=None, env=None, stdout=None, check=False, **mor
 
 
 def script(words: list[str], place: Path, log: Path) -> None:
-    """Run a script in the folder; what it prints goes into the file."""
     with log.open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

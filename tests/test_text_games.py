@@ -110,7 +110,6 @@ class Ladders(TextGames):
 
 
 def played(world, *replies):
-    """The steps of one episode, and its record."""
     task = Task("t", "Climb")
     steps = [world.reset({7: task})[7], *(world.step({7: reply})[7] for reply in replies)]
     return steps, steps[-1].info["game"]

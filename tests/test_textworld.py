@@ -30,7 +30,6 @@ KINDS = [{"game": "tw-coin_collector", "level": 3}, {"game": "tw-simple"}, {"gam
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory):
-    """A cache folder of these tests: games are made in it once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield

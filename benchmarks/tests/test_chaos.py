@@ -49,10 +49,6 @@ def resumed(ground, out):
     return differences(ground.whole, out)
 
 
-def test_a_run_that_was_left_and_resumed_is_the_same(ground):
-    assert resumed(ground, ground.place("left", ground.half)) == []
-
-
 def without(part, method):
     """The method of a `RunState` without the registered part."""
 
