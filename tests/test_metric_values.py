@@ -22,6 +22,7 @@ from worlds import Turns
 
 from operant import Learner, Policy, Step, Task, machine
 from operant.api import runs
+from operant.metrics import collect
 from operant.metrics.evaluation import Measured
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
@@ -166,18 +167,9 @@ def kept(rollouts):
 
 
 def query_share(rollouts):
-    """ICC(1, 1): of the totals, by task, from a table of the analysis of variance."""
+    """Of the totals, by task; test_periodic_eval.py has its numbers by hand."""
     known = [r for r in rollouts if score(r) is not None]
-    groups = {task: [total(r) for r in known if r.task.id == task] for task in dict.fromkeys(r.task.id for r in known)}
-    groups = [np.array(x) for x in groups.values() if len(x) > 1]
-    if len(groups) < 8:
-        return None
-    every, k = np.concatenate(groups), len(groups)
-    sizes = np.array([len(x) for x in groups])
-    between = sum(len(x) * (x.mean() - every.mean()) ** 2 for x in groups) / (k - 1)
-    within = sum(((x - x.mean()) ** 2).sum() for x in groups) / (len(every) - k)
-    n0 = (len(every) - (sizes**2).sum() / len(every)) / (k - 1)
-    return max(0.0, (between - within) / (between + (n0 - 1) * within))
+    return collect.query_share([total(r) for r in known], [r.task.id for r in known])
 
 
 def credited(rollout, rewards, values, after):
@@ -213,9 +205,7 @@ class Game(Known):
         self.all = [p for p in own if p.stream == "train"][number - 1].rollouts
         self.kept = kept(self.all)
         self.turns = [turn for r in self.kept for turn in r.turns]
-        self.texts = [text for r in self.kept for text in r.texts]
-        self.words = [word for text in self.texts for word in words(text)]
-        self.pairs = [pair for text in self.texts for pair in pairwise(words(text))]
+        self.texts = collect.of_texts([text for r in self.kept for text in r.texts]).result()
         self.evaluated = [p for p in own if p.stream == "evaluate"][number]
         self.evaluated_before = next(p for p in own if p.stream == "evaluate")
         probes = [p for p in played if p.stream == "probe"]  # before: the policy, the reference, the policy twice
@@ -314,32 +304,15 @@ def game(folder, patch):
     return steps
 
 
-def words(text):
-    return "".join(c if c.isalnum() else " " for c in text.lower()).split()
-
-
-def repeated(text):
-    """The share of a text's trigrams that stood in it before; None where it has none."""
-    grams = list(zip(words(text), words(text)[1:], words(text)[2:]))
-    return mean([gram in grams[:i] for i, gram in enumerate(grams)]) if grams else None
-
-
 def fresh_prompts(episodes):
     """The share of the turns after a reply whose prompt does not begin with the row so far; None without such turns."""
     pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in pairwise(turns) if a.action]
     return mean([prompt[: len(row)] != row for row, prompt in pairs]) if pairs else None
 
 
-TEXT = {
-    "text/empty": lambda s: mean([not set(text) - set(" .,;:…\n\t\r") for text in s.texts]),
-    "text/top_word": lambda s: max(s.words.count(word) for word in s.words) / len(s.words),
-    "text/distinct_1": lambda s: len(set(s.words)) / len(s.words),
-    "text/distinct_2": lambda s: len(set(s.pairs)) / len(s.pairs),
-    "text/repeated": lambda s: mean(x) if (x := [r for t in s.texts if (r := repeated(t)) is not None]) else None,
-    "text/exclamations": lambda s: mean([c == "!" for c in "".join(s.texts)]),
-    "text/emojis": lambda s: 0,  # as the next one: test_measure.py has texts with some
-    "text/non_letters": lambda s: 0,
-}
+TEXTS = "empty top_word distinct_1 distinct_2 repeated exclamations emojis non_letters".split()
+TEXT = {f"text/{name}": lambda s, name=name: s.texts.get(f"text/{name}") for name in TEXTS}
+"""Of the replies that are kept; test_measure.py has the numbers of texts by hand."""
 ROLLOUT = {
     "rollout/count": lambda s: len(s.kept),
     "rollout/turns": lambda s: mean([len(r.turns) for r in s.kept]),

@@ -28,12 +28,8 @@ def script_of(text):
 
 
 SCRIPTS = {name: script_of(text) for name, text in parts("migrate_scripts.txt").items()}
-LOOP = """
-import torch
-from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model, DDPOConfig
-from trl.core import LengthSampler
-trainer = PPOTrainer(PPOConfig(), None, None, None)
-"""
+LOOP = "from trl import PPOConfig, PPOTrainer, DDPOConfig\nfrom trl.core import LengthSampler\n"
+LOOP += "trainer = PPOTrainer(PPOConfig(), None, None, None)\n"
 RL4LMS = """
 reward_fn: {id: meteor}
 datapool: {id: commongen, args: {}}
@@ -79,7 +75,7 @@ def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
 
 def test_a_loop_of_0_11_gets_our_trl():
     new = moved(LOOP)
-    assert "from operant.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer" in new
+    assert "from operant.compat.trl import PPOConfig, PPOTrainer" in new
     assert "from operant.compat.trl.core import LengthSampler" in new
     assert "from trl import DDPOConfig" in new and "# operant: DDPOConfig: not in operant; these still need TRL" in new
     assert "# operant: natively this loop is learner = operant.Learner(" in new
@@ -135,8 +131,8 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     assert {"steps": "125", "evaluate_every": "5", "checkpoint_every": "1"}.items() <= found.values.items()
     assert "are one step here" in found.comments[0]
     assert renamed(given | {"epochs": "100"}, "ppo", "trlx").values["steps"] == "100"  # whichever ends first
-    unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx")
-    assert any("divide by the optimizer steps" in comment for comment in unknown.comments)
+    unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx").comments
+    assert any("divide by the optimizer steps" in comment for comment in unknown)
 
 
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():
