@@ -108,7 +108,6 @@ def test_the_parts_of_a_manifest_fit_together(name):
 def test_the_container_file_copies_what_there_is_and_pins_versions():
     lines = (FILES / "Containerfile").read_text(encoding="utf-8").splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]
-    assert [step[0] for step in steps] == ["FROM", "WORKDIR", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "CMD"]
     assert all((ROOT / file).exists() for step in steps if step[0] == "COPY" for file in step[1:-1])
     (install,) = [step for step in steps if step[0] == "RUN"]
     assert install[install.index("--constraint") + 1] == "constraints.txt"

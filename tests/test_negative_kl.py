@@ -1,6 +1,6 @@
 """Every wrong sampler on a real run: how far below 0 KL falls, and which causes the diagnosis names."""
 
-import importlib.util
+import importlib
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,19 +12,11 @@ from operant import Learner, diagnose
 from operant.tools.diagnosis.sampling import SETTINGS
 from operant.training.setup import MaskOptions
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def recipe():
-    spec = importlib.util.spec_from_file_location("negative_kl", ROOT / "recipes" / "negative_kl.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["negative_kl"] = made
-    spec.loader.exec_module(made)
-    return made
-
-
-NEGATIVE = recipe()
+sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+NEGATIVE = importlib.import_module("negative_kl")
 STEPS = {"top_k": 16, "top_p": 16, "cold": 16, "min_length": 9, "padding": 6, "dropout": 5}
 """Steps after which KL is many standard errors below 0."""
 
