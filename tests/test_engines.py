@@ -117,6 +117,23 @@ def test_the_same_keys_give_the_same_replies(known):
         assert engine.generate(PROMPTS[2:3], RAGGED, KEYS[2:3])[0].action == first[2].action
 
 
+@cases({"temperature": 0.5}, {"top_k": 3, "top_p": 0.8}, {"min_p": 0.2}, {"min_tokens": 5}, ids=str)
+def test_log_probs_are_those_of_what_can_be_drawn(more, known):
+    name, policy, engine = known
+    sampling = replace(RAGGED, **more)
+    if name == "continuous" and not {"temperature", "top_k"} & {*more}:
+        with pytest.raises(OperantError, match=r"sampling.min_.*engine.mode=continuous cannot sample so"):
+            engine.generate(PROMPTS, sampling, KEYS)
+        return
+    for prompt, c in zip(PROMPTS, engine.generate(PROMPTS, sampling, KEYS), strict=True):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([prompt + c.action])).logits[0, len(prompt) - 1 : -1]
+        scores = sampling.adjust(logits, torch.arange(len(c.action)))
+        kept = sampling.kept(scores)
+        right = (scores if kept is None else scores.masked_fill(~kept, -torch.inf)).log_softmax(-1)
+        assert c.logprobs == pytest.approx(right[range(len(c.action)), c.action].tolist(), abs=1e-4)
+
+
 def test_stop_strings_end_with_the_token_that_completes_them(known):
     _, policy, engine = known
     sampling = Sampling(max_tokens=12, stop_tokens=(-1,), stop_strings=("o", "ab"))
