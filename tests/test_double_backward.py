@@ -26,12 +26,6 @@ def product(outputs, parameters, seed=1) -> torch.Tensor:
     return torch.cat([(torch.zeros_like(p) if h is None else h).flatten() for p, h in zip(parameters, found)])
 
 
-def measured(policy, batch, sampling, against) -> torch.Tensor:
-    out = policy(batch, sampling, against=against, entropy_gradient=True)
-    at = batch.actions
-    return out.logprobs[at].exp().sum() + out.entropy[at].square().sum() + out.kl["reverse"][at].sum()
-
-
 def plain(model, other, sampling) -> torch.Tensor:
     """The same numbers by the model's own forward pass, a row at a time."""
     total = torch.zeros((), dtype=torch.float64)
@@ -52,9 +46,11 @@ def test_inside_the_second_derivative_is_that_of_a_float64_twin(kind, packing):
     sampling = Sampling(temperature=0.7, banned=(19,), min_tokens=2, stop_tokens=(2,))
     policy, old = (Policy(lm(kind, seed=s), options=ModelOptions(packing=packing)) for s in (0, 1))
     batch = collate([said(*pair) for pair in PAIRS], [0.0] * 3)
-    parameters = policy.trainable()
+    at = batch.actions
     with policy.double_backward():
-        mine = product(measured(policy, batch, sampling, old), parameters)
+        out = policy(batch, sampling, against=old, entropy_gradient=True)
+        total = out.logprobs[at].exp().sum() + out.entropy[at].square().sum() + out.kl["reverse"][at].sum()
+        mine = product(total, policy.trainable())
     twins = [copy.deepcopy(m.model).double().requires_grad_() for m in (policy, old)]
     for twin in twins:
         twin.set_attn_implementation("eager")

@@ -10,12 +10,10 @@ from toys import bare_logprobs, lm
 
 from operant import Learner, OperantError, Policy, Sampling, ValueOptions
 from operant.models.logprobs import divergence
-from operant.objectives.kl import EXACT, KLOptions, controller, estimate, loss_term
+from operant.objectives.kl import EXACT, KLOptions, controller, loss_term
+
 
 # --- one token, enumerated (test 10) ----------------------------------------------------------------------------------
-KINDS = ["k1", "k2", "k3", *EXACT]
-
-
 def categorical(seed: int) -> torch.Tensor:
     return torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -36,7 +34,7 @@ def expected_gradient(logits: torch.Tensor, behaviour: torch.Tensor, ref: torch.
 
 
 @pytest.mark.parametrize("off", [False, True], ids=["on-policy", "off-policy"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", *EXACT])
 def test_the_expected_gradient_of_every_form_is_that_of_the_kl(kind, off):
     for seed in range(5):
         logits, ref = categorical(seed), categorical(50 + seed)
@@ -62,7 +60,6 @@ def test_what_is_no_kl_is_refused_where_it_would_be_one():
 
 # --- through policy and update ----------------------------------------------------------------------------------------
 V, PROMPT, T = 6, [3, 4], 0.8
-SPOKEN = Sampling(max_tokens=1, fixed_length=True, temperature=T)
 
 
 def small(seed: int):
@@ -156,24 +153,11 @@ def test_the_reward_form_has_the_gradient_of_a_replys_kl():
 
 
 # --- the logged KL (test 11) ------------------------------------------------------------------------------------------
-P = torch.tensor([0.40, 0.30, 0.10, 0.10, 0.05, 0.05], dtype=torch.float64)
-Q = torch.tensor([0.45, 0.35, 0.05, 0.05, 0.05, 0.05], dtype=torch.float64)
-
-
-def mean_k1(sampling: Sampling) -> float:
-    """Exact expectation of the library's k1 over what can be drawn."""
-    allowed = sampling.kept(P.log()[None].float())
-    drawn = P if allowed is None else P * allowed[0] / (P * allowed[0]).sum()
-    return float((drawn * estimate("k1", P.log(), Q.log())).sum())
-
-
-def test_k1_is_a_kl_where_sampling_is_pure():
-    assert mean_k1(Sampling()) == pytest.approx(float((P * (P / Q).log()).sum())) == pytest.approx(0.04527, abs=1e-5)
+def test_a_warning_names_what_makes_kl_negative():
     assert Sampling().warning() is None and Sampling(temperature=0.5, min_tokens=3).warning() is None
     for name, value in {"top_k": 2, "top_p": 0.6, "min_p": 0.5}.items():
-        sampling = Sampling(**{name: value})
-        assert mean_k1(sampling) < -0.1  # the two likeliest tokens are likelier still under the reference
-        assert f"{name}={value}" in sampling.warning() and "negative" in sampling.warning()
+        said = Sampling(**{name: value}).warning()
+        assert f"{name}={value}" in said and "negative" in said
 
 
 def test_a_learner_with_truncated_sampling_warns_of_its_kl():

@@ -313,15 +313,14 @@ def fresh_prompts(episodes):
 TEXTS = "empty top_word distinct_1 distinct_2 repeated exclamations emojis non_letters".split()
 TEXT = {f"text/{name}": lambda s, name=name: s.texts.get(f"text/{name}") for name in TEXTS}
 """Of the replies that are kept; test_measure.py has the numbers of texts by hand."""
-ROLLOUT = {
+GAME = {
+    **TEXT,
     "rollout/count": lambda s: len(s.kept),
     "rollout/turns": lambda s: mean([len(r.turns) for r in s.kept]),
     "rollout/fresh_prompts": lambda s: fresh_prompts([r.turns for r in s.kept]),
     "rollout/ended_stop": lambda s: mean([turn.end == "stop" for turn in s.turns]),
     "rollout/ended_length": lambda s: mean([turn.end == "length" for turn in s.turns]),
     "rollout/ended_cut": lambda s: mean([r.end == "cut" for r in s.kept]),
-}
-GAME = {
     "reward/world/abstained": lambda s: 0,
     "rollout/staleness": lambda s: 0,
     "rollout/staleness_max": lambda s: 0,
@@ -706,7 +705,7 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
-RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
+RUNS = {"game": (game, UPDATE | GAME), **DIRECTLY}
 RUNS |= {"truncated": (truncated, TRUNCATED), "held": (held, HELD), "clock": (clock, CLOCK)}
 RUNS |= {"valued": (valued, VALUED), "soft": (soft, SOFT)}
 

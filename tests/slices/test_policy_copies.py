@@ -12,9 +12,6 @@ from operant.objectives.kl import KLOptions
 from operant.rollouts.collate import collate
 from operant.training.scoring import score_batch
 
-QUERIES = [[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4
-TOP_P = {"top_p": 0.6, "truncation": "stored", "max_tokens": 5, "banned": (9,)}
-
 
 def flat(model):
     return torch.cat([p.detach().double().flatten() for p in model.parameters()])
@@ -35,11 +32,12 @@ def test_one_kind_three_rules():
     first, closed = flat(policy.model), flat(policy.model)
     engine = NativeEngine(policy)
     engine.mask_with(masks.policy)
-    learner = Learner(policy, reference=frozen, engine=engine, lr=3e-2, **TOP_P)
+    top_p = {"top_p": 0.6, "truncation": "stored", "max_tokens": 5, "banned": (9,)}
+    learner = Learner(policy, reference=frozen, engine=engine, lr=3e-2, **top_p)
     learner.copies = {"target": target, "mask": masks}
     history = [begun := deepcopy(policy.model)]
     for step in range(4):
-        replies = learner.generate(QUERIES)
+        replies = learner.generate([[5, 6, 7, 8], [4, 11], [12, 13, 14]] * 4)
         drawn_by = history[step - step % 2]  # refreshed after updates 2 and 4
         for reply in replies:
             turn = reply.turns[0]
