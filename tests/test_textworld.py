@@ -3,12 +3,10 @@
 import importlib.util
 import os
 import random
-import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 from cases import cases
 
@@ -17,7 +15,6 @@ from operant.apps.games import textworld as worlds
 from operant.apps.games.textworld import Jericho, JerichoGame, TextWorld, TextWorldGame, clean
 from operant.envs import players
 from operant.envs.games import GameState
-from operant.envs.isolated import IsolatedEnv
 from operant.envs.players import PLAYERS, FixedPlayer, OverlapPlayer, RandomPlayer, WalkthroughPlayer
 
 needs_textworld = pytest.mark.skipif(
@@ -180,22 +177,6 @@ def test_given_files_are_played_packed_or_not_also_by_jericho(cached, tmp_path):
         assert not game.reset().won
     classics = Jericho(files=str(SHARED / "tw-another_game.z8.gz"))  # one name alone will do
     check_env(classics, classics.games("train"), replies=("go east", "open antique trunk", "fly", "save"))
-
-
-@needs_textworld
-@pytest.mark.slow
-def test_a_process_that_dies_costs_its_episode(cached):
-    task = TextWorld(game="tw-coin_collector", level=3, train_games=1).games("train")[0]
-    env = IsolatedEnv("operant.apps.games.textworld:TextWorld", {"game": "tw-coin_collector"}, workers=2)
-    try:
-        assert "-=" not in env.reset({0: task, 1: task})[0].text
-        leaves = [p for p in psutil.Process().children(recursive=True) if not p.children()]
-        os.kill(next(p.pid for p in leaves if any("world_job" in word for word in p.cmdline())), signal.SIGKILL)
-        ended = env.step({0: "look", 1: "look"})
-        assert sorted(step.failed or "plays" for step in ended.values()) == ["crashed", "plays"]
-        assert env.reset({0: task})[0].failed is None
-    finally:
-        env.close()
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------
