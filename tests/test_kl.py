@@ -116,7 +116,7 @@ CHARGES = {
 """What is expected of each charge, [V] log-probs in."""
 
 
-@cases(*slow_but(("k2", "absolute", "reverse"), list(CHARGES)))
+@pytest.mark.parametrize("kind", slow_but(("k2", "absolute", "reverse"), CHARGES))
 def test_a_charge_in_the_reward_has_the_whole_gradient(kind):
     """One token, enumerated. Without the direct term a state's exact KL would be a baseline: no gradient at all."""
     replies, right = [[v] for v in range(V)], 0.2 * true_gradient(kind)
@@ -172,7 +172,8 @@ KL_OF = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: (-d).exp()
 def test_the_logged_kl_is_the_charged_kl(kind):
     model, ref = lm(), lm(seed=1)
     options = {"kl.coef": 0.3, "kl.kind": kind, "stop_tokens": (2, 4, 6, 8), "epochs": 1, "lr": 0.0}
-    learner = Learner(Policy(model), reference=Policy(ref), max_tokens=7, temperature=T, **options)
+    options |= {"max_tokens": 7, "temperature": T}
+    learner = Learner(Policy(model, value=ValueOptions()), reference=Policy(ref), **options)
     replies = learner.generate([[5, 6, 7], [8], [9, 10], [11, 3, 3, 3]] * 3)
     k1, paid = [], []
     for r in replies:

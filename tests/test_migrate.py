@@ -28,8 +28,11 @@ def script_of(text):
 
 
 SCRIPTS = {name: script_of(text) for name, text in parts("migrate_scripts.txt").items()}
-LOOP = "from trl import PPOConfig, PPOTrainer, DDPOConfig\nfrom trl.core import LengthSampler\n"
-LOOP += "trainer = PPOTrainer(PPOConfig(), None, None, None)\n"
+LOOP = """
+from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, DDPOConfig
+from trl.core import LengthSampler
+trainer = PPOTrainer(PPOConfig(), None, None, None)
+"""
 RL4LMS = """
 reward_fn: {id: meteor}
 datapool: {id: commongen, args: {}}
@@ -75,7 +78,7 @@ def test_its_options_exist_and_it_trains_two_steps(kind, tmp_path, monkeypatch):
 
 def test_a_loop_of_0_11_gets_our_trl():
     new = moved(LOOP)
-    assert "from operant.compat.trl import PPOConfig, PPOTrainer" in new
+    assert "from operant.compat.trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer" in new
     assert "from operant.compat.trl.core import LengthSampler" in new
     assert "from trl import DDPOConfig" in new and "# operant: DDPOConfig: not in operant; these still need TRL" in new
     assert "# operant: natively this loop is learner = operant.Learner(" in new

@@ -97,10 +97,10 @@ def test_a_part_that_cannot_be_made_is_a_sentence(given, message, tmp_path):
 
 
 def test_a_part_with_an_option_called_name_resumes(tmp_path):
-    known = {"policy": lm(vocab=40), "tokenizer": letters()}
-    given = {"batch": 2, "max_tokens": 2, "probes": 0, "env.name": "maze"}
-    list(runs(tmp_path / "run", **known, **GIVEN | given, steps=1))
-    (*_, run) = runs(tmp_path / "run", **known, tasks=GIVEN["tasks"], resume=True, steps=2)
+    given = {"tokenizer": letters(), "batch": 2, "max_tokens": 2, "probes": 0, "env.name": "maze"}
+    list(runs(tmp_path / "run", policy=lm(vocab=40), **GIVEN | given, steps=1))
+    again = {"policy": lm(vocab=40), "tokenizer": letters(), "tasks": GIVEN["tasks"]}
+    (*_, run) = runs(tmp_path / "run", **again, resume=True, steps=2)
     assert run.learner.env.known["name"] == "maze" and run.learner.progress.step == 2
 
 
