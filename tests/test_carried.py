@@ -158,25 +158,23 @@ def test_a_killed_run_resumes_bit_identically(more, tmp_path):
     assert told(whole)[0]["rollout/carried"] == 0 < told(whole)[-1]["rollout/carried"]
 
 
-NONE = {"partial_rollout_tokens": 0}
+def test_a_resume_loses_no_reply_that_has_begun(tmp_path):
+    none = {"partial_rollout_tokens": 0}
+    cut(tmp_path / "begun", 3, **GIVEN)
+    cut(tmp_path / "whole", 3, **GIVEN | none | {"rollouts_ahead": 1})
+    for place, new, message in (
+        ("begun", none, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but"),
+        ("begun", {"max_tokens": 4}, "max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
+        ("begun", {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have"),
+        ("whole", {"partial_rollout_tokens": 3}, "tokens=3 with --resume: the run has 0"),
+    ):
+        with pytest.raises(OperantError, match=message):
+            train(model(), TASKS, count_a, out=tmp_path / place, resume=True, tokenizer=letters(), **new)
 
 
-@cases(
-    ({}, NONE, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither"),
-    ({"rollouts_ahead": 1} | NONE, {"partial_rollout_tokens": 3}, "tokens=3 with --resume: the run has 0"),
-    ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
-    ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
-)
-def test_a_resume_loses_no_reply_that_has_begun(old, new, message, tmp_path):
-    cut(tmp_path / "cut", 3, **(GIVEN | old))
-    with pytest.raises(OperantError, match=message):
-        train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), **new)
-
-
-@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
-def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
+def test_a_resume_with_another_batch_has_replies_to_carry_over(tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
-    cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
+    cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=1)
     batches, sizes = [], []
 
     def recorded(groups, *args, **known):
@@ -185,9 +183,9 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
         return continue_replies(groups, *args, **known)
 
     monkeypatch.setattr("operant.runs.ahead.continue_replies", recorded)
-    more = {"batch": batch, "partial_rollout_tokens": 4, "tokenizer": letters()}
+    more = {"batch": 16, "partial_rollout_tokens": 4, "tokenizer": letters()}
     again = train(model(), TASKS, counted(batches), out=tmp_path / "run", resume=True, **more)
-    assert [len(x) for x in batches[ahead:]] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
+    assert [len(batch) for batch in batches[1:]] == [16] * 3 and sizes[-1] == 32
     assert told(again)[-1]["rollout/carried"] > 0
 
 

@@ -81,11 +81,8 @@ def test_a_choice_may_fill_the_context_and_not_exceed_it():
 
 
 def test_of_equal_options_the_first_is_taken():
-    policy = Policy(lm(vocab=24))
-    twice = [[11], [12, 13], [11], [11]]
-    picked = [
-        NativeEngine(policy).choose([[5, 6]], [twice], Sampling(stop_tokens=(END,)), [key])[0] for key in range(200)
-    ]
+    policy, twice, n = Policy(lm(vocab=24)), [[11], [12, 13], [11], [11]], 200
+    picked = NativeEngine(policy).choose([[5, 6]] * n, [twice] * n, Sampling(stop_tokens=(END,)), [*range(n)])
     share = sum(index == 0 for index, _ in picked) / 200
     once = float(right(policy.model, [5, 6], twice[:2]).exp()[0])
     assert {index for index, _ in picked} == {0, 1} and share == pytest.approx(once, abs=0.1)

@@ -49,10 +49,9 @@ def whole(tmp_path_factory):
     return train(model(), TASKS, count_a, out=tmp_path_factory.mktemp("whole"), tokenizer=letters(), **SMALL)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_fails_for_a_while_loses_no_metrics(tmp_path, capsys, code, whole):
+def test_a_disk_that_fails_for_a_while_loses_no_metrics(tmp_path, capsys, whole):
     """The disk takes nothing in steps 2 and 3 of 4; afterwards the log of the whole run is complete."""
-    disk = Disk(anything, code=code)
+    disk = Disk(anything, code=errno.EROFS)
     run = run_on(disk, tmp_path / "full", best="reward/mean", probe_every=1)
     assert {name for _, name in disk.refused} >= {"metrics.jsonl", "log.txt", "distributions.jsonl"}
     assert told(run) == told(whole) and same(run, whole)
@@ -63,7 +62,7 @@ def test_a_disk_that_fails_for_a_while_loses_no_metrics(tmp_path, capsys, code, 
     log, seen = (run.path / "log.txt").read_text(encoding="utf-8"), capsys.readouterr().err
     for text in ("metrics are kept in memory", "replies are left out", "checkpoint is tried again", "can be written"):
         assert text in log and text in seen, text
-    assert os.strerror(code).lower() in seen and "Traceback" not in seen
+    assert os.strerror(errno.EROFS).lower() in seen and "Traceback" not in seen
     assert atomic_io.step_of(newest_whole(run.folder.checkpoints)) == 4
 
 

