@@ -1,6 +1,5 @@
 """KL: its gradient against enumeration in float64, its estimate against its definition, and its controllers."""
 
-from itertools import product
 
 import pytest
 import torch
@@ -95,7 +94,7 @@ def stepped(replies, **options) -> list[tuple[dict, torch.Tensor]]:
     return found
 
 
-@cases((0.2, 0.0, "k3"), (0.2, 0.3, "k3"), (0.0, 0.3, "k1"), (0.0, 0.3, "forward"), (0.0, 0.3, "jensen_shannon"))
+@cases((0.2, 0.3, "k3"), (0.0, 0.3, "k1"), (0.0, 0.3, "forward"), (0.0, 0.3, "jensen_shannon"))
 def test_kl_is_paid_once_and_twice_only_with_two_coefficients(coef, loss_coef, kind):
     """One token, enumerated: the gradient is (coef + loss_coef) times that of the KL."""
     replies = [[v] for v in range(V)]
@@ -128,28 +127,6 @@ def test_a_charge_in_the_reward_has_the_whole_gradient(kind):
     assert gap(expected("full"), right) < 1e-4
     if kind in EXACT:
         assert float(expected("score").norm()) < 1e-5 < float(right.norm()) / 100
-
-
-def whole_reply_gradient() -> torch.Tensor:
-    """The gradient of the sum of P(y) log(P(y) / Q(y)) over 36 replies of two tokens, by plain passes in float64."""
-    model, ref = small(0).double(), small(1).double()
-
-    def said_by(m) -> torch.Tensor:
-        rows = torch.tensor([[*PROMPT, *y] for y in product(range(V), repeat=2)])
-        scores = (m(rows).logits / T).log_softmax(-1)
-        return scores[:, 1].gather(1, rows[:, 2:3])[:, 0] + scores[:, 2].gather(1, rows[:, 3:4])[:, 0]
-
-    p, q = said_by(model), said_by(ref).detach()
-    (p.exp() * (p - q)).sum().backward()
-    return flat(model)
-
-
-def test_the_reward_form_has_the_gradient_of_a_replys_kl():
-    """Two tokens, enumerated over 36 replies: the cost of the second state is credited to the first token."""
-    replies = [list(y) for y in product(range(V), repeat=2)]
-    steps = stepped(replies, max_tokens=2, **{"kl.coef": 0.2, "advantage.gamma": 1.0})
-    mean = sum(chance(y) * 2 * g for y, (_, g) in zip(replies, steps, strict=True))  # a mean over two tokens, so twice
-    assert gap(mean, 0.2 * whole_reply_gradient()) < 1e-4
 
 
 # --- the logged KL (test 11) ------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import toys  # noqa: F401  one thread
 from benchmarks.harm.breakage import Unsynced
-from benchmarks.harm.damage import damages, recognised
+from benchmarks.harm.damage import damages
 from benchmarks.harm.equal import differences
 from benchmarks.harm.ground import Ground
 from benchmarks.harm.order import available, disorder, traced
@@ -102,14 +102,6 @@ def test_every_difference_is_reported(name, change, message, ground):
     change(out / name)
     (difference,) = differences(ground.whole, out)
     assert name in difference and message in difference
-
-
-@pytest.mark.parametrize("which", ["resume", "light"])
-def test_every_damage_is_seen_and_the_older_checkpoint_used(ground, which):
-    planned = list(damages(ground.half, which, seed=0))[::4]
-    assert {kind for kind, *_ in planned} >= {"a file cut off", "a bit flipped", "half deleted"}
-    outcomes = [recognised(ground, which, damage, resume=False) for damage in planned]
-    assert [o for o in outcomes if o.wrong] == []
 
 
 def test_a_damaged_checkpoint_costs_a_step_and_no_bit(ground):
