@@ -51,22 +51,6 @@ def test_pieces_of_any_lengths_make_the_reply_of_generate(more, kind):
         assert allowed[i] == [list(kept) for kept in reply.allowed or ()]
 
 
-@pytest.mark.parametrize("kind", ["llama", "bart"])
-def test_a_piece_follows_the_tokens_that_it_is_given(kind):
-    """Its log-probs are those of transformers' own forward pass behind these tokens."""
-    policy, prompts, begun = Policy(lm(kind, len(letters())), letters()), [[5, 6, 7], [8, 9]], [[7, 8, 9], [10]]
-    pieces = NativeEngine(policy).generate_more(prompts, begun, [4, 9], Sampling(max_tokens=9), [1, 2])
-    for prompt, ids, piece in zip(prompts, begun, pieces, strict=True):
-        action = ids + piece.action
-        given = {"input_ids": torch.tensor([prompt + action[:-1]])}
-        if policy.encoder_decoder:
-            read = [policy.model.config.decoder_start_token_id, *action[:-1]]
-            given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([read])}
-        with torch.no_grad():
-            logprobs = policy.model(**given).logits[0].log_softmax(-1)[-len(piece.action) :]
-        assert piece.logprobs == pytest.approx(logprobs[range(len(piece.action)), piece.action].tolist(), abs=2e-5)
-
-
 class Recorded(NativeEngine):
     """Keeps the model of each version."""
 

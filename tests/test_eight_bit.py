@@ -1,10 +1,9 @@
-"""Adam's moments in a byte each: held to float32, to what they cost, and to going on to the bit."""
+"""Adam's moments in a byte each, held to float32; test_trainer.py has runs that go on with them to the bit."""
 
 from copy import deepcopy
 
 import pytest
 import torch
-from rigs import state_of
 from torch import nn
 from toys import lm
 
@@ -121,24 +120,6 @@ def test_what_is_divided_by_never_becomes_nothing():
     codes, scale = torch.zeros(1, BLOCK, dtype=torch.uint8), torch.zeros(1, 1)
     pack_second(second, torch.full((BLOCK,), 0.999), codes, scale)
     assert codes[0, :4].tolist() == [255, 1, 1, 0]
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_run_goes_on_to_the_bit(precision, tmp_path):
-    replies = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
-    options = {"optimizer.states": "8bit", "optimizer.lr": 1e-2}
-    first, second = (Learner(lm("gpt2", 40).to(getattr(torch, precision)), **options) for _ in range(2))
-    first.step(*replies)
-    path = state_of(first).save(tmp_path, 1).path
-    for _ in range(3):
-        first.step(*replies)
-    state_of(second).load(path)
-    held = second.optimizer.state[second.optimizer.param_groups[0]["params"][0]]
-    assert held["first"].dtype == torch.int8 and held["second"].dtype == torch.uint8  # two bytes a weight
-    for _ in range(3):
-        second.step(*replies)
-    for (name, a), b in zip(first.policy.named_parameters(), second.policy.parameters()):
-        assert torch.equal(a, b), name
 
 
 def test_the_tensorflow_placement_of_epsilon_is_known_to_it():
