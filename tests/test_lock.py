@@ -112,7 +112,7 @@ def test_a_container_on_this_machine_is_asked_through_the_kernel(tmp_path):
     assert lock.take(path)["space"] == "pid:[1]"
 
 
-def test_the_lock_of_an_older_version_or_a_torn_one_is_understood(tmp_path):
+def test_an_older_lock_and_a_torn_one_are_understood(tmp_path):
     old = {"pid": os.getppid(), "host": socket.gethostname(), "born": "1", "since": "noon"}
     (tmp_path / "lock").write_text(json.dumps(old), encoding="utf-8")
     assert lock.take(tmp_path / "lock") == old
