@@ -1,6 +1,5 @@
 """KL: its gradient against enumeration in float64, its estimate against its definition, and its controllers."""
 
-
 import pytest
 import torch
 from cases import cases, slow_but
