@@ -3,14 +3,14 @@ lost, and the log-probs are those of the weights that drew each token."""
 
 import copy
 from contextlib import nullcontext
+from itertools import chain
 from typing import ClassVar
 
 import pytest
 import torch
-from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from cases import cases
 from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
-from toys import letters, lm
+from toys import bare_logprobs, letters, lm
 from worlds import Turns
 
 from operant import Completion, OperantError, Policy, Sampling, Task, train
@@ -22,13 +22,12 @@ from operant.runs.scored_rollouts import demonstration_rollouts
 GIVEN = {"partial_rollout_tokens": 3, "steps": 6}
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
 @cases(
     {"stop_tokens": (2,), "min_tokens": 5},
     {"stop_tokens": (2,), "top_k": 4, "truncation": "stored"},
-    {"stop_strings": ("ab", "e")},
     {"stop_strings": tuple("aeiou"), "min_tokens": 4},
-    ids=["least", "top-k", "strings", "least-strings"],
+    ids=["least", "top-k", "strings"],
 )
 def test_pieces_of_any_lengths_make_the_reply_of_generate(more, kind):
     """Also where another piece has begun a stop string, or has not reached the least length."""
@@ -52,22 +51,6 @@ def test_pieces_of_any_lengths_make_the_reply_of_generate(more, kind):
         assert allowed[i] == [list(kept) for kept in reply.allowed or ()]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5", "bart"])
-def test_a_piece_follows_the_tokens_that_it_is_given(kind):
-    """Its log-probs are those of transformers' own forward pass behind these tokens."""
-    policy, prompts, begun = Policy(lm(kind, len(letters())), letters()), [[5, 6, 7], [8, 9]], [[7, 8, 9], [10]]
-    pieces = NativeEngine(policy).generate_more(prompts, begun, [4, 9], Sampling(max_tokens=9), [1, 2])
-    for prompt, ids, piece in zip(prompts, begun, pieces, strict=True):
-        action = ids + piece.action
-        given = {"input_ids": torch.tensor([prompt + action[:-1]])}
-        if policy.encoder_decoder:
-            read = [policy.model.config.decoder_start_token_id, *action[:-1]]
-            given = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([read])}
-        with torch.no_grad():
-            logprobs = policy.model(**given).logits[0].log_softmax(-1)[-len(piece.action) :]
-        assert piece.logprobs == pytest.approx(logprobs[range(len(piece.action)), piece.action].tolist(), abs=2e-5)
-
-
 class Recorded(NativeEngine):
     """Keeps the model of each version."""
 
@@ -78,29 +61,25 @@ class Recorded(NativeEngine):
         return super().generate_more(prompts, begun, more, sampling, keys)
 
 
-def drawn(policy, rollout, version):
-    """The log-probs of a reply's tokens under the model of a version, by transformers' own forward pass."""
-    (turn,) = rollout.turns
-    with torch.no_grad():
-        logits = Recorded.models[version](torch.tensor([turn.prompt + turn.action])).logits[0].double()
-    return logits.log_softmax(-1)[range(len(turn.prompt) - 1, len(logits) - 1), turn.action]
+def counted(seen):
+    """A reward that keeps what it has judged."""
+
+    def judge(rollouts):
+        seen.append(rollouts)
+        return count_a(rollouts)
+
+    return judge
 
 
 def test_each_token_has_the_log_prob_of_the_weights_that_drew_it(tmp_path, monkeypatch):
     """The version that fits a token best never falls along a reply, begins with the oldest, and fits to 1e-5."""
     monkeypatch.setattr(Recorded, "models", {})
-    seen = []
-
-    def judge(rollouts):
-        seen.extend(rollouts)
-        return count_a(rollouts)
-
-    run = train(model(), TASKS, judge, out=tmp_path / "run", **options(**GIVEN, engine=Recorded, max_tokens=9))
-    changed = 0
-    for rollout in seen:
+    seen, changed = [], 0
+    train(model(), TASKS, counted(seen), out=tmp_path / "run", **options(**GIVEN, engine=Recorded, max_tokens=9))
+    for rollout in chain(*seen):
         (turn,) = rollout.turns
-        stored = torch.tensor(turn.logprobs, dtype=torch.double)
-        gaps = torch.stack([(drawn(run.policy, rollout, v) - stored).abs() for v in range(GIVEN["steps"])])
+        drawn = [bare_logprobs(Recorded.models[v], turn.prompt, turn.action) for v in range(GIVEN["steps"])]
+        gaps = (torch.stack(drawn) - torch.tensor(turn.logprobs)).abs()
         best = gaps.argmin(0).tolist()
         assert gaps.min(0).values.max() < 1e-5 and best == sorted(best) and best[0] == turn.version
         changed += best[0] != best[-1]
@@ -155,30 +134,6 @@ def test_groups_that_were_begun_first_end_first():
     assert len({*first, *second}) == 16 and second[:4] == third == first[2:4] + first[8:]
 
 
-@pytest.mark.parametrize("samples", [1, 2])
-def test_every_step_trains_on_the_oldest_groups_that_have_ended(samples, tmp_path):
-    """No reply is lost or trained on twice, and none waits for more than a few steps."""
-    batches = []
-
-    def judge(rollouts):
-        batches.append(rollouts)
-        return count_a(rollouts)
-
-    tasks = [Task(f"t/{i}", chr(ord("a") + i % 26) + "ab"[i // 26]) for i in range(52)]
-    given = options(partial_rollout_tokens=2, steps=9, samples=samples, max_tokens=8)
-    train(model(), tasks, judge, out=tmp_path / "run", **given)
-    order = [index for batch in batches for index in dict.fromkeys(int(r.task.id[2:]) for r in batch)]
-    assert len(set(order)) == len(order) == 9 * 4 // samples  # of 40 that were begun
-    assert all(len(batch) == 4 for batch in batches)
-    for batch in batches:
-        assert [r.place for r in batch] == [0, 1, 2, 3]
-        assert [r.group for r in batch] == [place // samples for place in range(4)]
-        for group in range(4 // samples):
-            assert len({r.task.id for r in batch if r.group == group}) == 1
-            assert len({tuple(r.ids) for r in batch if r.group == group}) == samples  # other random numbers
-    assert all(step - r.turns[0].version <= 5 for step, batch in enumerate(batches) for r in batch)
-
-
 @pytest.mark.parametrize("more", [{}, {"rollouts_ahead": 1}, {"sampling.top_k": 9, "sampling.truncation": "stored"}])
 @pytest.mark.slow
 def test_a_killed_run_resumes_bit_identically(more, tmp_path):
@@ -187,35 +142,24 @@ def test_a_killed_run_resumes_bit_identically(more, tmp_path):
     assert told(whole)[0]["rollout/carried"] == 0 < told(whole)[-1]["rollout/carried"]
 
 
-NONE = {"partial_rollout_tokens": 0}
+def test_a_resume_loses_no_reply_that_has_begun(tmp_path):
+    none = {"partial_rollout_tokens": 0}
+    cut(tmp_path / "begun", 3, **GIVEN)
+    cut(tmp_path / "whole", 3, **GIVEN | none | {"rollouts_ahead": 1})
+    for place, new, message in (
+        ("begun", none, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but"),
+        ("begun", {"max_tokens": 4}, "max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
+        ("begun", {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have"),
+        ("whole", {"partial_rollout_tokens": 3}, "tokens=3 with --resume: the run has 0"),
+    ):
+        with pytest.raises(OperantError, match=message):
+            train(model(), TASKS, count_a, out=tmp_path / place, resume=True, tokenizer=letters(), **new)
 
 
-@cases(
-    ({}, NONE, "partial_rollout_tokens=0 with --resume: the run has 3, and it can have another number, but neither"),
-    ({"rollouts_ahead": 1}, NONE, "partial_rollout_tokens=0 with --resume: the run has 3"),
-    (
-        {"rollouts_ahead": 1} | NONE,
-        {"partial_rollout_tokens": 3},
-        "partial_rollout_tokens=3 with --resume: the run has 0",
-    ),
-    ({}, {"max_tokens": 4}, r"sampling.max_tokens=4 with --resume: .* replies that have begun were drawn with it"),
-    ({}, {"samples": 2}, "samples=2 with --resume: the run has 1, and so many replies to each prompt have begun"),
-)
-def test_a_resume_loses_no_reply_that_has_begun(old, new, message, tmp_path):
-    cut(tmp_path / "cut", 3, **(GIVEN | old))
-    with pytest.raises(OperantError, match=message):
-        train(model(), TASKS, count_a, out=tmp_path / "cut", resume=True, tokenizer=letters(), **new)
-
-
-@pytest.mark.parametrize(("batch", "ahead"), [(2, 0), (16, 1)])
-def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp_path, monkeypatch):
+def test_a_resume_with_another_batch_has_replies_to_carry_over(tmp_path, monkeypatch):
     """It ends also where steps were planned for the other batch, and then has twice the batch in flight."""
-    cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=ahead)
-    counts, sizes = [], []
-
-    def judge(rollouts):
-        counts.append(len(rollouts))
-        return count_a(rollouts)
+    cut(tmp_path / "run", 2, **GIVEN, rollouts_ahead=1)
+    batches, sizes = [], []
 
     def recorded(groups, *args, **known):
         sizes.append(len(groups))
@@ -223,16 +167,15 @@ def test_a_resume_with_another_batch_has_replies_to_carry_over(batch, ahead, tmp
         return continue_replies(groups, *args, **known)
 
     monkeypatch.setattr("operant.runs.ahead.continue_replies", recorded)
-    more = {"batch": batch, "partial_rollout_tokens": 4, "tokenizer": letters()}
-    again = train(model(), TASKS, judge, out=tmp_path / "run", resume=True, **more)
-    assert counts[ahead:] == [batch] * (4 - ahead) and sizes[-1] == 2 * batch
+    more = {"batch": 16, "partial_rollout_tokens": 4, "tokenizer": letters()}
+    again = train(model(), TASKS, counted(batches), out=tmp_path / "run", resume=True, **more)
+    assert [len(batch) for batch in batches[1:]] == [16] * 3 and sizes[-1] == 32
     assert told(again)[-1]["rollout/carried"] > 0
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_step_names_what_an_earlier_step_has_begun(ahead, tmp_path):
+def test_a_step_names_what_an_earlier_step_has_begun(tmp_path):
     """One ahead, the first two steps have the same weights, and the second goes on with replies of the first."""
-    given = options(**GIVEN, rollouts_ahead=ahead, fixed_length=True)
+    given = options(**GIVEN, rollouts_ahead=1, fixed_length=True)
     run = train(model(), TASKS, count_a, out=tmp_path / "run", **given)
     assert [m["rollout/carried"] for m in told(run)] == [0, 1, 1, 1, 1, 1]
 
@@ -242,10 +185,6 @@ def test_demonstrations_are_those_of_the_trained_tasks(ahead, tmp_path, monkeypa
     """Also in the first step, which begins twice as many, and later, when older tasks end first."""
     played, given = [], []
 
-    def judge(rollouts):
-        played.append([r.task.id for r in rollouts])
-        return count_a(rollouts)
-
     def shown(demonstrations, tasks):
         given.append([task.id for task in tasks])
         return demonstration_rollouts(demonstrations, tasks)
@@ -253,30 +192,14 @@ def test_demonstrations_are_those_of_the_trained_tasks(ahead, tmp_path, monkeypa
     monkeypatch.setattr("operant.runs.parts.demonstration_rollouts", shown)
     tasks = [Task(f"t/{i}", "abcdef"[i % 6], replies=["ab"]) for i in range(24)]
     more = options(partial_rollout_tokens=2, steps=4, rollouts_ahead=ahead, max_tokens=8, algorithm="coderl", gamma=1)
-    train(model(), tasks, judge, out=tmp_path / "run", **more)
-    assert given == played and all(len(tasks) == 4 for tasks in given)
+    train(model(), tasks, counted(played), out=tmp_path / "run", **more)
+    assert given == [[r.task.id for r in rollouts] for rollouts in played] and all(len(tasks) == 4 for tasks in given)
 
 
 def test_a_method_without_importance_weights_is_asked_for_none():
     for name in ("rollouts_ahead", "partial_rollout_tokens"):
         found = configure({"tasks": TASKS, "reward": count_a, "algorithm": "ilql", name: 1})
         assert found.learner["learner"].importance == "none"
-
-
-@pytest.mark.slow
-def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
-    assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
-
-
-def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
-    found = end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL)
-    assert found < CHANCE + 3 * NOISE
-
-
-class Whole(NativeEngine):
-    """An engine that cannot continue a reply."""
-
-    generate_more = property()
 
 
 def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
@@ -290,6 +213,12 @@ def test_several_ranks_are_refused_before_a_model_loads(tmp_path, monkeypatch):
     with pytest.raises(OperantError, match="partial_rollout_tokens=3 with 2 ranks: their steps would end unequally"):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN))
     assert not (tmp_path / "run").exists()
+
+
+class Whole(NativeEngine):
+    """An engine that cannot continue a reply."""
+
+    generate_more = property()
 
 
 @cases(

@@ -16,7 +16,7 @@ from processes import Child, until
 from texts import mistyped
 from toys import letters, lm, on_disk
 
-from operant.algorithms import ALGORITHMS, presets
+from operant.algorithms import ALGORITHMS
 from operant.runs.config import as_mapping, configure, load_recipe
 from operant.tools.cli import commands, help, main
 from operant.tools.cli.arguments import parse
@@ -26,7 +26,6 @@ from operant.tools.diagnosis.history import flat
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a tiny language model, its tokenizer and a few tasks."""
     on_disk(tmp_path / "model", lm("gpt2", vocab=len(letters()), spread=0.02))
     (tmp_path / "tasks.txt").write_text("ab\ncde\nfg\nh\n", encoding="utf-8")
     return tmp_path
@@ -47,21 +46,13 @@ def test_a_run_writes_all_its_files(folder, capsys):
     run = folder / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    wanted = "reward/mean reward/std reward/kl_penalty reward/return kl/per_reply kl/paid kl/coef policy/entropy"
-    wanted += " policy/clip_fraction value/explained_variance rollout/logprob_gap time/step time/generate time/update"
-    assert not set(f"step {wanted} tokens/per_second".split()) - set(lines[0])
     assert sorted(p.name for p in (run / "rollouts").iterdir()) == ["step-00001.parquet", "step-00002.parquet"]
     for name in ("config.yaml", "report.html", "evaluation.json", "export/model.safetensors", "export/critic"):
         assert (run / name).exists(), name
-    assert main(arguments(folder)) == 0
-    assert (folder / "run-2/report.html").exists()
-
-
-def test_generate_prints_a_reply(folder, capsys):
-    assert main(arguments(folder)) == 0
-    capsys.readouterr()
-    assert main(["generate", str(folder / "run"), "--prompt", "ab", "--max-tokens", "4"]) == 0
+    assert main(["generate", str(run), "--prompt", "ab", "--max-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("ab")
+    assert main([*arguments(folder)[:-2], "--out", str(folder / "tasks.txt/run")]) == 2
+    assert "tasks.txt" in capsys.readouterr().err, "a file is where the folder should be"
 
 
 @pytest.mark.parametrize(("words", "sentence"), mistyped("operant"))
@@ -99,12 +90,6 @@ def test_letters_that_the_terminal_lacks_end_no_command(monkeypatch, tmp_path):
     assert main(["runs", "ä"]) == 0
 
 
-def test_a_file_where_the_run_should_be(folder, capsys):
-    (folder / "place").write_text("", encoding="utf-8")
-    assert main([*arguments(folder)[:-2], "--out", f"{folder}/place/run"]) == 2
-    assert "place" in capsys.readouterr().err
-
-
 def test_arguments_and_options_are_separated():
     given = ["a", "--x", "1", "--y=2", "--z", "--w-v", "-1"]
     assert parse(given) == (["a"], {"x": "1", "y": "2", "z": True, "w_v": "-1"})
@@ -117,18 +102,6 @@ def test_every_command_has_a_help_with_its_options(command, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"usage: operant {command}") and "-h, --help" in text
     assert text.index(f"  operant {command}") < text.index("-h, --help"), "examples come first"
-
-
-@pytest.mark.parametrize(("command", "own"), [("generate", {"--submit", "--all"}), ("eval", set())])
-def test_options_of_programs_stand_in_a_group_of_their_own(command, own, capsys):
-    assert main([command, "--help"]) == 0
-    before, title, behind = capsys.readouterr().out.partition(f"\n{commands.OF_PROGRAMS}:")
-    group = behind.partition("\n\n")[0]
-    search = set(
-        "--tests --refine --cut --repair --repairs --repair-template --rounds --budget --critic --jail".split()
-    )
-    assert title and set(re.findall(r"(?m)^  (--[a-z-]+)", group)) == search | own
-    assert not (search | own) & set(re.findall(r"(?m)^  (--[a-z-]+)", before)), "they stand nowhere else"
 
 
 def options_of_help(capsys, *words):
@@ -146,19 +119,12 @@ def test_the_help_of_train_has_the_options_of_a_method_with_the_values_of_a_reci
     assert grpo["policy"] == load_recipe("letters")["policy"]
 
 
-def test_the_help_of_all_options_lists_the_presets(capsys):
-    assert main(["train", "--help-all"]) == 0
-    text = re.sub(r"\s+", " ", capsys.readouterr().out)
-    assert all(name in text for name in presets() if not name.startswith("rl4lms-")) and "rl4lms-TASK-METHOD" in text
-
-
 def test_an_option_of_a_part_from_elsewhere_is_in_the_help(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("def brevity(rollouts, *, target=20): ...\n", encoding="utf-8")
     assert options_of_help(capsys, "letters", "--reward", "mine.py:brevity")["reward.target"] == "20"
 
 
-WIDE = {"COLUMNS": "300"}
 HELP_OF = """
 import sys
 from operant.tools.cli import main
@@ -171,13 +137,15 @@ print({"torch", "transformers", "numpy", "pyarrow"} & {*sys.modules})
 def help_of(folder, *commands):
     """What the commands print, and then which of the large packages they have imported."""
     words = [sys.executable, "-c", HELP_OF, *commands]
-    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=folder, env=os.environ | WIDE).stdout
+    return subprocess.run(
+        words, capture_output=True, text=True, check=True, cwd=folder, env=os.environ | {"COLUMNS": "300"}
+    ).stdout
 
 
 @pytest.mark.slow
 def test_the_help_of_all_options_needs_no_torch_either(tmp_path):
     """Of each kind of part and of policy; an option has the text of its method, and the bounds of its function."""
-    recipes = "letters,rooms,code,prompt,translate,reward-model,--algorithm trpo,--algorithm soft_q,--algorithm nlpo"
+    recipes = "letters,rooms,code,prompt,reward-model,--algorithm trpo,--algorithm soft_q"
     printed = help_of(tmp_path, *(f"train {words} --help-all" for words in recipes.split(",")))
     assert printed.endswith("set()\n")
     for said in (r"--loss.value-clip VALUE.*\(above 0, or none\)", r"--update.target-kl .*nats per token.*\(above 0\)"):
@@ -194,7 +162,7 @@ def test_a_module_that_uses_torch_when_it_is_imported_has_the_real_one(tmp_path)
 
 @pytest.mark.parametrize(
     ("recipe", "preset"),
-    [*(("letters", p) for p in (None, "trl", "openai", "textworld", "trunk")), ("sentiment", None), ("sft", None)],
+    [("letters", None), ("letters", "trl"), ("letters", "textworld"), ("sentiment", None)],
 )
 def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
     for method in (name for name, row in ALGORITHMS.items() if not row.needs.policy):  # it refuses a reward
@@ -208,7 +176,6 @@ def test_the_values_of_the_help_are_those_of_the_run(recipe, preset):
 
 
 @cases(
-    (["letters"], {"--kl.coef 0.2", "--steps 30", "--reward letters:e"}, {"--samples", "--kl.loss-coef"}),
     slow(["--algorithm", "grpo"], {"--samples 8", "--kl.loss-coef 0.2"}, {"--kl.coef"}),
     slow(["my.yaml"], {"--samples 4", "--optimizer.lr 0.5", "--tasks mine.txt"}, {"--data.reply-field"}),
     (["sft"], {"--data.reply-field none", "--steps 200"}, {"--reward", "--kl.coef", "--sampling.max-tokens"}),

@@ -1,8 +1,4 @@
-"""The files of recipes/cluster: shell that parses, YAML that the schemas accept, commands that operant understands.
-
-Pods, jobs and services are checked with the JSON schemas of Kubernetes where `kubernetes-validate` is installed, and by
-the fields below everywhere. No package ships KubeRay's schema: the fields of its API ray.io/v1 are listed by hand.
-"""
+"""The files of recipes/cluster: shell that parses, YAML whose parts fit together, commands that operant understands."""
 
 import re
 import shlex
@@ -22,17 +18,6 @@ ROOT = Path(__file__).parents[1]
 FILES = ROOT / "recipes/cluster"
 SHELL = ["one-node.sh", "nodes.sh", "ray-job.sh", "slurm.sbatch"]
 MANIFESTS = ["kubernetes-job.yaml", "ray-job.yaml"]
-RAY_JOB = {"entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec"}
-RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
-RAY_HEAD = {"rayStartParams", "template"}
-RAY_WORKERS = RAY_HEAD | {"groupName", "replicas", "minReplicas", "maxReplicas"}
-POD = {"containers", "volumes", "subdomain", "restartPolicy", "terminationGracePeriodSeconds"}
-CONTAINER = {"name", "image", "command", "ports", "resources", "volumeMounts"}
-JOB = {"completionMode", "completions", "parallelism", "backoffLimit", "ttlSecondsAfterFinished", "template"}
-SERVICE = {"clusterIP", "publishNotReadyAddresses", "selector", "ports"}
-SBATCH = {"job-name": r"\w+", "nodes": r"\d+", "ntasks-per-node": "1", "gpus-per-node": r"\d+", "cpus-per-task": r"\d+",
-          "time": r"\d+:\d\d:\d\d", "requeue": "", "signal": r"TERM@\d+", "open-mode": "append",
-          "output": r"[%\w.-]+"}  # fmt: skip
 
 
 def words_of(name: str) -> list[str]:
@@ -47,7 +32,6 @@ def words_of(name: str) -> list[str]:
 
 
 def pods(name: str) -> list[dict]:
-    """The specifications of the pods that a manifest makes."""
     *_, manifest = yaml.safe_load_all((FILES / name).read_text(encoding="utf-8"))
     cluster = manifest["spec"].get("rayClusterSpec")
     groups = [manifest["spec"]] if cluster is None else [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
@@ -78,13 +62,13 @@ def test_shell_parses(name):
     assert "set -eu" in text
 
 
-def test_the_directives_of_slurm_are_those_that_sbatch_has():
+def test_sbatch_reads_every_directive():
+    """It reads none behind the first command."""
     lines = (FILES / "slurm.sbatch").read_text(encoding="utf-8").splitlines()
-    given = dict(re.fullmatch(r"#SBATCH --([\w-]+)=?(.*)", line).groups() for line in lines if "#SBATCH" in line)
-    assert given.keys() == SBATCH.keys()
-    assert {name: value for name, value in given.items() if not re.fullmatch(SBATCH[name], value)} == {}
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
-    assert not any("#SBATCH" in line for line in lines[first:])  # sbatch reads none behind the first command
+    assert not any("#SBATCH" in line for line in lines[first:])
+    given = dict(re.fullmatch(r"#SBATCH --([\w-]+)=?(.*)", line).groups() for line in lines if "#SBATCH" in line)
+    assert given["ntasks-per-node"] == "1" and "requeue" in given and re.fullmatch(r"TERM@\d+", given["signal"])
 
 
 def test_what_torchrun_is_told_it_knows():
@@ -99,51 +83,31 @@ def test_what_torchrun_is_told_it_knows():
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_manifests_have_the_fields_of_their_kinds(name):
+def test_the_parts_of_a_manifest_fit_together(name):
     documents = list(yaml.safe_load_all((FILES / name).read_text(encoding="utf-8")))
     assert all({"apiVersion", "kind", "metadata", "spec"} == set(document) for document in documents)
     spec = documents[-1]["spec"]
     if name == "ray-job.yaml":
-        assert (documents[-1]["apiVersion"], documents[-1]["kind"]) == ("ray.io/v1", "RayJob")
         cluster = spec["rayClusterSpec"]
-        assert set(spec) == RAY_JOB and set(cluster) == RAY_CLUSTER and set(cluster["headGroupSpec"]) == RAY_HEAD
-        for group in cluster["workerGroupSpecs"]:
-            assert set(group) == RAY_WORKERS and group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
         assert all(isinstance(value, str) for group in groups for value in group["rayStartParams"].values())
+        assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in groups[1:])
         actors = int(re.search(r"--engine.actors (\d+)", spec["entrypoint"])[1])
-        assert actors == sum(group["replicas"] for group in cluster["workerGroupSpecs"])
+        assert actors == sum(group["replicas"] for group in groups[1:])
     else:
         service, job = documents
-        assert (service["kind"], job["apiVersion"], job["kind"]) == ("Service", "batch/v1", "Job")
-        assert set(service["spec"]) == SERVICE and set(spec) == JOB
         assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
         assert service["spec"]["selector"]["job-name"] == job["metadata"]["name"]
         assert f"--nnodes={spec['completions']}" in words_of(name)
     for pod in pods(name):
-        assert set(pod) <= POD
         (container,) = pod["containers"]
-        assert set(container) <= CONTAINER and container["image"] == "operant:0.1.0"
+        assert container["image"] == "operant:0.1.0"
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-
-
-@pytest.mark.parametrize("name", MANIFESTS)
-def test_manifests_are_valid_by_the_schemas_of_kubernetes(name):
-    validator = pytest.importorskip("kubernetes_validate")
-    documents = list(yaml.safe_load_all((FILES / name).read_text(encoding="utf-8")))
-    for document in documents[: None if name != "ray-job.yaml" else 0]:
-        validator.validate(document, "1.31", strict=True)
-    for pod in pods(name):
-        document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operant"}, "spec": pod}
-        validator.validate(document, "1.31", strict=True)
-        with pytest.raises(validator.ValidationError):
-            validator.validate(document | {"spec": pod | {"containers": [{"image": "nameless"}]}}, "1.31", strict=True)
 
 
 def test_the_container_file_copies_what_there_is_and_pins_versions():
     lines = (FILES / "Containerfile").read_text(encoding="utf-8").splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]
-    assert [step[0] for step in steps] == ["FROM", "WORKDIR", "COPY", "COPY", "RUN", "ENV", "WORKDIR", "CMD"]
     assert all((ROOT / file).exists() for step in steps if step[0] == "COPY" for file in step[1:-1])
     (install,) = [step for step in steps if step[0] == "RUN"]
     assert install[install.index("--constraint") + 1] == "constraints.txt"

@@ -17,12 +17,8 @@ from operant.types import OUTCOMES
 
 
 # --- external replies; their real runs are in test_negative_kl.py -----------------------------------------------------
-def test_findings_explain_findings_that_exist():
-    assert set().union(*EXPLAINS.values()) <= set(FINDINGS)
-
-
-def test_every_setting_that_cannot_be_scored_has_an_explanation():
-    assert set(SETTINGS) == set(UNSCORED)
+def test_what_is_explained_exists():
+    assert set().union(*EXPLAINS.values()) <= set(FINDINGS) and set(SETTINGS) == set(UNSCORED)
 
 
 def test_a_line_search_that_accepts_nothing_is_reported_at_its_first_step():
@@ -35,7 +31,6 @@ def test_a_line_search_that_accepts_nothing_is_reported_at_its_first_step():
 @cases(
     ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 20), "with a runtime error went from 80 % to 30 %, but wrong"),
     ((0.4, 0.4, 0.1, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "a compile error or a runtime error went from 80 % to 50"),
-    ((0.6, 0.1, 0.2, 0.1, 40), (0.3, 0.2, 0.4, 0.1, 20), "with a compile error went from 60 % to 30 %"),
     ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.6, 0.1, 39), None),  # not shorter
     ((0.0, 0.8, 0.1, 0.1, 40), (0.0, 0.3, 0.1, 0.6, 20), None),  # right
     ((0.0, 0.2, 0.7, 0.1, 40), (0.0, 0.7, 0.2, 0.1, 20), None),  # more errors
@@ -62,11 +57,6 @@ def test_a_kl_below_zero_is_reported_with_its_error_and_noise_is_not():
     assert diagnose(History(few)) == []
 
 
-def test_min_length_is_named_where_it_was_declared():
-    finding = diagnose(negative(external=True, declared={"min_length": 9, "top_k": 0}))[0]
-    assert finding.cause.startswith("min_length=9") and "top_k" not in finding.cause
-
-
 def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
     zero = {"reward__std": lambda i: 0.0, "reward__mean": lambda i: 0.0, "policy__advantage_zero": lambda i: 1.0}
     found = [[f.name for f in diagnose(History(steps(i, **zero), config={"steps": 80}))] for i in (1, 7, 8)]
@@ -82,9 +72,8 @@ def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
 
 
 def test_commands_of_a_world_may_be_one_word():
-    spam = {"text__top_word": lambda i: 0.05 + 0.01 * i}
-    for short in ({"rollout__turns": lambda i: 3.0}, {"rollout__reply_tokens": lambda i: 1.0}):
-        assert "one_word" not in {f.name for f in diagnose(History(steps(**spam, **short)))}
+    spam = {"text__top_word": lambda i: 0.05 + 0.01 * i, "rollout__turns": lambda i: 3.0}
+    assert "one_word" not in {f.name for f in diagnose(History(steps(**spam)))}
 
 
 def test_the_remedy_for_empty_replies_fits_the_longest_reply():
@@ -140,11 +129,7 @@ def test_the_warning_of_the_ratio_quotes_only_what_is_beyond_its_healthy_range()
     assert diagnose(History(steps(3, **ratio))) == []
 
 
-@cases(
-    (64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("),
-    (32, "reward 0.156 in steps 1 to 2 -> 0.762 in steps"),
-    (8, "reward 0.3 in steps 1 to 5 -> 0.762 in steps"),
-)
+@cases((64, "reward 0.0625 in step 1 -> 0.762 in steps 8 to 12 ("), (8, "reward 0.3 in steps 1 to 5 -> 0.762 in"))
 def test_the_verdict_names_the_steps_that_its_numbers_are_means_of(count, expected):
     means = [0.0625, 0.25, 0.3125, 0.375, 0.5, 0.7, 0.7, 0.73, 0.74, 0.76, 0.78, 0.8]
     series = steps(12, reward__mean=lambda i: means[i], rollout__count=lambda i: count)
@@ -178,21 +163,22 @@ def test_the_error_of_a_change_is_that_of_both_means():
     assert change is not None and change.error == pytest.approx(0.2**0.5) and change.freedom == 22 // 3
 
 
-def labelled(labelled=24, count=6):
-    each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
-    ends = [{"metrics": {"preference/accuracy": right}, "labelled": labelled} for right in (14 / 24, 1.0)]
-    return History([{"step": i + 1} | each for i in range(count)], evaluation=dict(zip(("before", "after"), ends)))
-
-
 def test_labelled_runs_are_judged_by_held_out_pairs_and_have_no_kl_and_no_rewards():
+    each = {"preference/loss": 0.5, "kl/per_reply": -0.722, "reward/return": 0.5, "preference/accuracy": 0.9}
+
+    def labelled(count):
+        ends = [{"metrics": {"preference/accuracy": right}, "labelled": count} for right in (14 / 24, 1.0)]
+        steps = [{"step": i + 1} | each for i in range(6)]
+        return History(steps, evaluation=dict(zip(("before", "after"), ends)))
+
     # By hand: the standard error of 14 of 24 is sqrt(14 / 24 * 10 / 24 / 24) = 0.101, so the rise is 42 +- 20 points.
-    sentence = verdict(labelled(), [])
+    sentence, many = verdict(labelled(24), []), labelled(24)
     assert sentence.startswith("It learned: held-out pairs in the right order 58 % -> 100 % (+21 to +42 points, 95 %)")
     assert "KL" not in sentence and "has not learned yet" in verdict(labelled(4), [])
-    shown = key_numbers(labelled())
+    shown = key_numbers(many)
     assert [n["after"] for n in shown if n["label"] == "Log-ratio to the reference"] == [-0.722]
     assert not any("KL" in n["label"] for n in shown)
-    assert not any(name.startswith("reward/") for m in in_reward_units(labelled()) for name in m)
+    assert not any(name.startswith("reward/") for m in in_reward_units(many) for name in m)
 
 
 def test_an_empty_folder(tmp_path):

@@ -1,7 +1,6 @@
 """Where a reply ends, what is paid there and what follows; and that a prompt arrives whole."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -31,19 +30,23 @@ def valuing(number: float, kind: str = "gpt2", **config) -> Policy:
 
 
 class Cutting(Turns):
-    """A world that says ` go` after each reply, pays 1, and is cut after `turns` replies, or ends there."""
+    """A world that says ` go` after each reply, pays 1, and is cut after two replies, or ends there."""
 
-    def __init__(self, turns: int, *, cut: bool, fresh: bool = False):
-        self.turns, self.cut, self.fresh = turns, cut, fresh
+    def __init__(self, *, cut: bool, fresh: bool = False):
+        self.cut, self.fresh = cut, fresh
 
     def answer(self, slot, reply):
-        over = self.turn[slot] == self.turns
+        over = self.turn[slot] == 2
         return Step(" go", self.fresh, 1.0, terminated=over and not self.cut, truncated=over and self.cut)
 
 
-def played(policy: Policy, world: Cutting) -> Rollout:
-    engine, few = NativeEngine(policy), Sampling(max_tokens=3)
-    (attempt,) = play([Task("t", [5, 6])], env=world, engine=engine, tokenizer=letters(), sampling=few)
+def played(policy: Policy, prompt: object, world: Cutting, **sampling) -> Rollout:
+    known = {
+        "engine": NativeEngine(policy),
+        "tokenizer": policy.tokenizer,
+        "sampling": Sampling(max_tokens=3, **sampling),
+    }
+    (attempt,) = play([Task("t", prompt)], env=world, **known)
     return attempt
 
 
@@ -82,7 +85,7 @@ def test_reward_lands_last_and_only_a_cut_has_a_next_value(lengths_too):
 def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     """The value is the head's own arithmetic on the state behind prompt, reply and the world's last words."""
     policy = Policy(lm(kind, vocab=len(ALL)), letters(), value=ValueOptions(init="normal"))
-    attempt = played(policy, Cutting(2, cut=True))
+    attempt = played(policy, [5, 6], Cutting(cut=True))
     assert attempt.end == "cut" and len(attempt.turns) == 2
     first, second = attempt.turns
     go = encode_more(letters(), " go")
@@ -96,24 +99,15 @@ def test_what_follows_a_cut_is_valued_as_the_model_itself_would(kind):
     assert batch.rewards[batch.actions].nonzero().flatten().tolist() == [2, 5]
 
 
-@pytest.mark.parametrize(("cut", "fresh"), [(True, False), (True, True), (False, False), (False, True)])
-def test_a_world_that_is_cut_has_a_next_value_an_ended_one_none(cut, fresh):
-    policy = valuing(5.0)
-    attempt = played(policy, Cutting(2, cut=cut, fresh=fresh))
-    batch = with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy)
-    assert attempt.end == ("cut" if cut else "world")
-    assert batch.bootstrap.tolist() == ([5.0] if cut else [0.0])
-
-
 def test_a_value_can_follow_a_reply_that_fills_the_context():
     """Prompt and reply fill all 64 places; the state behind them still has a value."""
     learner = Learner(valuing(5.0), max_tokens=60, on_length="bootstrap", fixed_length=True, lr=0.0, **{"gamma": 0.9})
     replies = learner.generate([[5, 6, 7, 8]])
     metrics = learner.step(replies, [1.0])
     # Values of 5 everywhere: delta is 1 + 0.9 * 5 - 5 at the end and 0.9 * 5 - 5 before it.
-    advantage, total = 0.0, 0.0
-    for place in reversed(range(60)):
-        advantage = (1.0 if place == 59 else 0.0) + 0.9 * 5 - 5 + 0.9 * 0.95 * advantage
+    advantage, total = 1 / (0.9 * 0.95), 0.0
+    for _ in range(60):
+        advantage = 0.9 * 5 - 5 + 0.9 * 0.95 * advantage
         total += advantage + 5
     assert metrics["returns/mean"] == pytest.approx(total / 60, abs=1e-3)
 
@@ -133,16 +127,12 @@ def test_how_a_reply_ends(sampling, end, ids, text):
     (reply,) = learner.generate([[5, 6]])
     assert reply.ids == letters().convert_tokens_to_ids(ids)
     assert (reply.end, reply.reply) == (end, text)
-    assert len(reply.turns[0].logprobs) == len(reply.turns[0].values) == len(reply.ids)
 
 
 def test_what_a_reply_at_its_length_limit_gets_is_a_choice():
-    ended, long = [5, 6, EOS], [7, 7, 7, 7]
-    responses = [torch.tensor(ended), torch.tensor(long)]
-
     def learnt(**options) -> dict[str, float]:
         learner = Learner(valuing(0.0), lr=0.0, max_tokens=4, **{"advantage.lam": 1.0} | options)
-        return learner.step([[5], [6]], responses, [1.0, 1.0])
+        return learner.step([[5], [6]], [[5, 6, EOS], [7, 7, 7, 7]], [1.0, 1.0])
 
     plain = learnt()
     assert plain["reward/scaled_mean"] == 1.0 and plain["rollout/count"] == 2 and plain["returns/mean"] == 1.0
@@ -156,39 +146,33 @@ def test_what_a_reply_at_its_length_limit_gets_is_a_choice():
 
 
 # --- scores that are none (test 19) -----------------------------------------------------------------------------------
-def attempts(policy: Policy) -> tuple[Learner, list[Rollout]]:
-    learner = Learner(policy, lr=0.01, max_tokens=4, seed=3)
+def attempts() -> tuple[Learner, list[Rollout]]:
+    learner = Learner(valuing(0.0), lr=0.01, max_tokens=4, seed=3)
     return learner, learner.generate([[5], [6], [7], [8]])
 
 
 def test_an_abstention_is_left_out_and_counted_and_is_not_a_zero():
-    learner, replies = attempts(valuing(0.0))
+    learner, replies = attempts()
     metrics = learner.step(replies, [2.0, None, 4.0, None])
     assert metrics["reward/abstained"] == 0.5 and metrics["rollout/count"] == 2
     assert metrics["reward/mean"] == 3.0 and metrics["reward/min"] == 2.0
-    alone, same = attempts(valuing(0.0))
+    alone, same = attempts()
     alone.step([same[0], same[2]], [2.0, 4.0])
     for mine, theirs in zip(learner.policy.parameters(), alone.policy.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
-def test_where_all_abstain_nothing_is_learnt_and_it_is_said():
-    learner, replies = attempts(valuing(0.0))
-    before = [p.clone() for p in learner.policy.parameters()]
-    with pytest.raises(OperantError, match="no reply is left to train on"):
-        learner.step(replies, [None] * 4)
-    assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), [0.0, float("nan")]])
+@pytest.mark.parametrize("bad", [float("nan"), -float("inf"), [0.0, float("nan")]])
 def test_a_score_of_nan_names_its_reply_and_changes_nothing(bad):
-    learner, replies = attempts(valuing(0.0))
+    learner, replies = attempts()
     before = [p.clone() for p in learner.policy.parameters()]
     with pytest.raises(OperantError, match=rf"{replies[2].task.id.replace('[', '.').replace(']', '.')}.* (nan|-?inf)"):
         learner.step(replies, [1.0, 2.0, bad, 1.0])
     with pytest.raises(OperantError, match=r"turn 1 is (nan|-?inf)"):
         worst = bad[-1] if isinstance(bad, list) else bad
         learner.step([[5], [6]], [[7], [8]], [0.0, worst], episodes=[0, 0])
+    with pytest.raises(OperantError, match="no reply is left to train on"):
+        learner.step(replies, [None] * 4)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     assert learner.progress.step == 0
 
@@ -227,14 +211,11 @@ def test_as_many_beginnings_as_the_tokenizer_declares(adds):
 
 def test_what_was_said_is_not_rendered_again():
     """The next prompt begins with the very ids of the last one and of its reply, whatever a template makes of them."""
-    policy, read = valuing(0.0), tokenizer(adds=True, template="<s>" + RENDERED)
-    known = {"engine": NativeEngine(policy), "tokenizer": read, "sampling": Sampling(max_tokens=5, banned=(BOS,))}
-    attempts = play([Task("t", ASKED)], env=Cutting(3, cut=False), **known)
-    turns = attempts[0].turns
-    for earlier, later in pairwise(turns):
-        assert later.prompt == earlier.prompt + earlier.action + encode_more(letters(), " go")
-    assert turns[-1].prompt.count(BOS) == 1
-    assert len(collate(attempts, [0.0])) == 1
+    policy = Policy(lm(vocab=len(ALL)), tokenizer(adds=True, template="<s>" + RENDERED), value=ValueOptions())
+    attempt = played(policy, ASKED, Cutting(cut=False), banned=(BOS,))
+    first, second = attempt.turns
+    assert second.prompt == first.prompt + first.action + encode_more(letters(), " go")
+    assert second.prompt.count(BOS) == 1 and len(collate([attempt], [0.0])) == 1 and attempt.end == "world"
 
 
 def test_messages_need_a_template_and_texts_a_tokenizer():
@@ -244,7 +225,7 @@ def test_messages_need_a_template_and_texts_a_tokenizer():
         Learner(lm()).generate(["hi"])
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_prompt_fits_whole_or_is_refused_by_name(kind):
     learner = Learner(Policy(lm(kind, vocab=len(ALL)), letters(), value=ValueOptions()), max_tokens=10, lr=0.0)
     fits = [5 + i % 20 for i in range(54)]

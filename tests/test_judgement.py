@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pyarrow.parquet as pq
@@ -34,13 +35,8 @@ class Verdict(Judgement):
     line: int = 0
 
 
-class Plain(Judgement):
-    """A subclass without fields of its own."""
-
-
 ALLOWED = [
     (FAILED, -0.6, {"tests": -0.6, "passed": 3.0, "failed": 1.0}, ("runtime error",), FAILED.message),
-    (Plain(1), 1.0, {"tests": 1.0}, (), ""),
     (Judgement([1, 2.0, 3], {"a": 0}), [1.0, 2.0, 3.0], {"tests": 6.0, "a": 0.0}, (), ""),
     (Judgement(None, {"a": 2, "b": None}, "late"), None, {"a": 2.0, "b": None}, ("late",), ""),
     (Judgement(1.0, message="x" * 2000), 1.0, {"tests": 1.0}, (), "x" * (LONGEST - 3) + "..."),
@@ -53,20 +49,17 @@ REFUSED = [
     (Judgement(Judgement(1.0)), "score is Judgement(score=1.0"),
     (Judgement([1.0]), "1 numbers where the rollout has 3 action tokens"),
     (Judgement(1.0, {"a": float("inf")}), "inf as its part 'a'"),
-    (Judgement(1.0, {"a": "many"}), "'many', of type str, as its part 'a'"),
     (Judgement(1.0, [1.0]), "parts is [1.0]"),
     (Judgement(1.0, {"tests": 1.0}), "a part 'tests', which is the name of the reward"),
     (Judgement(1.0, outcome=3), "outcome is 3"),
     (Judgement(1.0, outcome="x" * 41), "at most 40 printable characters"),
     (Judgement(1.0, outcome="two\nlines"), "put details into message"),
-    (Judgement(1.0, outcome="\ud800"), "at most 40 printable characters"),
     (Judgement(1.0, message=None), "message is None, of type NoneType"),
     (Verdict(1.0, line=4), "a Verdict with the fields line"),
 ]
 
 
 def tests(rollouts):
-    """The answer that each rollout's task asks for."""
     return [(ALLOWED + REFUSED)[r.task.target][0] for r in rollouts]
 
 
@@ -91,29 +84,21 @@ def test_a_judgement_is_read_and_its_parts_are_not_summed():
 def test_a_judgement_that_is_not_allowed_is_a_sentence(answer, what):
     with pytest.raises(OperantError) as caught:
         judge(fixed([answer], "tests"), [rollout_of("x" * 200, task="imdb/17", query="A query")])
-    message = str(caught.value)
     for part in (what, "'tests'", "'imdb/17'", "'A query'", "xxx...'", ";"):
-        assert part in message
-    assert len(message) < 420
+        assert part in str(caught.value)
 
 
 @pytest.mark.slow
 def test_it_crosses_the_border_of_a_process_unchanged():
-    count = len(ALLOWED + REFUSED)
-    reward = isolated(tests, each=True)
-    try:
-        judged = judge(reward, asking(*range(count)))
-        # What a rollout carries there, as one that a world has judged.
-        [info] = judge(isolated_info := isolated(info_of), [replace(rollout_of(""), info={"judgement": FAILED})]).scores
-    finally:
-        reward.close()
-        isolated_info.close()
+    with closing(isolated(tests, each=True)) as reward:
+        judged = judge(reward, asking(*range(len(ALLOWED + REFUSED))))
+    with closing(isolated(info_of)) as reward:  # what a rollout carries there, as one that a world has judged
+        assert judge(reward, [replace(rollout_of(""), info={"judgement": FAILED})]).scores == [1.0]
     here = judge(tests, asking(*range(len(ALLOWED))))
     good = slice(0, len(ALLOWED))
     assert judged.scores[good] == here.scores and judged.remarks[good] == here.remarks
     assert {name: values[good] for name, values in judged.parts.items()} == here.parts
     assert judged.outcomes == ["abstain" if a[1] is None else "ok" for a in ALLOWED] + ["error"] * len(REFUSED)
-    assert info == 1.0
 
 
 def info_of(rollouts):
@@ -149,9 +134,8 @@ def test_minus_query_subtracts_parts_and_keeps_what_was_said():
 
 
 def test_chunks_are_put_together_as_if_said_at_once():
-    numbers = [4, 0, 5, 1]
-    apart = [judge(tests, asking(*some)) for some in (numbers[:1], numbers[1:2], numbers[2:3], numbers[3:])]
-    assert join_judgements(apart) == judge(tests, asking(*numbers))
+    numbers = [3, 0, 4, 1]
+    assert join_judgements([judge(tests, asking(n)) for n in numbers]) == judge(tests, asking(*numbers))
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
@@ -181,7 +165,6 @@ SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "pr
 
 
 def vowels(rollouts):
-    """Names a class, counts and explains."""
     found = [sum(c in "aeiou" for c in r.reply) for r in rollouts]
     return [Judgement(n / 2, {"count": n}, "some" if n else "none", f"<b>{n}</b> vowels") for n in found]
 
@@ -193,23 +176,17 @@ def test_a_run_shows_it_everywhere(tmp_path):
         table = pq.read_table(run.path / "rollouts" / f"step-{step:05}.parquet").to_pylist()
         assert {row["outcome"] for row in table} <= {"some", "none"}
         for name in ("some", "none"):
-            share = sum(row["outcome"] == name for row in table) / len(table)
-            assert metrics.get(f"outcome/{name}", 0.0) == share
-        count = sum(row["reward/count"] for row in table) / len(table)
+            assert metrics.get(f"outcome/{name}", 0.0) == sum(row["outcome"] == name for row in table) / 4
+        count = sum(row["reward/count"] for row in table) / 4
         assert metrics["reward/count/mean"] == pytest.approx(count) == 2 * metrics["reward/mean"]
         assert all(row["message"] == f"<b>{row['reward/count']:.0f}</b> vowels" for row in table)
     held = json.loads((run.path / "evaluation.json").read_text(encoding="utf-8"))["after"]
-    some = sum(reply["outcomes"] == ["some"] for reply in held["replies"]) / 2
-    assert run.metrics[-1].get("evaluate/outcome/some", 0.0) == some
+    shares = [sum(reply["outcomes"] == [name] for reply in held["replies"]) / 2 for name in ("some", "none")]
+    assert [run.metrics[-1].get(f"evaluate/outcome/{name}", 0.0) for name in ("some", "none")] == shares
     assert Evaluation.from_plain(held).as_plain() == held
     found = Index(run.path).find(search="<B>0</B>", outcome="none")
     assert found["outcomes"] == sorted({row["outcome"] for row in Index(run.path).find(limit=500)["rows"]})
     assert {row["message"] for row in found["rows"]} <= {"<b>0</b> vowels"}
-    # The numbers are those of the plain score.
-    plain = lambda rollouts: [j.score for j in vowels(rollouts)]  # noqa: E731
-    same = train(lm(vocab=40, spread=0.1), TASKS, plain, out=tmp_path / "b", **started)
-    for mine, other in zip(run.metrics, same.metrics, strict=True):
-        assert {k: v for k, v in other.items() if k[:5] not in ("time/", "memor", "token")}.items() <= mine.items()
 
 
 def test_console_and_trackers_show_it():
@@ -226,23 +203,20 @@ def test_console_and_trackers_show_it():
     assert [(row["outcome"], row["message"]) for row in shown] == [("bad\x1b, b", "why\n" * 50), (None, None)]
 
 
-@pytest.mark.parametrize("kind", ["replies", "triplets"])
-def test_a_step_takes_judgements_in_place_of_scores(kind):
+def test_a_step_takes_judgements_in_place_of_scores():
     made = []
     for scores in ([FAILED, Judgement(1.0, {"passed": 5}, "passed")], [-0.6, 1.0]):
         learner = Learner(lm(vocab=40, spread=0.1), tokenizer=letters(), **{"sampling.max_tokens": 4})
-        given = [learner.generate(["ab", "cde"])] if kind == "replies" else [["ab", "cde"], ["the", "end"]]
-        made.append((learner.step(*given, scores), learner))
-    (judged, _), (plain, learner) = made
+        made.append(learner.step(learner.generate(["ab", "cde"]), scores))
+    judged, plain = made
     assert {k: v for k, v in plain.items() if not k.startswith(("time", "tok"))}.items() <= judged.items()
     assert judged["outcome/passed"] == judged["outcome/runtime error"] == 0.5 and judged["reward/passed/mean"] == 4.0
     with pytest.raises(OperantError, match="outcome is 3 for task"):
-        learner.step(*given, [FAILED, Judgement(1.0, outcome=3)])
+        learner.step(["ab", "cde"], ["the", "end"], [FAILED, Judgement(1.0, outcome=3)])
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
 def ends_in_e(rollouts):
-    """Wants a reply that ends in e, and says so."""
     good = [r.reply.endswith("e") for r in rollouts]
     return [Judgement(1.0, {"turns": len(r.texts)}, "good") if g else FAILED for r, g in zip(rollouts, good)]
 
@@ -277,7 +251,7 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
     run = train(lm(vocab=40, spread=0.1), TASKS, out=tmp_path / "run", **started)
     table = pq.read_table(run.path / "rollouts" / "step-00002.parquet").to_pylist()
     last = [row for row in table if row["reward"] is not None]
-    assert len(last) == 4 and len(table) == 8 and {row["message"] for row in table if row["reward"] is None} == {None}
+    assert len(last) == 4 and [row["message"] for row in table if row["reward"] is None] == [None] * 4
     some = sum(row["outcome"] == "some" for row in last) / 4
     assert run.metrics[1].get("outcome/some", 0.0) == some
     assert all(row["reward"] == row["paid"] == row["reward/world/count"] / 2 for row in last)
@@ -297,7 +271,6 @@ def test_a_world_that_cannot_judge_is_refused(make, message):
         make()
 
 
-# --- the page ---------------------------------------------------------------------------------------------------------
 def test_the_snippets_of_the_page_print_what_they_claim(capsys):
     known: dict = {}
     for snippet in snippets("docs/rewards.md#rewards-by-name-or-your-own"):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import yaml
 from cases import cases
+from toys import letters, lm
 
 from operant.api import runs
 from operant.apps.games.rooms import Rooms
-from operant.rewards import resolve
 from operant.runs.config import as_mapping, configure
 from operant.runs.named_parts import sources
 from operant.types import OperantError, Step
@@ -85,10 +85,6 @@ def test_a_wrong_option_of_a_part_is_a_sentence(given, message):
         configure({**GIVEN, **given})
 
 
-def test_a_missing_annotation_leaves_the_types_of_the_others():
-    assert resolve(REWARD, {"target": "5"}).keywords == {"target": 5}  # pyright: ignore[reportFunctionMemberAccess]
-
-
 @cases(
     ({"reward": f"{HERE}:Broken", "reward.level": 2}, r"reward '.*:Broken' cannot be made: ValueError: level 2"),
     ({"tasks": TASKS, "tasks.fail": True}, r"tasks: rows raised KeyError: 'no file'"),
@@ -101,9 +97,10 @@ def test_a_part_that_cannot_be_made_is_a_sentence(given, message, tmp_path):
 
 
 def test_a_part_with_an_option_called_name_resumes(tmp_path):
-    given = {"policy": "builtin:reviews-lm", "batch": 2, "max_tokens": 2, "probes": 0, "env.name": "maze"}
-    list(runs(tmp_path / "run", **GIVEN | given, steps=1))
-    (*_, run) = runs(tmp_path / "run", tasks=GIVEN["tasks"], resume=True, steps=2)
+    given = {"tokenizer": letters(), "batch": 2, "max_tokens": 2, "probes": 0, "env.name": "maze"}
+    list(runs(tmp_path / "run", policy=lm(vocab=40), **GIVEN | given, steps=1))
+    again = {"policy": lm(vocab=40), "tokenizer": letters(), "tasks": GIVEN["tasks"]}
+    (*_, run) = runs(tmp_path / "run", **again, resume=True, steps=2)
     assert run.learner.env.known["name"] == "maze" and run.learner.progress.step == 2
 
 

@@ -1,6 +1,6 @@
 """Every wrong sampler on a real run: how far below 0 KL falls, and which causes the diagnosis names."""
 
-import importlib.util
+import importlib
 import sys
 from functools import cache
 from pathlib import Path
@@ -12,19 +12,11 @@ from operant import Learner, diagnose
 from operant.tools.diagnosis.sampling import SETTINGS
 from operant.training.setup import MaskOptions
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def recipe():
-    spec = importlib.util.spec_from_file_location("negative_kl", ROOT / "recipes" / "negative_kl.py")
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["negative_kl"] = made
-    spec.loader.exec_module(made)
-    return made
-
-
-NEGATIVE = recipe()
+sys.path.append(str(Path(__file__).parents[1] / "recipes"))
+NEGATIVE = importlib.import_module("negative_kl")
 STEPS = {"top_k": 16, "top_p": 16, "cold": 16, "min_length": 9, "padding": 6, "dropout": 5}
 """Steps after which KL is many standard errors below 0."""
 
@@ -44,7 +36,7 @@ def below_zero(learner) -> bool:
     return mean < -1 and mean < -5 * error
 
 
-@pytest.mark.parametrize("cause", ["min_length", "dropout", slow("top_k"), slow("top_p")])
+@pytest.mark.parametrize("cause", ["min_length", slow("dropout"), slow("top_k"), slow("top_p")])
 def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
     learner = wrong(cause, True)
     (finding,) = NEGATIVE.findings(learner)
@@ -59,7 +51,7 @@ def test_kl_falls_below_zero_and_the_declared_setting_is_named(cause):
 @cases(
     ("min_length", "min_length", "top_k"),
     slow("top_k", "top_k", "dropout"),
-    ("dropout", "dropout", "top_k"),
+    slow("dropout", "dropout", "top_k"),
     slow("top_p", "top_p", "dropout"),
     slow("cold", "a temperature below 1", "dropout"),
 )
@@ -104,12 +96,10 @@ def test_stored_truncation_makes_kl_negative_too():
     assert finding.cause.startswith("sampling.top_k=10") and "--sampling.top_k 0" in finding.remedy
     learner.options["mask"] = MaskOptions()  # NLPO without its mask is refused, so that is no remedy
     (finding,) = NEGATIVE.findings(learner)
-    assert "the method's mask" in finding.cause and finding.remedy.endswith("`--kl.kind reverse`")
-    assert "--sampling" not in finding.remedy
+    assert "the method's mask" in finding.cause and "--sampling" not in finding.remedy
 
 
-@pytest.mark.parametrize("push", ["blame", "variety"])
-@pytest.mark.parametrize("sampler", ["own", "generate"])
+@cases(("blame", "generate"), slow("variety", "own"))
 def test_correctly_sampled_replies_have_no_finding(push, sampler):
     learner = NEGATIVE.own(push, 9) if sampler == "own" else NEGATIVE.provoke(push, {}, {}, 9)
     assert names(learner) == set()

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -46,36 +47,29 @@ def place(tmp_path_factory):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__", "checkpoints"))
     words = "a film that was great or terrible and the story is a boring but moving account of love".split()
     chance = random.Random(0)
-    (place / "reviews").mkdir()
-    for split in ("train", "test"):
-        lines = [{"text": " ".join(chance.choices(words, k=40 + i % 30)), "label": i % 2} for i in range(80)]
-        with gzip.open(place / "reviews" / f"imdb_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
-            file.write("\n".join(json.dumps(line) for line in lines))
-        with gzip.open(place / "reviews" / f"sst2_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
-            lines = [{"text": " ".join(chance.choices(words, k=8)), "label": i % 2} for i in range(300)]
-            file.write("\n".join(json.dumps(line) for line in lines))
-        with gzip.open(place / "reviews" / f"scitldr_a_{split}.jsonl.gz", "wt", encoding="utf-8") as file:
-            told = [" ".join(chance.choices(words, k=8)) for _ in range(80)]
-            lines = [{"title": "A film", "source": told[i : i + 3], "target": told[i : i + 1]} for i in range(8)]
-            file.write("\n".join(json.dumps(line) for line in lines))
-    with gzip.open(place / "reviews" / "dialogues.jsonl.gz", "wt", encoding="utf-8") as file:
-        dialogues = [{"topic": 1 + i % 10, "turns": [" ".join(words[:4])] * 3} for i in range(60)]
-        file.write("\n".join(json.dumps(line) for line in dialogues))
-    rows = "sentence\tlabel\n" + "".join(f"{' '.join(chance.choices(words, k=8))}\t{i % 2}\n" for i in range(32))
     (place / "reviews/sst-2/16-13").mkdir(parents=True)
-    (place / "reviews/sst-2/16-13/train.tsv").write_text(rows, encoding="utf-8")
-    with gzip.open(place / "reviews/sst-2/test.tsv.gz", "wt", encoding="utf-8") as file:
-        file.write(rows)
-    clean = place / "reviews/yelp_rlprompt/clean"
-    clean.mkdir(parents=True)
-    for split in ("dev", "test"):
-        for label in (0, 1):
-            with gzip.open(clean / f"sentiment.{split}.{label}.clean.gz", "wt", encoding="utf-8") as file:
-                file.writelines(" ".join(chance.choices(words, k=8)) + "\n" for _ in range(40))
-    for split in ("train", "val", "test_2016_flickr"):
-        for language in ("de", "en"):
-            with gzip.open(place / "reviews" / f"{split}.{language}.gz", "wt", encoding="utf-8") as file:
-                file.writelines(" ".join(chance.choices(words, k=8)) + "\n" for _ in range(80))
+    (place / "reviews/yelp_rlprompt/clean").mkdir(parents=True)
+
+    def said(count=8):
+        return " ".join(chance.choices(words, k=count))
+
+    def put(name, lines):
+        with gzip.open(place / "reviews" / name, "wt", encoding="utf-8") as file:
+            file.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+
+    for split in ("train", "test"):
+        put(f"imdb_{split}.jsonl.gz", [{"text": said(40 + i % 30), "label": i % 2} for i in range(80)])
+        put(f"sst2_{split}.jsonl.gz", [{"text": said(), "label": i % 2} for i in range(300)])
+        papers = [{"title": "A film", "source": [said() for _ in "abc"], "target": [said()]} for _ in range(8)]
+        put(f"scitldr_a_{split}.jsonl.gz", papers)
+    put("dialogues.jsonl.gz", [{"topic": 1 + i % 10, "turns": [" ".join(words[:4])] * 3} for i in range(60)])
+    rows = ["sentence\tlabel", *(f"{said()}\t{i % 2}" for i in range(32))]
+    (place / "reviews/sst-2/16-13/train.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    put("sst-2/test.tsv.gz", rows)
+    for split, label in product(("dev", "test"), (0, 1)):
+        put(f"yelp_rlprompt/clean/sentiment.{split}.{label}.clean.gz", [said() for _ in range(40)])
+    for split, language in product(("train", "val", "test_2016_flickr"), ("de", "en")):
+        put(f"{split}.{language}.gz", [said() for _ in range(80)])
     return place
 
 
@@ -107,7 +101,6 @@ def started(run, command, *, cwd=None, env=None, stdout=None, check=False, **mor
 
 
 def script(words: list[str], place: Path, log: Path) -> None:
-    """Run a script in the folder; what it prints goes into the file."""
     with log.open("w", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

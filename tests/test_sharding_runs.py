@@ -61,13 +61,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(folder, name, ranks, tmp_pat
     same(folder / "five", folder / name, 3)  # the third step was a last one, after which more is measured
 
 
-@pytest.mark.slow
-def test_twenty_steps_are_those_of_one_process(folder):
-    for name, ranks in (("long-one", 1), ("long-two", 2)):
-        train(folder, name, ranks, "--steps", "20", "--evaluate", "none", "--probes", "0", "--optimizer.lr", "1e-4")
-    same(folder / "long-one", folder / "long-two")
-
-
 @cases(
     (("--parallel", "zero3"), "it must be ddp or fsdp"),
     (("--parallel", "fsdp", "--algorithm", "trpo"), "it moves whole weights"),

@@ -4,7 +4,6 @@
 """
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,6 @@ MODEL = Path(operant.__file__).parent / "builtin/reviews-lm"
 ROWS = [{"prompt": "The film", "answer": "good", "level": 3}, {"prompt": "A plot", "answer": "bad", "level": 4}]
 EVERY = {"batch": 8, "out": "x", "optimizer.lr": 1e-6, "optimizer.schedule": "linear", "learner.seed": 42}
 EVERY |= {"learner.device": "cpu", "model.gradient_checkpointing": True, "checkpoint_every": 500}
-
-
-def configuration(kind: str, **changes: Any) -> Any:
-    return stand_in(kind)(**changes)
 
 
 CASES = {
@@ -74,7 +69,7 @@ CASES = {
 def test_a_configuration_becomes_our_options(case):
     kind, expected = CASES[case]
     given = {"tasks": [0] * 20, "policy": "gpt2"}
-    found = with_configuration(configuration(kind, **KEPT["changed"][case]), given)
+    found = with_configuration(stand_in(kind)(**KEPT["changed"][case]), given)
     algorithm = ALGORITHMS[kind]
     assert found == {"policy": "gpt2", "tasks": given["tasks"], "algorithm": algorithm} | expected
     known = {**found, "policy.trunk": None}
@@ -82,15 +77,15 @@ def test_a_configuration_becomes_our_options(case):
 
 
 def test_rows_with_a_margin_of_their_own_ask_for_it(tmp_path):
-    rows = [{"prompt": "p", "chosen": " a", "rejected": " b", "margin": 2}]
+    row = {"prompt": "p", "chosen": " a", "rejected": " b", "margin": 2}
     file = tmp_path / "pairs.jsonl"
-    file.write_text(json.dumps(rows[0]), encoding="utf-8")
-    of = lambda tasks, **more: with_configuration(  # noqa: E731
-        configuration("Reward", max_steps=7), {"tasks": tasks, "policy": "gpt2", **more}
-    ).get("loss.margin")
-    assert [of(rows), of(str(file)), of(rows, margin=0.5)] == [1.0, 1.0, None]
-    del rows[0]["margin"]
-    assert of(rows) is None
+    file.write_text(json.dumps(row), encoding="utf-8")
+
+    def of(tasks, **more):
+        return with_configuration(stand_in("Reward")(max_steps=7), {"tasks": tasks, **more}).get("loss.margin")
+
+    assert [of([row]), of(str(file)), of([row], margin=0.5)] == [1.0, 1.0, None]
+    assert of([{name: row[name] for name in ("prompt", "chosen", "rejected")}]) is None
 
 
 def test_migrate_writes_every_default_that_is_not_ours():
@@ -143,16 +138,13 @@ def test_what_an_option_of_a_script_becomes(written, expected):
 def test_what_has_no_equal_is_named(changes, sentence):
     given = {"tasks": "rows.jsonl", "reward": ["letters:e", "length:9"]}
     with pytest.raises(OperantError, match=sentence):
-        with_configuration(configuration("GRPO", **{"max_steps": 1} | changes), given)
+        with_configuration(stand_in("GRPO")(**{"max_steps": 1} | changes), given)
     with pytest.raises(OperantError, match="args is a dict: it must be a GRPOConfig, RLOOConfig"):
         with_configuration({"max_steps": 1}, given)
 
 
-class Brief:
-    """An async reward that is an object."""
-
-    async def __call__(self, completions, **kwargs):
-        return [-len(text) / 100 for text in completions]
+async def brief(completions, **kwargs):
+    return [-len(text) / 100 for text in completions]
 
 
 def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
@@ -168,8 +160,8 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     changes |= {"max_completion_length": 4, "max_steps": 2, "reward_weights": [1.0, 0.5], "vllm_mode": "server"}
     changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, "cast_lm_head_to_fp32": True}
     with pytest.warns(UserWarning, match=r"GRPOConfig: these options do nothing here: vllm_mode='server'"):
-        known = {"args": configuration("GRPO", **changes), "steps": 1, "kl": {"loss_coef": 0.5}, "quiet": True}
-        run = operant.train(str(MODEL), ROWS, [accuracy, Brief()], **known)
+        known = {"args": stand_in("GRPO")(**changes), "steps": 1, "kl": {"loss_coef": 0.5}, "quiet": True}
+        run = operant.train(str(MODEL), ROWS, [accuracy, brief], **known)
     assert run.config.learner["kl"].loss_coef == 0.5 and run.config.learner["model"].head_precision == "float32"
     assert len(run.metrics) == 1 and run.path == tmp_path / "run"  # an option of the call overrules the configuration
     prompts, answer, level = next(call for call in seen if len(call[0]) == 4)  # the others are of the probes
@@ -177,15 +169,13 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     assert set(zip(prompts, answer, level)) == rows and prompts.count("A plot") == 2
     found = run.metrics[0]
     assert found["reward/accuracy/abstained"] == 0.5 and found["reward/accuracy/letters/mean"] > 0
-    brief = found["reward/Brief/mean"]
-    assert math.isclose(found["reward/mean"], found["reward/accuracy/mean"] / 2 + brief / 2, abs_tol=1e-9)
+    assert found["reward/mean"] == pytest.approx(found["reward/accuracy/mean"] / 2 + found["reward/brief/mean"] / 2)
 
 
 def test_a_list_of_rewards_is_their_sum():
     rollouts = [Rollout(Task("a", "x"), 0, [Turn([1], [2])], ["tree"])]
-    assert judge(resolve_reward(["letters:e", "length:4"]), rollouts).scores == [
-        judge(resolve_reward({"letters:e": 1.0, "length:4": 1.0}), rollouts).scores[0]
-    ]
+    weighted = resolve_reward({"letters:e": 1.0, "length:4": 1.0})
+    assert judge(resolve_reward(["letters:e", "length:4"]), rollouts).scores == judge(weighted, rollouts).scores
     assert judge(resolve_reward(["letters:e", "letters:e"]), rollouts).scores == [4.0]
     assert judge(lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids], rollouts).scores == [1.0]
     with pytest.raises(OperantError, match="3 in a list of rewards: give functions or names"):
@@ -215,27 +205,22 @@ def test_a_reward_gets_the_arguments_that_trl_passes(form):
     }
 
 
-def user(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
-def reply(text: str) -> list[dict[str, str]]:
-    return [{"role": "assistant", "content": text}]
+USER = [{"role": "user", "content": "Hi"}]
+A, B = ([{"role": "assistant", "content": text}] for text in "ab")
 
 
 @cases(
     ("sft", {"text": "It is blue."}, "", ("It is blue.",)),
-    ("sft", {"messages": user("Hi") + reply("Yes")}, user("Hi"), (reply("Yes"),)),
+    ("sft", {"messages": USER + A}, USER, (A,)),
     ("sft", {"prompt": "It is", "completion": " blue."}, "It is", (" blue.",)),
-    ("sft", {"prompt": user("Hi"), "completion": reply("Yes")}, user("Hi"), (reply("Yes"),)),
-    ("grpo", {"prompt": "It is"}, "It is", ()),
-    ("grpo", {"prompt": user("Hi")}, user("Hi"), ()),
+    ("sft", {"prompt": USER, "completion": A}, USER, (A,)),
+    ("grpo", {"prompt": USER}, USER, ()),
     ("dpo", {"prompt": "It is", "chosen": " a", "rejected": " b"}, "It is", (" a", " b")),
     ("dpo", {"chosen": "It is a", "rejected": "It is b"}, "It is", (" a", " b")),
-    ("dpo", {"prompt": user("Hi"), "chosen": reply("a"), "rejected": reply("b")}, user("Hi"), None),
-    ("dpo", {"chosen": user("Hi") + reply("a"), "rejected": user("Hi") + reply("b")}, user("Hi"), None),
+    ("dpo", {"prompt": USER, "chosen": A, "rejected": B}, USER, (A, B)),
+    ("dpo", {"chosen": USER + A, "rejected": USER + B}, USER, (A, B)),
     ("kto", {"prompt": "It is", "completion": " a", "label": True}, "It is", (" a",)),
 )
 def test_the_forms_of_trls_data_sets(algorithm, row, prompt, replies):
     (task,) = load_tasks([row], None, DataOptions(), **find(algorithm).rows)
-    assert (task.prompt, task.replies) == (prompt, (reply("a"), reply("b")) if replies is None else replies)
+    assert (task.prompt, task.replies) == (prompt, replies)

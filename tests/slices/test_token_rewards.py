@@ -30,23 +30,18 @@ def test_every_float_lands_on_its_token_and_reaches_the_returns():
     batch = collate([PLAIN, TWO], judged.scores)
     expected = torch.zeros(2, 6)
     expected[0, 3:6] = torch.tensor([1.0, 0.1, 0.2])
-    expected[1, 1] = 10.0 + 0.0  # the world pays the last token of its turn, and the score comes on top
+    expected[1, 1] = 10.0  # the world pays the last token of its turn, and the score comes on top
     expected[1, 4:6] = torch.tensor([0.1, 0.2 + 0.5])
     assert torch.allclose(batch.rewards, expected)
 
     credited = with_gae(batch, gamma=0.9, lam=0.5, whiten_scope="none")
-    # plain, from the end: delta = r + 0.9 v' - v, A = delta + 0.45 A'
-    a3 = 0.2 - 1.0
-    a2 = 0.1 + 0.9 * 1.0 - 0.25 + 0.45 * a3
-    a1 = 1.0 + 0.9 * 0.25 - 0.5 + 0.45 * a2
-    # two: the token after the world's words is the next action
-    b3 = 0.7 - 3.0
-    b2 = 0.1 + 0.9 * 3.0 - 1.0 + 0.45 * b3
-    b1 = 10.0 + 0.9 * 1.0 - 2.0 + 0.45 * b2
-    returns = torch.zeros(2, 6)
-    returns[0, 3:6] = torch.tensor([a1 + 0.5, a2 + 0.25, a3 + 1.0])
-    returns[1, [1, 4, 5]] = torch.tensor([b1 + 2.0, b2 + 1.0, b3 + 3.0])
-    assert torch.allclose(credited.returns, returns, atol=1e-6)
+    # By hand, from the end: delta = r + 0.9 v' - v, A = delta + 0.45 A'; behind the world's words is the next action.
+    for row, rewards, values in ((0, [1.0, 0.1, 0.2], [0.5, 0.25, 1.0]), (1, [10.0, 0.1, 0.7], [2.0, 1.0, 3.0])):
+        third = rewards[2] - values[2]
+        second = rewards[1] + 0.9 * values[2] - values[1] + 0.45 * third
+        first = rewards[0] + 0.9 * values[1] - values[0] + 0.45 * second
+        right = [first + values[0], second + values[1], third + values[2]]
+        assert credited.returns[row][batch.actions[row]].tolist() == pytest.approx(right, abs=1e-6)
 
 
 def test_token_rewards_reach_the_learner_whole():
