@@ -294,7 +294,8 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
 
     def reward(rollouts):
         for child in psutil.Process().children(recursive=True):
-            child.send_signal(signal.SIGINT)
+            if os.getpgid(child.pid) == os.getpgid(0):
+                child.send_signal(signal.SIGINT)
         return count_a(rollouts)
 
     def run(name, **options):
