@@ -41,6 +41,8 @@ def files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_understood(page, files, monkeypatch):
     """Each reaches its function with known options, and what trains is composed as a run would compose it."""
+    # Sets of other packages take seconds to import; test_maths.py and test_verifiers.py read them.
+    monkeypatch.setattr("operant.apps.maths.reasoning_gym.find_spec", lambda name: None)
     reached = []
     monkeypatch.setattr(cli, "noted", lambda *given: reached.append(given) or 0, raising=False)
     for name, command in cli.COMMANDS.items():
