@@ -77,12 +77,13 @@ def test_a_sliding_window_that_holds_whole_rows_is_none():
 
 @pytest.mark.parametrize("kind", POOLED)
 def test_small_buffers_grow_and_prompts_are_read_in_portions(kind, monkeypatch):
-    """Rows that are admitted beside others have the log-probs of a plain forward pass, in float64."""
-    policy = Policy(model_of(kind).double(), value=ValueOptions(init="normal"))
+    """Rows that are admitted beside others have the log-probs of a plain forward pass."""
+    policy = policy_of(kind)
+    assert try_decoding(policy).pooled
     monkeypatch.setattr("operant.engines.native.kv_cache.START_WITH", 1)
     monkeypatch.setattr("operant.engines.native.decoding.READ_AT_ONCE", 8)
     for prompt, c in zip(GROUPS, replies(policy, RAGGED, GROUPS, KEYS, batch=4), strict=True):
-        assert says(policy.model, prompt, c, atol=1e-5)
+        assert says(policy.model, prompt, c)
 
 
 @pytest.mark.parametrize("broken", ["pooled", "cached"])
@@ -289,3 +290,16 @@ def test_an_encoder_drops_nothing_although_somebody_has_called_train():
     policy.model.train()
     (reply,) = replies(policy, RAGGED, [[3, 4, 5]], [1])
     assert says(policy.model.eval(), [3, 4, 5], reply)
+
+
+@pytest.mark.parametrize("mode", ["pooled", "cached", "whole"])
+def test_states_at_the_cut_are_kept_of_all_tokens_but_the_last(mode):
+    policy = policy_of("gpt2")
+    try_decoding(policy)
+    for name in {"pooled": (), "cached": ("pooled",), "whole": ("pooled", "cached")}[mode]:
+        object.__setattr__(policy.modes, name, False)
+    policy.trunk = Below(policy.model.transformer.h[1])
+    for prompt, c in zip(GROUPS, replies(policy, RAGGED, GROUPS, KEYS, batch=4), strict=True):
+        policy.model(torch.tensor([prompt + c.action[:-1]]))
+        assert c.states.shape == (len(prompt) + len(c.action) - 1, 32)
+        assert torch.allclose(c.states, policy.trunk.last[0], atol=1e-4)

@@ -17,7 +17,7 @@ from operant.algorithms.gigpo import with_anchors
 from operant.objectives.advantages import with_gae
 from operant.objectives.turn_returns import turn_returns, with_states, with_turn_returns
 from operant.rollouts.branches import branches
-from operant.rollouts.collate import collate
+from operant.rollouts.collate import collate, token_weights
 
 
 def game(turns, *, end="world", group=0, fresh=False, keys=(), after=0.0) -> Rollout:
@@ -183,3 +183,15 @@ def test_turns_behind_a_branch_begin_in_a_state_of_their_own():
     parts = [part for one in games for part, _ in branches(one, 0.0)]
     batch = with_anchors(collate(parts, [0.0] * 6), parts)
     assert batch.anchors.amax(1).tolist() == [0, 1, 1, 0, 2, 2]
+
+
+def test_a_game_weighs_the_same_in_one_row_and_in_many():
+    """Games of 1, 4, 1 and 2 tokens, the second in a row for each of its three turns."""
+    long = game([(0.0, ONE), (0.0, [0.0, 0.0]), (-1.0, ONE)], fresh=True)
+    games = [game([(1.0, ONE)]), long, game([(3.0, ONE)], group=1), game([(-1.0, [0.0, 0.0])], group=1)]
+    batch = collate(games, [0.0] * 4)
+    for per, weights in (("episode", [1 / 4, 1 / 16, 1 / 4, 1 / 8]), ("sequence", [1 / 4] * 4), ("token", [1 / 8] * 4)):
+        found = token_weights(batch, per)
+        for episode, weight in enumerate(weights):
+            of_game = [v for turn in by_turn(batch, found, episode) for v in turn]
+            assert of_game == pytest.approx([weight] * len(of_game))
