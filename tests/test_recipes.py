@@ -27,7 +27,6 @@ def test_a_recipe_runs(name, tmp_path, capsys):
     before = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))["before"]
     assert len(before["replies"]) == 8
     assert main(["doctor", "--plan", name]) == 0
-    assert main(["generate", str(tmp_path / "run"), "--prompt", "How was it?", "--max-tokens", "2"]) == 0
 
 
 def test_the_built_in_tasks_are_those_of_the_script(tmp_path):
@@ -75,11 +74,11 @@ def test_a_chat_model_learns_to_end_its_turn(tmp_path):
     model = lm("qwen2", vocab=len(tokenizer), spread=0.05, eos_token_id=tokenizer.eos_token_id)
     said = [("system", "be short"), ("user", "{c}")]
     tasks = [Task(f"t/{c}", [{"role": role, "content": text.format(c=c)} for role, text in said]) for c in "abcd"]
-    options = {"steps": 16, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0}
+    options = {"steps": 12, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0}
     run = train(model, tasks, "ended", out=tmp_path / "run", algorithm="grpo", tokenizer=tokenizer, **options)
     rewards = [metrics["reward/mean"] for metrics in run.metrics]
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.95
-    rows = pq.read_table(tmp_path / "run/rollouts/step-00016.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "run/rollouts/step-00012.parquet").to_pylist()
     prompt = "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer(prompt, add_special_tokens=False).input_ids
     assert encode_prompt(tokenizer, tasks[0].prompt) == ids

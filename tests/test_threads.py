@@ -85,7 +85,7 @@ def test_halves_side_by_side_are_the_whole(kind, options, halves, monkeypatch):
     monkeypatch.setattr("operant.training.objective.both", lambda a, b: (calls.append("update"), both(a, b))[1])
     monkeypatch.setattr("operant.engines.native.engine.both", lambda a, b: (calls.append("generate"), both(a, b))[1])
     for threads in ("auto", 1):
-        learner = Learner(lm(kind).double(), max_tokens=4, lr=1e-3, threads=threads, **options)
+        learner = Learner(lm(kind).double(), max_tokens=3, lr=1e-3, threads=threads, **options)
         replies = learner.generate(PROMPTS)
         metrics = learner.step(replies, [float(len(set(r.ids))) for r in replies])
         found[threads] = ([r.ids for r in replies], metrics, [p.detach().clone() for p in learner.policy.parameters()])
@@ -232,7 +232,7 @@ def test_a_run_says_so_where_it_would_wait(worth, most, given, tells, tmp_path, 
     monkeypatch.setattr(twins, "MOST", most)
     monkeypatch.setattr(twins, "LEAST", 0)
     monkeypatch.setattr(machine, "crowded", lambda: "9 other processes compute")
-    options = {"tokenizer": letters(), "steps": 1, "batch": 4, "max_tokens": 2, "epochs": 1, "probes": 0}
+    options = {"tokenizer": letters(), "steps": 1, "batch": 2, "max_tokens": 1, "epochs": 1, "probes": 0}
     train(lm(vocab=40), ["ab"], "letters:a", out=tmp_path / "run", **options, **given)
     said = [path.read_text(encoding="utf-8") for path in (tmp_path / "run").glob("log.txt")]
     assert ("--threads 1" in "".join(said)) == tells

@@ -205,7 +205,7 @@ def test_the_example_goes_along_the_natural_gradient():
 
 
 def test_the_examples_state_is_its_own_and_is_resumed(tmp_path):
-    resumed, whole = stopped_and_whole(tmp_path, **NATURAL, **{"optimizer.lr": 1e-2})
+    resumed, whole = stopped_and_whole(tmp_path, **NATURAL, **{"optimizer.lr": 1e-2, "update.solver_steps": 3})
     assert "update/rule" in resumed.state.parts and "optimizer" not in resumed.state.parts
     assert torch.equal(resumed.learner.rule.state["direction"], whole.learner.rule.state["direction"])
     for wrong in ("update.dampning", "optimizer.betas"):
