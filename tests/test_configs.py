@@ -62,7 +62,6 @@ SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.ite
 """Findings that say of a step why it moved no weight; empty replies stand for the equal scores that they get."""
 
 
-# --- what is given ----------------------------------------------------------------------------------------------------
 @cache
 def folder() -> Path:
     """A model with its tokenizer, and tasks as a file."""
@@ -187,7 +186,6 @@ def configurations(draw: Any) -> tuple[str, dict[Any, Any]]:
     return draw(st.sampled_from(["keywords", "nested", "short", "yaml", "raw", "words"])), chosen
 
 
-# --- what comes of it -------------------------------------------------------------------------------------------------
 @contextmanager
 def watched() -> Iterator[list[tuple[Learner, list[torch.Tensor]]]]:
     """The learners that are made while this lasts, each with the policy's trained weights as they begin."""

@@ -32,7 +32,6 @@ def same(mine, plain):
         assert a.values == pytest.approx(b.values, abs=1e-4)
 
 
-# --- the same replies -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [*POOLED, "t5", "bart", "mistral"])
 @pytest.mark.slow
 def test_replies_are_the_same_for_every_number_of_rows(kind):
@@ -106,7 +105,6 @@ def test_no_number_that_was_left_in_the_buffer_reaches_a_row(monkeypatch):
     same(replies(policy, RAGGED, GROUPS, KEYS, batch=8), whole)
 
 
-# --- less work --------------------------------------------------------------------------------------------------------
 def counted(policy):
     """The numbers of rows of the calls that read prompts, and of those that make a step, from here on."""
     try_decoding(policy)  # it makes calls of its own, once
@@ -160,7 +158,6 @@ def test_an_encoder_reads_a_group_once():
     assert seen == [6]
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("vocabulary", [5, 257, 5000])
 def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
     """Draws agree with one cumulative sum in float64, except within rounding of a border."""
@@ -184,7 +181,6 @@ def test_drawing_in_two_levels_is_inverse_cdf(vocabulary):
     assert torch.equal(again[0], ids) and torch.equal(again[1], logprobs)
 
 
-# --- shapes that never change -----------------------------------------------------------------------------------------
 FIXED = {}
 
 

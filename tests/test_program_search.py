@@ -18,11 +18,11 @@ from operant.metrics.passes import n_at_k, numbers_in, pass_at_k
 from operant.sandbox.jail import Verdict
 
 
-# --- pass@k and n@k ---------------------------------------------------------------------------------------------------
 def test_pass_at_k_is_the_share_of_all_subsets():
-    for n, c, k in ((n, c, k) for n in range(1, 8) for c in range(n + 1) for k in range(1, n + 1)):
-        subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
-        assert pass_at_k(n, c, k) == float(Fraction(sum(map(any, subsets)), len(subsets))), (n, c, k)
+    for n in range(1, 8):
+        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
+            subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+            assert pass_at_k(n, c, k) == float(Fraction(sum(map(any, subsets)), len(subsets))), (n, c, k)
 
 
 def test_pass_at_k_of_many_samples_is_a_product():
@@ -69,7 +69,6 @@ def test_wrong_numbers_get_a_sentence(wrong, words):
         wrong()
 
 
-# --- replies that go on from given tokens -----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_a_reply_goes_on_with_its_own_numbers(kind):
     """With the key of the whole reply, what follows its own beginning is its own rest, whatever the batch."""
@@ -88,7 +87,6 @@ def test_a_reply_goes_on_with_its_own_numbers(kind):
         engine.generate_more([[5]], [[6] * 12], [1], sampling, [1])
 
 
-# --- searches ---------------------------------------------------------------------------------------------------------
 WORDS = ["<pad>", "</s>", "P", "Q", "a", "b", "c", "d", "x", ";\n"]
 
 

@@ -66,7 +66,7 @@ def test_a_tokenizer_keeps_its_own_template():
 
 
 def test_a_chat_model_learns_to_end_its_turn(tmp_path):
-    """With the marks of ChatML. The best mean reward is 1; an untrained model ends early in about one reply of seven."""
+    """With the marks of ChatML. The best mean reward is 1; untrained, it ends early in about one reply of seven."""
     turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
     begins = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     tokenizer = letters("{% for m in messages %}" + turn + "{% endfor %}" + begins)

@@ -79,7 +79,6 @@ def test_sentences_and_ngrams():
     assert ngrams(["a", "b", "a", "b"], 2) == {("a", "b"): 2, ("b", "a"): 1} and not ngrams(["a"], 2)
 
 
-# --- BLEU, chrF, TER --------------------------------------------------------------------------------------------------
 @cases(
     ("bleu", {}, "a b", ["a b"], 1.0),  # effective order: of two words there are no longer n-grams
     ("bleu", {"max_n": 1}, "a a", ["a b", "b a a"], 1.0),  # counts are clipped by the largest of any reference
@@ -132,7 +131,6 @@ def test_scores_of_sacrebleu_are_its_own(name, own, options):
     assert SCORES[ours](**own)(corpus) == paid
 
 
-# --- ROUGE ------------------------------------------------------------------------------------------------------------
 @cases(("words", False), ("rouge", True))
 def test_rouge_is_that_of_its_library(words, stemmer):
     """Of ASCII text, our words are its own."""
@@ -149,7 +147,6 @@ def test_rouge_is_that_of_its_library(words, stemmer):
     assert recall["rouge"][1] == truth[1]["rouge1"].recall != truth[1]["rouge1"].fmeasure
 
 
-# --- METEOR -----------------------------------------------------------------------------------------------------------
 def test_meteor_without_wordnet_says_what_fetches_it(monkeypatch):
     nltk = pytest.importorskip("nltk")
     from nltk.corpus.reader.wordnet import WordNetCorpusReader
@@ -161,7 +158,6 @@ def test_meteor_without_wordnet_says_what_fetches_it(monkeypatch):
         check(rewards.resolve("meteor"))
 
 
-# --- CIDEr-D ----------------------------------------------------------------------------------------------------------
 def test_cider_is_that_of_the_authors():
     """The numbers are those of the authors' scorer (pycocoevalcap 1.2) for these texts as one corpus."""
     (found,) = number_of_prepared("cider", CORPUS).values()
@@ -200,7 +196,6 @@ def test_document_frequencies_of_a_file_or_tasks_are_frozen(tmp_path):
         SCORES["cider"]()(CORPUS)
 
 
-# --- PARENT -----------------------------------------------------------------------------------------------------------
 DRUMMER = {"birth name": "michael dahlquist", "born": "december 22 , 1965"}
 DRUMMER |= {"birth place": "seattle , washington", "died": "july 14 , 2005", "death place": "skokie , illinois"}
 DRUMMER |= {"genres": "male", "occupation(s)": "drummer", "instruments": "drums"}
@@ -238,7 +233,6 @@ def test_what_is_no_table_is_a_sentence(table):
         prepare(SCORES["parent"](), "parent", [Task("t/0", "x", table, references=("a",))])
 
 
-# --- BERTScore --------------------------------------------------------------------------------------------------------
 @cases(
     (None, False, [0.988471, 0.993172, 0.988477], [0.982611, 0.992486, 0.987715], [0.985532, 0.992829, 0.988096]),
     (1, True, [0.931184, 0.947768, 0.929058], [0.915208, 0.950197, 0.928777], [0.923127, 0.948981, 0.928917]),
@@ -267,7 +261,6 @@ def test_bertscore_of_equal_empty_and_several():
     assert mean(given) == [pytest.approx((one + other) / 2)]
 
 
-# --- perplexity -------------------------------------------------------------------------------------------------------
 def test_perplexity_is_of_the_replies_after_their_prompts():
     """Of the replies' tokens alone, under the model that is named; an empty reply has no token."""
     texts = [("The film was", " really good."), ("My brother", " zzz"), ("The film was", "")]
@@ -295,7 +288,6 @@ def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
     assert measure(metric, [rollout("a" * 200)]).of_all["perplexity"] > 1
 
 
-# --- diversity --------------------------------------------------------------------------------------------------------
 def test_diversity_by_hand():
     found = number({"diversity": {"n": 2, "segment": 3}}, [rollout("a a b b"), rollout("c"), rollout("")])
     assert found == {

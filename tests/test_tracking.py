@@ -22,7 +22,6 @@ from operant.types import Batch, Rollout, Task, Turn
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-# --- the registry -----------------------------------------------------------------------------------------------------
 def test_the_page_of_metrics_is_the_registry():
     written = (DOCS / "metrics.md").read_text(encoding="utf-8")
     assert written == markdown(), "run: python -m operant.metrics.registry > docs/metrics.md"
@@ -43,10 +42,9 @@ def test_every_metric_has_a_meaning():
     assert describe("reward/mean") is METRICS["reward/mean"] and describe("nonsense") is None
 
 
-# --- trackers ---------------------------------------------------------------------------------------------------------
 class RecordingTracker:
-    def __init__(self, fails_at=None, error=ConnectionError("no route")):
-        self.calls, self.fails_at, self.error = [], fails_at, error
+    def __init__(self, fails_at=None, error=None):
+        self.calls, self.fails_at, self.error = [], fails_at, error or ConnectionError("no route")
 
     def _add(self, *call):
         if call == self.fails_at:
@@ -103,7 +101,6 @@ def test_ctrl_c_in_a_tracker_is_not_swallowed():
         Trackers(None, [RecordingTracker(("log", 1), KeyboardInterrupt())]).log(1, {})
 
 
-# --- the console ------------------------------------------------------------------------------------------------------
 STEP = {
     "reward/mean": 0.5234, "kl/per_reply": 3.123, "policy/entropy": 2.911, "policy/clip_fraction": 0.123,
     "tokens/per_second": 1234.5, "time/step": 2.0,
@@ -182,7 +179,6 @@ def test_the_console_needs_neither_torch_nor_rich_to_be_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
 def test_rows_of_a_table(tmp_path):
     two = [Turn([1, 2], [3], [-0.5], version=4), Turn([9], [5, 6], [-1.0, -2.0], end="length", reward=2.5, version=4)]
     rollouts = [
