@@ -1,8 +1,12 @@
-"""The page of several runs in a browser: 2, 6 and 24 runs, on a laptop and a phone, in light and dark."""
+"""The page of several runs in a browser: 2, 6 and 24 runs, on a laptop and a phone, in light and dark.
+
+First, the checks of `pages.py` find what is wrong with a page, and nothing in a page that is well.
+"""
 
 import itertools
 import json
 import re
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -16,21 +20,40 @@ from operant.tools.report.compare import write_comparison
 WIDTHS = {"laptop": LAPTOP, "phone": PHONE}
 
 
-def sweep_page(folder):
-    """Write the page of three settings with two seeds each, whose replies name their run."""
+FAULTS = [
+    ("<p style='width:900px'>wide</p>", overflows, 1),
+    ("<div style='overflow:auto'><p style='width:900px'>scrolls</p></div>", overflows, 0),
+    ("<p class=a style='position:absolute;top:0'>one</p><p class=a style='position:absolute;top:4px'>two</p>", None, 1),
+    ("<p class=a>one <b class=a>in it</b></p><p class=a>two</p>", None, 0),
+    ("<svg width=300><text class=a y=20>one</text><text class=a x=10 y=24>two</text></svg>", None, 1),
+    ("<p style='color:#777'>4.48 to 1</p>", low_contrast, 1),
+    ("<p style='color:#767676'>4.54 to 1</p>", low_contrast, 0),
+    ("<p style='color:#949494;font-size:24px'>3.03 to 1, large</p>", low_contrast, 0),
+    ("<p style='opacity:.5'>black at half is 3.95 to 1</p>", low_contrast, 1),
+    ("<div style='background:#222'><p style='color:#767676'>3.5 to 1</p></div>", low_contrast, 1),
+    ("<div style='background:#000'><p style='background:rgba(255,255,255,.9)'>18 to 1</p></div>", low_contrast, 0),
+    ("<svg><text y=20 fill='#777'>4.48 to 1</text></svg>", low_contrast, 1),
+    ("<p style='color:#fff;display:none'>unseen</p>", low_contrast, 0),
+]
+
+
+def test_each_fault_is_found_and_only_it(browser):
+    page = browser.new_page(viewport={"width": 400, "height": 300})
+    for body, check, faults in FAULTS:
+        page.set_content(f"<body style='margin:0'>{body}")
+        assert len(check(page) if check else overlaps(page, ".a")) == faults, body
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The page of three settings with two seeds each, whose replies name their run."""
+    folder = tmp_path_factory.mktemp("sweep")
     for coef, seed in itertools.product((0.0, 0.1, 2.0), (1, 2)):
-        made = run(
-            folder / f"c{coef}-{seed}",
-            coef=coef,
-            seed=seed,
-            rewards=(1.0, 2.0, 5.0 - coef + seed),
-            kls=(0, 1, 3 - coef),
-        )
-        probes(
-            made,
-            "step-00003.parquet",
-            {f"q{i}": "" if coef == 2.0 else f"<b>reply {i} by {coef}-{seed}</b>" for i in range(5)},
-        )
+        given = {"rewards": (1.0, 2.0, 5.0 - coef + seed), "kls": (0, 1, 3 - coef)}
+        made = run(folder / f"c{coef}-{seed}", coef=coef, seed=seed, **given)
+        replies = {f"q{i}": "" if coef == 2.0 else f"<b>reply {i} by {coef}-{seed}</b>" for i in range(5)}
+        probes(made, "step-00003.parquet", replies)
         probes(made, "reference.parquet", {f"q{i}": f"reference {i}" for i in range(5)})
     return write_comparison(sorted(folder.iterdir()), folder / "comparison.html").as_uri()
 
@@ -40,9 +63,8 @@ def unfold(page):
 
 
 @pytest.mark.parametrize("size", ["laptop", slow("phone")])
-def test_the_page_in_a_browser(browser, size, tmp_path):
-    url = sweep_page(tmp_path)
-    with visit(browser, url, WIDTHS[size]) as page:
+def test_the_page_in_a_browser(browser, size, sweep):
+    with visit(browser, sweep, WIDTHS[size]) as page:
         assert page.inner_text(".status") == "6 runs in 3 settings, 2 seeds each"
         assert page.locator(".frontier").is_visible(), "the first chart is not folded on a phone either"
         unfold(page)
@@ -60,27 +82,10 @@ def test_the_page_in_a_browser(browser, size, tmp_path):
         assert page.locator("#all tbody tr th" if size == "phone" else "#all thead th").count() == 6
 
 
-def test_reward_stands_against_perplexity_too(browser, tmp_path):
-    for coef in (0.1, 0.2):
-        made = run(tmp_path / f"c{coef}", coef=coef, after=(3.0 + coef, 1.0), replies=["a b c"])
-        judged = json.loads((made / "evaluation.json").read_text(encoding="utf-8"))
-        for when, perplexity in (("before", 30.0), ("after", 100 * coef)):
-            judged[when]["metrics"] = {"perplexity": perplexity}
-        (made / "evaluation.json").write_text(json.dumps(judged), encoding="utf-8")
-    with visit(browser, write_comparison(sorted(tmp_path.iterdir()), tmp_path / "comparison.html").as_uri()) as page:
-        unfold(page)
-        figures = page.locator("#frontier figure")
-        assert figures.count() == 2 and page.locator(".frontier .mean").count() == 4
-        assert "perplexity of the replies" in figures.nth(1).locator("svg").text_content()
-        assert saved(page, figures.nth(1), "CSV").splitlines()[:2] == ["run,perplexity,reward", "c0.1,10,3.1"]
-
-
-def test_the_legend_makes_one_run_stand_out(browser, tmp_path):
+def test_the_legend_makes_one_run_stand_out(browser, sweep):
     """A colour is one variable for all charts, so that of the others is faint everywhere."""
-    alpha = (
-        "n => Number(getComputedStyle(document.documentElement).getPropertyValue('--g' + n).match(/[\\d.]+(?=\\))/)[0])"
-    )
-    with visit(browser, sweep_page(tmp_path)) as page:
+    alpha = "n => getComputedStyle(document.documentElement).getPropertyValue('--g' + n).match(/[\\d.]+(?=\\))/)[0] * 1"
+    with visit(browser, sweep) as page:
         entry = page.locator(".legend .entry").nth(1)
         assert [page.evaluate(alpha, n) for n in range(3)] == [1, 1, 1]
         entry.hover()
@@ -109,13 +114,12 @@ def saved(page, figure, kind):
     return download.value.path().read_text(encoding="utf-8")
 
 
-def test_figures_are_saved_with_names_and_numbers(browser, tmp_path):
-    with visit(browser, sweep_page(tmp_path)) as page:
+def test_figures_are_saved_with_names_and_numbers(browser, sweep):
+    with visit(browser, sweep) as page:
         chart, plane = page.locator("#reward-mean"), page.locator("#frontier figure")
         table = saved(page, chart, "CSV").splitlines()
-        assert table[0] == ",".join(
-            ["step", *(f"c{c}-*{edge}" for c in ("0.0", "0.1", "2.0") for edge in ("", " low", " high"))]
-        )
+        names = [f"c{c}-*{edge}" for c in ("0.0", "0.1", "2.0") for edge in ("", " low", " high")]
+        assert table[0].split(",") == ["step", *names]
         assert table[3] == "3,6.5,6,7,6.4,5.9,6.9,4.5,4,5"
         for figure in (chart, plane):
             drawing = ElementTree.fromstring(saved(page, figure, "SVG"))
@@ -151,14 +155,14 @@ def runs_of(folder, count):
 
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
-    return {count: runs_of(tmp_path_factory.mktemp(f"runs-{count}"), count) for count in (2, 6, 24)}
+    """The page of so many runs, written once."""
+    return cache(lambda count: runs_of(tmp_path_factory.mktemp(f"runs-{count}"), count))
 
 
 @pytest.mark.parametrize(("count", "size", "scheme"), list(itertools.product((2, 6, 24), WIDTHS, ("light", "dark"))))
 @pytest.mark.slow
 def test_nothing_is_cut_off_covered_or_pale(browser, urls, count, size, scheme):
-    width = {"laptop": (1400, 900), "phone": PHONE}[size]
-    with visit(browser, urls[count], width, scheme) as page:
+    with visit(browser, urls(count), {"laptop": (1400, 900), "phone": PHONE}[size], scheme) as page:
         assert page.locator(".legend .entry").count() == count and page.locator(".key").count() == 0
         assert overflows(page) == []
         unfold(page)
@@ -177,7 +181,7 @@ def test_nothing_is_cut_off_covered_or_pale(browser, urls, count, size, scheme):
 @pytest.mark.parametrize("scheme", ["light", slow("dark")])
 def test_runs_are_told_apart(browser, urls, scheme):
     """WCAG asks for a contrast of 3 for what is drawn; 24 runs have 8 colours with 3 dashes and markers."""
-    with visit(browser, urls[24], scheme=scheme) as page:
+    with visit(browser, urls(24), scheme=scheme) as page:
         looks = page.eval_on_selector_all(
             ".legend .swatch",
             """all => all.map((svg) => [getComputedStyle(svg.firstChild).stroke,

@@ -58,13 +58,10 @@ SAMPLINGS = [{"temperature": 0.7}, {"top_k": 1}, {"top_p": "0.9"}, {"top_p": "ho
 SAMPLINGS += [{"max_new_tokens": [3]}, {"stop_strings": 5}, {"num_beams": 4}, {"temperature": math.nan}, {5: 5}]
 REWARDS = ["letters:a", {"letters:a": 1.0, "length:3": -0.5}, {"letters:a": "x"}, {5: 1}, {}, "letters", "letters:", 5]
 REWARDS += ["pattern:(", "no_such_module:f", "..:f", "minus_query:letters:a", {"length:<=3": math.inf}, "json:dumps"]
-
-
 SAYS_WHY = {"no_advantage", "constant"} | {name for name, others in EXPLAINS.items() if "constant" in others}
 """Findings that say of a step why it moved no weight; empty replies stand for the equal scores that they get."""
 
 
-# --- what is given ----------------------------------------------------------------------------------------------------
 @cache
 def folder() -> Path:
     """A model with its tokenizer, and tasks as a file."""
@@ -176,23 +173,19 @@ def configurations(draw: Any) -> tuple[str, dict[Any, Any]]:
     """How it is said, and what: a few options on top of `usual`, and now and then a name that there is not."""
     algorithm = draw(st.sampled_from(["ppo", "ppo", *sorted(ALGORITHMS)]))
     tame = draw(st.booleans())
-    names = draw(
-        st.lists(st.sampled_from(sorted(known(algorithm))), unique=True, min_size=1, max_size=8 if tame else 3)
-    )
+    every = st.sampled_from(sorted(known(algorithm)))
+    names = draw(st.lists(every, unique=True, min_size=1, max_size=8 if tame else 3))
     chosen: dict[Any, Any] = {name: bounded(name, draw(value(algorithm, name, tame))) for name in names}
     if algorithm != "ppo" or draw(st.booleans()):
         chosen.setdefault("algorithm", algorithm)
     if not tame and not draw(st.integers(0, 7)):
-        name = draw(st.sampled_from(sorted(known(algorithm))))
+        name = draw(every)
         cut = draw(st.integers(0, len(name)))
-        odd = draw(
-            st.sampled_from([name[:cut] + name[cut + 1 :], name[:cut] + "x" + name[cut:], name.upper(), ".", "kl"])
-        )
-        chosen[odd] = draw(st.sampled_from([1, "x", None, {}, {"a": {"b": 1}}]))
+        odd = [name[:cut] + name[cut + 1 :], name[:cut] + "x" + name[cut:], name.upper(), ".", "kl"]
+        chosen[draw(st.sampled_from(odd))] = draw(st.sampled_from([1, "x", None, {}, {"a": {"b": 1}}]))
     return draw(st.sampled_from(["keywords", "nested", "short", "yaml", "raw", "words"])), chosen
 
 
-# --- what comes of it -------------------------------------------------------------------------------------------------
 @contextmanager
 def watched() -> Iterator[list[tuple[Learner, list[torch.Tensor]]]]:
     """The learners that are made while this lasts, each with the policy's trained weights as they begin."""
@@ -210,11 +203,6 @@ def trained(learner: Learner) -> list[torch.Tensor]:
     """The policy's weights; their float32 masters, where they compute in fewer bits."""
     masters = {id(p): master for p, master in getattr(learner.optimizer, "pairs", ())}
     return [masters.get(id(p), p) for p in learner.policy.model.parameters() if p.requires_grad]
-
-
-def still(learner: Learner, begun: list[torch.Tensor]) -> bool:
-    """Whether the policy is the one that it was."""
-    return all(torch.equal(p, q) for p, q in zip(trained(learner), begun, strict=True))
 
 
 def attempt(form: str, chosen: Mapping[Any, Any], place: Path) -> str | None:
@@ -308,7 +296,9 @@ def trial(case: tuple[str, dict[Any, Any]]) -> bool:
         if message is None:
             assert configure(read_config(runs[0].parent) | {"policy": "x", "tasks": "x", "reward": "length"})
             told = [finding.name for finding in diagnose(read_history(runs[0].parent))]
-            assert not still(*made[-1]) or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
+            now, begun = trained(made[-1][0]), made[-1][1]
+            moved = not all(torch.equal(p, q) for p, q in zip(now, begun, strict=True))
+            assert moved or SAYS_WHY & {*told}, f"no weight moved, and no word of it: {told}"
     assert len(warned) <= 5, [str(w.message) for w in warned]
     assert said.getvalue().count("\n") <= 5, said.getvalue()
     if message is None:

@@ -17,7 +17,6 @@ from operant import OperantError, train
 CAUSAL = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 PAIRS = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 PLAIN = {"algorithm": "rloo", "samples": 4, "batch": 8, "max_tokens": 6, "fixed_length": True, "probes": 0, "lr": 1e-3}
-TASKS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12]]
 SIZES = {
     1: "n_group topk_group n_shared_experts mamba_n_groups n_groups",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
@@ -41,20 +40,15 @@ SIZES = {
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CONV, HEAD = {"layer_types": ["conv", "full_attention"]}, {"head_dim": 16}
 MIXED = {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2}
-ROPE = {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
 OWN = {
     "bamba": {"attn_layer_indices": [1], "initializer_range": 0.02},  # with wider weights, its own cache is not exact
     "codegen": {"n_head": 4},
-    "cohere_compass_text": {"rope_parameters": ROPE, "layer_types": ["full_attention"] * 2},
+    "cohere_compass_text": {"layer_types": ["full_attention"] * 2}
+    | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "deepseek_v2": {"num_experts_per_tok": 2, "topk_method": "greedy", "first_k_dense_replace": 0},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "gemma3n_text": {
-        "num_kv_shared_layers": 0,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "laurel_rank": 4,
-        "activation_sparsity_pattern": None,
-        "intermediate_size": 64,
-    },
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]}
+    | {"laurel_rank": 4, "activation_sparsity_pattern": None, "intermediate_size": 64},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 5},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": HEAD,
@@ -67,13 +61,8 @@ OWN = {
     "ministral": HEAD,
     "nemotron": HEAD | {"num_key_value_heads": 2},
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
-    "reformer": {
-        "axial_pos_shape": [8, 8],
-        "axial_pos_embds_dim": [16, 16],
-        "attention_head_size": 16,
-        "lsh_attn_chunk_length": 8,
-        "local_attn_chunk_length": 8,
-    },
+    "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "attention_head_size": 16}
+    | {"lsh_attn_chunk_length": 8, "local_attn_chunk_length": 8},
     "xlm": {"causal": True},
     "xmod": {"default_language": "en_XX"},
     "zamba": MIXED | {"mamba_dt_rank": 4},
@@ -102,7 +91,6 @@ REFUSED = {
     "voxtral_realtime": "cannot be computed from token ids alone",
     "xlnet": "depends on the tokens after it",
 }
-HYBRIDS = ("qwen3_5", "qwen3_next", "lfm2", "granitemoehybrid", "bamba", "jamba", "falcon_h1", "minimax")
 
 
 def sized(config):
@@ -134,11 +122,19 @@ def gap(model):
     """Largest difference, over two steps, between the log-prob of a token in sampling and in the update."""
     score = lambda rollouts: [float(len(set(r.ids))) for r in rollouts]  # noqa: E731
     with TemporaryDirectory() as folder:
-        run = train(model, tasks=TASKS, reward=score, steps=2, quiet=True, out=f"{folder}/run", **PLAIN)
+        run = train(
+            model,
+            tasks=[[3, 4, 5], [6, 7, 8, 9, 10, 11, 12]],
+            reward=score,
+            steps=2,
+            quiet=True,
+            out=f"{folder}/run",
+            **PLAIN,
+        )
     return max(metrics["rollout/logprob_gap"] for metrics in run.metrics)
 
 
-@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("kind", ["qwen3_next", "lfm2", "jamba"])
 def test_a_hybrid_of_attention_and_other_layers_trains(kind):
     assert gap(tiny(kind, CAUSAL[kind])) < 1e-4
 

@@ -17,27 +17,21 @@ from operant.tools.cli.runs import table
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-@pytest.mark.parametrize("more", [{}, {"stop_tokens": (7,)}, {"stop_strings": ("c",)}, {"top_k": 3}])
-def test_a_stream_has_the_tokens_of_a_reply(kind, more):
-    tokenizer, sampling = letters(), Sampling(max_tokens=12, **more)
-    engine = NativeEngine(Policy(lm(kind, len(tokenizer)), tokenizer))
-    for key in range(5):
-        (whole,) = engine.generate([[5, 6, 7]], sampling, [key])
-        assert list(engine.stream([5, 6, 7], sampling, key)) == whole.action
-
-
-def bytes_of(text: str) -> tuple[PreTrainedTokenizerFast, list[int]]:
-    """A tokenizer with a token for each byte, and the tokens of the text."""
-    vocabulary = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocabulary, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
-    return tokenizer, tokenizer(text)["input_ids"]
+def test_a_stream_has_the_tokens_of_a_reply(kind):
+    engine = NativeEngine(Policy(lm(kind, len(letters())), letters()))
+    for more in ({}, {"stop_tokens": (7,)}, {"stop_strings": ("c",)}, {"top_k": 3}):
+        sampling = Sampling(max_tokens=12, **more)
+        for key in range(2):
+            (whole,) = engine.generate([[5, 6, 7]], sampling, [key])
+            assert list(engine.stream([5, 6, 7], sampling, key)) == whole.action
 
 
 def test_half_a_character_and_half_a_stop_string_wait():
-    tokenizer, ids = bytes_of("é 🙂a##b##!x")
+    """Of a tokenizer with a token for each byte."""
+    core = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
+    ids = tokenizer("é 🙂a##b##!x")["input_ids"]
     text = ReplyText(tokenizer, tokenizer("Q")["input_ids"], Sampling(max_tokens=40, stop_strings=("##!",)))
     pieces = [text.add(token) for token in ids[:-1]]
     assert pieces == ["", "é", "", "", "", "", " 🙂", "a", "", "", "##b", "", "", ""]

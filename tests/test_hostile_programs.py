@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import closing
 from pathlib import Path
 
 import hostile_programs
@@ -18,15 +19,14 @@ WEAK = {"reads", "harms"}
 LEVELS = ("namespaces", "landlock", "process")
 
 
-@pytest.mark.parametrize(("level", "some"), [("namespaces", ALL[::5]), *(slow(x, ALL) for x in LEVELS)])
+@pytest.mark.parametrize(("level", "some"), [("namespaces", ALL[::8]), *(slow(x, ALL) for x in LEVELS)])
 def test_no_program_escapes(level: str, some: list[Hostile], tmp_path: Path) -> None:
-    """A fifth of them every day, of each kind some."""
+    """An eighth of them every day, of each kind some."""
     try:
         jail = Jail(JailOptions(level=level, seconds=0.4, patience=0.6, at_once=4))
     except OperantError as error:
         pytest.skip(f"THE HOSTILE PROGRAMS ARE NOT TRIED AT THE LEVEL {level}: {error}")
-    room = Room(tmp_path / "room")
-    try:
+    with closing(Room(tmp_path / "room")) as room:
         asked = [(room.program(one), NEIGHBOUR) if i % 4 == 0 else (room.program(one),) for i, one in enumerate(some)]
         found = iter(jail.run([program for programs in asked for program in programs]))
         verdicts, neighbours = [], []
@@ -38,39 +38,29 @@ def test_no_program_escapes(level: str, some: list[Hostile], tmp_path: Path) -> 
         assert escaped & strong == set()
         assert {verdict.outcome for verdict in neighbours} == {"passed"}, "a neighbour was disturbed"
         assert level == "process" or room.state() == room.before
-    finally:
-        room.close()
-
-
-def test_the_suite_is_what_the_page_says() -> None:
-    kinds = [one.kind for one in ALL]
-    assert len({one.name for one in ALL}) == len(ALL) >= 150
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"forged": 99, "reads": 12, "harms": 78, "hangs": 19}
 
 
 def unprotected(one: Hostile, folder: Path) -> str:
-    room = Room(folder)
-    try:
+    with closing(Room(folder)) as room:
         return room.unprotected(one)
-    finally:
-        room.close()
 
 
-SOME = ("exits at once", "reads a file of the user", "cuts a file of the user", "sends SIGKILL", "connects", "sleeps")
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_some_programs_do_harm_without_a_sandbox(name: str, tmp_path: Path) -> None:
-    [one] = [one for one in ALL if one.name == name]
-    assert unprotected(one, tmp_path / "room")
+def test_some_programs_do_harm_without_a_sandbox(tmp_path: Path) -> None:
+    some = (
+        "exits at once",
+        "reads a file of the user",
+        "cuts a file of the user",
+        "sends SIGKILL",
+        "connects",
+        "sleeps",
+    )
+    harmful = [one for one in ALL if one.name in some and unprotected(one, tmp_path / one.name)]
+    assert len(harmful) == len(some)
+    honest = Hostile("honest", "harms", "def f(): return 41\n", hostile_programs.PROOF)
+    assert unprotected(honest, tmp_path / "room") == ""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64" or os.getuid() != 0, reason="some need root, some x86_64")
 def test_every_program_does_harm_without_a_sandbox(tmp_path: Path) -> None:
     assert [one.name for i, one in enumerate(ALL) if not unprotected(one, tmp_path / str(i))] == []
-
-
-def test_an_honest_program_does_no_harm_without_a_sandbox(tmp_path: Path) -> None:
-    honest = Hostile("honest", "harms", "def f(): return 41\n", hostile_programs.PROOF)
-    assert unprotected(honest, tmp_path / "room") == ""

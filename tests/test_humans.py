@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from cases import cases
+from processes import until
 
 import operant
 from operant import OperantError, Rollout, Task
@@ -28,11 +29,23 @@ def rollouts(*replies: str, task: str = "t") -> list[Rollout]:
     return [Rollout(Task(task, "2 + 2 ="), 0, [], [reply], query="2 + 2 =") for reply in replies]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr("operant.tools.labels.humans.POLL", 0.02)
+
+
 def answering(path, answer, name="anna"):
-    """Answer every item of the database, as it comes."""
-    with Store(path) as store:
-        while (item_id := store.next_item(name)) is not None:
-            store.add_label(item_id, name, answer(store.item(item_id)))
+    """Begin to answer every item of the database, once there is one."""
+
+    def work():
+        with Store(path) as store:
+            until(lambda: store.next_item(name))
+            while (item_id := store.next_item(name)) is not None:
+                store.add_label(item_id, name, answer(store.item(item_id)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
 
 
 @cases(
@@ -45,9 +58,8 @@ def answering(path, answer, name="anna"):
 )
 def test_answers_become_scores(kind, replies, answer, wanted, tmp_path):
     reward = Humans(str(tmp_path / "labels.sqlite"), kind=kind, minutes=1)
-    thread = threading.Timer(0.5, answering, (tmp_path / "labels.sqlite", lambda item: answer))
     reward.check()
-    thread.start()
+    thread = answering(tmp_path / "labels.sqlite", lambda item: answer)
     assert reward(rollouts(*replies)) == wanted
     assert reward(rollouts(*replies)) == wanted  # a resumed run asks the same, and nobody has to answer twice
     thread.join()
@@ -70,9 +82,7 @@ def test_scores_of_several_people_are_averaged_and_nobody_is_waited_for_for_ever
     again = rollouts("e", "f")
     reward.minutes = 1
     for name, best in (("anna", 0), ("bert", 1)):
-        threading.Timer(
-            0.3, answering, (tmp_path / "labels.sqlite", lambda item, best=best: {"best": best}, name)
-        ).start()
+        answering(tmp_path / "labels.sqlite", lambda item, best=best: {"best": best}, name)
     assert reward(again) == [0.5, 0.5]
 
 
@@ -82,7 +92,7 @@ def test_people_are_one_reward_among_others(tmp_path):
     operant.rewards.check(reward)
     with Store(path) as store:
         assert store.kind == "good"
-    threading.Timer(0.2, answering, (path, lambda item: {"good": [item.replies[0] == "eee"]})).start()
+    answering(path, lambda item: {"good": [item.replies[0] == "eee"]})
     judged = operant.rewards.judge(reward, rollouts("eee", "abc"))
     assert judged.parts["humans"] == [1, 0]
     assert set(judged.parts) == {"humans", "letters"}
@@ -94,19 +104,14 @@ def test_people_are_one_reward_among_others(tmp_path):
 
 def test_the_picks_of_the_stand_in_are_a_softmax_of_its_preference(tmp_path):
     replies = ("a good film about my dog and its friends in the old town", "a bad film", "good good good good")
-    assert taste(rollouts(*replies)) == [preference(reply) for reply in replies]
-    assert preference(replies[0]) == pytest.approx(1 - 0.1 * (14 - 13))  # 13 different words, one of them praise
-    assert preference(replies[1]) == pytest.approx(-1 - 0.1 * 11)
-    assert preference(replies[2]) == pytest.approx(3 - 4 * 0.75 - 0.1 * 10)
-    labeller, picks = Labeller(noise=1.0), Counter[int]()
-    for number in range(4000):
-        picks[int(str(labeller.answer("pick", str(number), replies)["best"]))] += 1
-    weights = [math.exp(preference(reply)) for reply in replies]
-    for place, weight in enumerate(weights):
-        assert picks[place] / 4000 == pytest.approx(weight / sum(weights), abs=0.03)
-    shuffled = Labeller(shuffled=True)
-    picks = Counter(shuffled.answer("pick", str(number), replies)["best"] for number in range(3000))
-    assert all(count / 3000 == pytest.approx(1 / 3, abs=0.04) for count in picks.values())
+    # 14 words, 13 of them different, one of them praise; a bad one; four times the same one
+    worth = [1 - 0.1 * (14 - 13), -1 - 0.1 * 11, 3 - 4 * 0.75 - 0.1 * 10]
+    assert taste(rollouts(*replies)) == [preference(reply) for reply in replies] == pytest.approx(worth)
+    weights = [math.exp(one) for one in worth]
+    shares = [weight / sum(weights) for weight in weights]
+    for labeller, expected in ((Labeller(noise=1.0), shares), (Labeller(shuffled=True), [1 / 3] * 3)):
+        picks = Counter(labeller.answer("pick", str(number), replies)["best"] for number in range(3000))
+        assert [picks[place] / 3000 for place in range(3)] == pytest.approx(expected, abs=0.04)
     with Store(tmp_path / "labels.sqlite", kind="rank") as store:
         store.add_items([Item(str(number), "p", replies) for number in range(3)])
         assert Labeller(0).label(store) == 3

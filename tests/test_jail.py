@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ MBPP = Path(__file__).parents[2] / "shared/data/code_mbpp/mbpp.jsonl.gz"
 @pytest.fixture(scope="module")
 def jail() -> Jail:
     """The strongest level of this machine."""
-    return Jail(JailOptions(seconds=2.0, patience=1.0))
+    return Jail(JailOptions(seconds=1.0, patience=1.0))
 
 
 def test_the_level_is_said(jail: Jail) -> None:
@@ -40,7 +41,7 @@ def test_the_level_is_said(jail: Jail) -> None:
     assert jail.describe().startswith(f"{jail.level}: ")
     if jail.level != "namespaces":
         pytest.skip(f"THE STRONG LEVEL OF THE SANDBOX IS NOT TESTED HERE: {'; '.join(jail.weaker)}")
-    assert "; a security boundary; 2 s of processor time, 512 MB" in jail.describe()
+    assert "; a security boundary; 1 s of processor time, 512 MB" in jail.describe()
 
 
 DOUBLE = "def f(x): return x * 2"
@@ -60,9 +61,8 @@ DOUBLE = "def f(x): return x * 2"
         ("import os\ndef f(): os._exit(3)", ["f()", "assert 1"], "runtime passed", "ended itself with exit status 3"),
         ("import os\ndef f(): os._exit(3)", ["try: f()\nexcept: pass"], "runtime", "ended itself with exit status 3"),
         ("def f(): exit(1)", ["f()"], "runtime", "SystemExit: 1 (line 1)"),
-        ("def f(): raise SystemExit(1)", ["f()"], "runtime", "SystemExit: 1 (line 1)"),
         ("import ctypes\nctypes.string_at(0)", ["f()"], "runtime", "was ended by signal 11, Segmentation fault"),
-        ("while True: pass", ["f()", "f()"], "runtime runtime", "used more than 2 s of processor time"),
+        ("while True: pass", ["f()", "f()"], "runtime runtime", "used more than 1 s of processor time"),
         ("import time; time.sleep(9)", ["f()"], "runtime", "slept for more than 1 s"),
         ("x = bytearray(1 << 30)", ["f()"], "runtime", "MemoryError (line 1)"),
         (DOUBLE, ["assert f(2) =="], "failed", "test 1 itself does not compile: invalid syntax (<test>, line 1)"),
@@ -73,7 +73,6 @@ DOUBLE = "def f(x): return x * 2"
          "passed passed", ""),
         ("def math(x): return x\nmath.floor = math", ["assert math.floor(1.5) == 1", "assert math(1) == 1"],
          "passed runtime", "TypeError: 'module' object is not callable"),  # a test looks into it: it is the module
-        ("def f(): return 1\ndef g(): return 2", ["assert f() == 1", "assert g() == 2"], "passed passed", ""),
         ("def sum(a, b): return a + b", ["assert sum(1, 2) == 3"], "passed", ""),  # it may be called as a builtin is
         ("def f(x): return math.floor(x)", ["f(1)"], "runtime", "NameError: name 'math' is not defined (line 1)"),
         ("from contextlib import suppress", [(same := "def go():\n    with suppress(KeyError): raise KeyError\ngo()"),
@@ -99,36 +98,25 @@ GIVEN = {name: text.strip() for name, text in parts("jail_programs.txt").items()
 """Programs, and their tests with an empty line between two."""
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        # Values keep their exact types on both ways.
-        *(
-            f"x = {value}\ny = same_(x)\n"
-            "assert repr(y) == repr(x) and type(y) is type(x) and kind(x) == type(x).__name__"
-            for value in (
-                "None", "True", "-0.0", "10 ** 1000", "-(1 << 63)", "float('inf')", "float('nan')", "'\\ud800 ö'",
-                "b'\\xff\\0'", "bytearray(b'x')", "1j", "[1, [2.5, (3,)]]", "()", "{1}", "frozenset('a')",
-                "{1: {(2,): 'x'}}", "range(1, 9, 2)", "__import__('fractions').Fraction(1, 3)",
-                "__import__('decimal').Decimal('0.10')",
-                "__import__('datetime').date(2024, 2, 29)", "__import__('collections').deque([1])",
-            )
-        ),
-        *GIVEN["values"].split("\n\n"),
-    ],
+VALUES = (
+    "None", "True", "-0.0", "10 ** 1000", "-(1 << 63)", "float('inf')", "float('nan')", "'\\ud800 ö'", "b'\\xff\\0'",
+    "bytearray(b'x')", "1j", "[1, [2.5, (3,)]]", "()", "{1}", "frozenset('a')", "{1: {(2,): 'x'}}", "range(1, 9, 2)",
+    "__import__('fractions').Fraction(1, 3)", "__import__('decimal').Decimal('0.10')",
+    "__import__('datetime').date(2024, 2, 29)", "__import__('collections').deque([1])",
 )  # fmt: skip
-def test_values(jail: Jail, test: str) -> None:
-    [verdict] = jail.run([Program(GIVEN["small"], [Code(test)])])
+
+
+def test_values(jail: Jail) -> None:
+    """They keep their exact types on both ways."""
+    kept = "assert repr(y) == repr(x) and type(y) is type(x) and kind(x) == type(x).__name__"
+    tests = [f"x = {value}\ny = same_(x)\n{kept}" for value in VALUES] + GIVEN["values"].split("\n\n")
+    [verdict] = jail.run([Program(GIVEN["small"], [*map(Code, tests)])])
     assert (verdict.outcome, verdict.message) == ("passed", "")
 
 
-@pytest.mark.parametrize("test", GIVEN["refused"].split("\n\n"))
-def test_what_no_value_may_do(jail: Jail, test: str) -> None:
-    [verdict] = jail.run([Program(GIVEN["small"], [Code(test)])])
-    assert verdict.outcome == "runtime error"
-
-
 def test_an_object_that_a_test_passes_keeps_what_is_hidden(jail: Jail) -> None:
+    [verdict] = jail.run([Program(GIVEN["small"], [*map(Code, GIVEN["refused"].split("\n\n"))])])
+    assert {*verdict.results} == {"runtime error"}
     # A function of the test's knows, by its globals, what the test expects.
     of_a_node = (f"{GIVEN['node']}\n{test}" for test in GIVEN["of a node"].split("\n\n"))
     tests = [Code(test) for test in (*GIVEN["hidden"].split("\n\n"), *of_a_node)]
@@ -136,11 +124,7 @@ def test_an_object_that_a_test_passes_keeps_what_is_hidden(jail: Jail) -> None:
     assert verdict.share == 0, verdict.results
 
 
-EQUAL_LIST = """
-class L(list):
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-"""
+EQUAL_LIST = "class L(list):\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False"
 
 
 @cases(
@@ -156,6 +140,7 @@ def test_no_program_replaces_a_helper_or_ends_a_loop(source: str, test: str, out
     assert verdict.outcome == outcome
 
 
+@pytest.mark.slow
 def test_an_answer_that_keeps_its_test_busy_has_a_limit() -> None:
     busy = Program("def f(): return range(10 ** 13)", [Code("assert 1"), Code("assert sum(f()) == 1")])
     [verdict] = Jail(JailOptions(seconds=0.4)).run([busy])
@@ -163,7 +148,11 @@ def test_an_answer_that_keeps_its_test_busy_has_a_limit() -> None:
     assert verdict.message == "its answers kept the tests busy for more than 3 s of processor time"
 
 
-THREADS = """
+@pytest.mark.skipif(os.getuid() != 0 or not linux.cgroups_work(), reason="it needs root, and a cgroup that it may make")
+def test_threads_of_root_are_counted_by_a_cgroup_that_goes(jail: Jail) -> None:
+    if jail.level != "namespaces":
+        pytest.skip("at the other levels root's programs may be another user's")
+    threads = """
 import _thread
 def f():
     _thread.stack_size(32768)
@@ -174,13 +163,7 @@ def f():
         except RuntimeError: return i
     return 300
 """
-
-
-@pytest.mark.skipif(os.getuid() != 0 or not linux.cgroups_work(), reason="it needs root, and a cgroup that it may make")
-def test_threads_of_root_are_counted_by_a_cgroup_that_goes(jail: Jail) -> None:
-    if jail.level != "namespaces":
-        pytest.skip("at the other levels root's programs may be another user's")
-    [verdict] = jail.run([Program(THREADS, [Code("assert 40 < f() < 64")])])
+    [verdict] = jail.run([Program(threads, [Code("assert 40 < f() < 64")])])
     assert (verdict.outcome, verdict.message) == ("passed", "")
     assert not [path for parent in linux._cgroups_with_pids() for path in Path(parent).glob(f"operant-{os.getpid()}-*")]
 
@@ -222,8 +205,7 @@ for number in range(3, 64):
 SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print('x', file=sys.__stdout__, flush=True)"
 
 
-@pytest.mark.parametrize("level", ["namespaces", "landlock", "process"])
-@cases(
+PRINTED = [
     (DOUBLE, [f"assert f(2) == 4\n{SAY}", f"{SAY}\nassert f(2) == 5"], ["passed", "failed test"]),
     (LINES, [f"{SAY}\nassert f(3) == 4"] * 2, ["failed test"] * 2),
     (LINES, ["print(f(3)); assert f(2) == 4"] * 2, ["runtime error"] * 2),
@@ -234,14 +216,17 @@ SAY = "print(f(3)); import os, sys; os.write(1, b'x'); os.write(2, b'x'); print(
         for test in ("import os\nos.fork()", "import os\nos.kill(os.getppid(), 0)", "import socket\nsocket.socket()")
     ),
     (DOUBLE, ["try: x = input()\nexcept EOFError: x = 4\nassert f(2) == x"], ["passed"]),
-)
-def test_what_a_test_prints_is_no_result(source: str, tests: list[str], results: list[str], level: str) -> None:
+]
+
+
+@pytest.mark.parametrize("level", ["namespaces", "landlock", "process"])
+def test_what_a_test_prints_is_no_result(level: str) -> None:
     try:
         jail = Jail(JailOptions(level=level, seconds=1.0, patience=0.5))
     except OperantError as error:
         pytest.skip(str(error))
-    [verdict] = jail.run([Program(source, [Code(test) for test in tests])])
-    assert list(verdict.results) == results, verdict.message
+    verdicts = jail.run([Program(source, [*map(Code, tests)]) for source, tests, _ in PRINTED])
+    assert [[*verdict.results] for verdict in verdicts] == [results for *_, results in PRINTED]
 
 
 GOOD = [0, "passed", "", 0.1, False]
@@ -274,46 +259,15 @@ def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
     assert verdict.outcome == "passed"
 
 
-HUMANEVAL = """
-METADATA = {'author': 'x'}
-
-def check(candidate):
-    assert candidate([1.0, 2.0, 3.0], 0.5) == False
-    assert abs(candidate([1.0, 2.8], 2.0) - True) < 1e-6
-    for n in range(20):
-        assert candidate([n], 1.0) is False
-"""
-
-
-@cases(
-    ("return any(abs(a - b) < t for i, a in enumerate(x) for b in x[:i])", "passed"),
-    ("return True", "failed test"),
-    ("return None", "failed test"),
-)
-def test_humaneval_form(body: str, outcome: str, jail: Jail) -> None:
-    source = f"from typing import List\ndef near(x: List[float], t: float) -> bool:\n    {body}\n"
-    [verdict] = jail.run([Program(source, [Code(HUMANEVAL + "\ncheck(near)")])])
-    assert verdict.outcome == outcome
-
-
-@cases(
-    ("1 2\n3\n", "1 2\n3", True, True),
-    ("1 2  \n3\n\n", "1 2\n3", True, True),
-    (" 1 2\n3", "1 2\n3", False, True),
-    ("1\n\n2", "1\n2", False, True),
-    ("0.1000001", "0.1", False, True),
-    ("0.11", "0.1", False, False),
-    ("2 1", "1 2", False, True),
-    ("b\na", "a\nb", False, True),
-    ("a b", "a c", False, False),
-    ("nan", "1", False, False),
-    ("", "1", False, False),
-)
-def test_comparison_of_what_is_printed(printed: str, expected: str, strict: bool, apps: bool) -> None:
-    program = Program("import sys\nsys.stdout.write(sys.stdin.read())", [Stdin(printed, expected)])
-    for compare, wanted in (("strict", strict), ("apps", apps)):
+def test_comparison_of_what_is_printed() -> None:
+    equal = [("1 2\n3\n", "1 2\n3"), ("1 2  \n3\n\n", "1 2\n3")]
+    alike = [(" 1 2\n3", "1 2\n3"), ("1\n\n2", "1\n2"), ("0.1000001", "0.1"), ("2 1", "1 2"), ("b\na", "a\nb")]
+    others = [("0.11", "0.1"), ("a b", "a c"), ("nan", "1"), ("", "1")]
+    tests = [Stdin(*pair) for pair in equal + alike + others]
+    for compare, passing in (("strict", len(equal)), ("apps", len(equal + alike))):
+        program = Program("import sys\nsys.stdout.write(sys.stdin.read())", tests)
         [verdict] = Jail(JailOptions(compare=compare)).run([program])
-        assert (verdict.outcome == "passed") is wanted, verdict.message
+        assert [result == "passed" for result in verdict.results] == [i < passing for i in range(len(tests))]
 
 
 @cases(
@@ -322,7 +276,6 @@ def test_comparison_of_what_is_printed(printed: str, expected: str, strict: bool
         ("n = 0\nn += 1\nprint(n)", [("", "1"), ("", "1")], "passed passed", ""),
         ("import sys; print(1); sys.exit()", [("", "1")], "passed", ""),
         ("print(1); exit()", [("", "1")], "passed", ""),
-        ("print(1); quit(2)", [("", "1")], "runtime", "ended itself with exit status 2"),
         ("import sys; print(1); sys.exit(2)", [("", "1")], "runtime", "ended itself with exit status 2"),
         ("import sys; sys.exit('bad')", [("", "1")], "runtime", "SystemExit: bad (line 1)"),
         ("print(1 / 0)", [("", "1")], "runtime", "ZeroDivisionError: division by zero (line 1)"),
@@ -376,27 +329,31 @@ def test_landlock_lets_programs_write_to_the_null_device_alone(monkeypatch: pyte
     assert (rights["net"], rights["scoped"]) == (3, 3)
 
 
-def test_without_bubblewrap_a_weaker_level_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels.shutil, "which", lambda name: None)
+@pytest.fixture
+def untried() -> Iterator[None]:
+    """What an earlier jail has found out about this machine is forgotten."""
     jails._trial.cache_clear()
+    yield
+    jails._trial.cache_clear()
+
+
+def test_without_bubblewrap_a_weaker_level_says_why(untried: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levels.shutil, "which", lambda name: None)
     weaker = Jail()
     assert weaker.level in ("landlock", "process")
     assert "(not stronger: namespaces: bubblewrap is not installed: install" in weaker.describe()
     for level in ("namespaces", "container"):
         with pytest.raises(OperantError, match=f"^no program can be isolated here: {level}: .* install"):
             Jail(JailOptions(level=level))
-    jails._trial.cache_clear()
 
 
-def test_a_level_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_level_that_does_not_start_says_why(untried: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in = tmp_path / "bwrap"
     stand_in.write_text("#!/bin/sh\necho 'bwrap: No permissions' >&2\nexit 1\n", encoding="utf-8")
     stand_in.chmod(0o755)
     monkeypatch.setattr(levels.shutil, "which", lambda name: str(stand_in))
-    jails._trial.cache_clear()
     with pytest.raises(OperantError, match=r"exit status 1.*bwrap: No permissions"):
         Jail(JailOptions(level="namespaces"))
-    jails._trial.cache_clear()
 
 
 @pytest.mark.slow
@@ -502,31 +459,16 @@ def test_the_snippet_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.rstrip() for line in printed] == re.findall(r"^# (.*)$", snippet, flags=re.MULTILINE)
 
 
-def mbpp() -> list[dict]:
+@pytest.mark.slow
+def test_reference_solutions_of_all_of_mbpp_pass() -> None:
     if not MBPP.exists():
         pytest.skip(f"{MBPP} is not here")
     with gzip.open(MBPP, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-def reference_failures(jail: Jail, rows: list[dict]) -> dict[int, str]:
+        rows = [json.loads(line) for line in file]
     tests = [[Code(test) for test in row["test_list"] + row["challenge_test_list"]] for row in rows]
     programs = [Program(row["code"], some, row["test_setup_code"]) for row, some in zip(rows, tests)]
-    return {row["task_id"]: verdict.message for row, verdict in zip(rows, jail.run(programs)) if verdict.message}
-
-
-def test_reference_solutions_of_some_of_mbpp_pass(jail: Jail) -> None:
-    # 126 defines `sum`; 367 and 927 set up a tree of a class of the program's; 533 is given a class; 596 names sys.
-    rows = [row for row in mbpp() if row["task_id"] % 60 == 1 or row["task_id"] in (126, 367, 533, 596, 927)]
-    assert len(rows) == 22
-    assert reference_failures(jail, rows) == {}
-
-
-@pytest.mark.slow
-def test_reference_solutions_of_all_of_mbpp_pass() -> None:
-    rows = mbpp()
-    assert len(rows) == 974
-    assert reference_failures(Jail(), rows) == {}  # 123 needs 3 s
+    found = {row["task_id"]: verdict.message for row, verdict in zip(rows, Jail().run(programs))}
+    assert len(found) == 974 and {task: message for task, message in found.items() if message} == {}  # 123 needs 3 s
 
 
 def test_threads_may_remove_the_same_cgroups():

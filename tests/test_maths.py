@@ -129,11 +129,10 @@ def test_no_pair_of_numbers_is_in_both_parts():
 
 
 def test_no_set_of_numbers_is_in_both_parts():
-    def drawn(rows):
-        return {tuple(sorted(row["target"]["numbers"])) for row in rows}
-
     options = {"count": 2000, "numbers": "2-4", "largest": 12}
-    one, other = drawn(countdown(**options)), drawn(countdown_held_out(**options))
+    one, other = (
+        {tuple(sorted(row["target"]["numbers"])) for row in make(**options)} for make in (countdown, countdown_held_out)
+    )
     assert one and other and not one & other
 
 
@@ -187,15 +186,16 @@ def test_rows_as_they_are_published(row, prompt, target):
 
 
 def test_the_reference_is_the_published_solution():
-    made = [maths(row)["references"] for row in (GSM8K, MATH | {"answer": "1/2"})]
-    assert made == [GSM8K["answer"], MATH["solution"]]
+    assert maths(GSM8K)["references"] == GSM8K["answer"]
+    assert maths(MATH | {"answer": "1/2"})["references"] == MATH["solution"]
     assert maths(GSM8K, ask="boxed")["cue"].endswith("\\boxed{}.\n")
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
-def test_outcomes_and_scores_of_plain_targets():
-    numbers = {"numbers": [2, 3, 5], "target": 21}
-    reward = Maths()
+def test_outcomes_and_scores_of_plain_targets_need_no_package(monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
+    numbers, reward = {"numbers": [2, 3, 5], "target": 21}, Maths()
+    rewards.prepare(reward, [Task("t/0", [1], {"answer": "1,006"}), Task("t/1", [1], numbers)])
     given = [("#### 4", {"answer": "4"}), ("5", "4"), ("-", "4"), ("so\n(2+5)*3", numbers), ("2*5", numbers)]
     judged = judge(reward, [attempt(*one) for one in given])
     assert judged.scores == [1, 0, 0, 1, 0]
@@ -219,23 +219,7 @@ def test_tasks_that_cannot_be_judged(target, options, why, monkeypatch):
         rewards.prepare(Maths(**options), [Task("t/0", [1], target)])
 
 
-def test_plain_numbers_need_no_package(monkeypatch):
-    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
-    reward = Maths()
-    rewards.prepare(reward, [Task("t/0", [1], {"answer": "1,006"})])
-    assert judge(reward, [attempt("\\boxed{1006}", "1,006")]).scores == [1]
-
-
-@pytest.fixture
-def symbolic():
-    pytest.importorskip("math_verify")
-    reward = Maths(seconds=2.0)
-    rewards.prepare(reward, [Task("t/0", [1], {"answer": "\\sqrt{2}"})])
-    yield reward
-    reward.close()
-
-
-def test_math_verify_in_a_process_that_hangs_or_not(symbolic):
+def test_math_verify_in_a_process_that_hangs_or_not():
     """A tower of powers ends its process after the limit, and the replies behind it are judged."""
     given = [
         ("\\boxed{\\frac{2}{\\sqrt{2}}}", "\\sqrt{2}", 1, "right"),
@@ -247,10 +231,14 @@ def test_math_verify_in_a_process_that_hangs_or_not(symbolic):
         ("\\boxed{2\\sqrt{4}}", "4", 1, "right"),
         ("\\boxed{5}", "4", 0, "wrong"),
     ]
-    judged = judge(symbolic, [attempt(reply, {"answer": answer}) for reply, answer, _, _ in given])
+    pytest.importorskip("math_verify")
+    reward = Maths(seconds=2.0)
+    rewards.prepare(reward, [Task("t/0", [1], {"answer": "\\sqrt{2}"})])
+    judged = judge(reward, [attempt(reply, {"answer": answer}) for reply, answer, _, _ in given])
     assert [remark.classes[0] for remark in judged.remarks] == [outcome for *_, outcome in given]
     assert judged.scores == [score for _, _, score, _ in given]
     assert judged.remarks[1].message == "it took more than 2 s" and not judged.notes
+    reward.close()
 
 
 # --- reasoning-gym ----------------------------------------------------------------------------------------------------
@@ -259,16 +247,34 @@ def tasks_of(name, **options):
     return load_tasks(lambda: SOURCES.find(f"reasoning_gym:{name}")(**options), form=maths)
 
 
-def test_a_set_by_name_with_its_options():
-    [task] = tasks_of("chain_sum", size=1, min_terms=2, max_terms=2, min_digits=1, max_digits=1, seed=3)
+@pytest.fixture(scope="module")
+def reward():
+    """One whose workers have loaded reasoning-gym; what it notes is said of the last set that was tested."""
     reward = Maths()
-    rewards.prepare(reward, [task])
-    right = Rollout(task, 0, [Turn([1], [2])], [f"<answer>{task.references[0]}</answer>"])
-    wrong = Rollout(task, 0, [Turn([1], [2])], ["x"])
-    assert judge(reward, [right, wrong]).scores == [1, 0]
-    said = "reasoning_gym:chain_sum, 1 problems tested: its own answer pays 1 for 1 of 1; nonsense pays 0"
-    assert reward.notes == [said]
+    yield reward
     reward.close()
+
+
+def test_sets_by_name_are_tested_and_judged(reward):
+    [task] = tasks_of("chain_sum", size=1, min_terms=2, max_terms=2, min_digits=1, max_digits=1, seed=3)
+    rewards.prepare(reward, [task])
+    given = [Rollout(task, 0, [Turn([1], [2])], [text]) for text in (f"<answer>{task.references[0]}</answer>", "x")]
+    assert judge(reward, given).scores == [1, 0]
+    said = "reasoning_gym:chain_sum, 1 problems tested: its own answer pays 1 for 1 of 1; nonsense pays 0"
+    assert reward.notes[-1] == said
+    with pytest.raises(OperantError, match=r"makes other problems in another process .* PYTHONHASHSEED=0"):
+        rewards.prepare(reward, tasks_of("list_functions", size=8))
+
+
+def test_a_verifier_that_raises_on_every_reply_is_named(reward):
+    tasks = tasks_of("prime_factorization", size=2)
+    rewards.prepare(reward, tasks)
+    assert "raises on some replies (ValueError" in reward.notes[-1]
+    failed = [Rollout(task, 0, [Turn([1], [2])], ["banana"]) for task in tasks]
+    for more, named in (([], True), (["no idea"], True), (["26"], False)):
+        judged = judge(reward, [*failed, *(attempt(text, {"answer": "26"}) for text in more)])
+        assert [remark.classes for remark in judged.remarks[:2]] == [("crash",)] * 2
+        assert ["failed on each of 2 replies: it raised ValueError" in note for note in judged.notes] == [True] * named
 
 
 @cases(
@@ -281,14 +287,11 @@ def test_an_unknown_set_or_a_wrong_option(name, options, why):
         tasks_of(name, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "asked"),
-    [
-        ("word_sorting", {"transformation": "uppercase"}, r"[A-Z, ]+"),
-        ("composite", {"datasets": "[{name: chain_sum, weight: 1, config: {max_terms: 2}}]"}, ".*arithmetic problem.*"),
-        ("time_intervals", {"min_date": "2020-01-01", "max_date": "2020-12-31", "task_types": ["date"]}, ".*2020.*"),
-        ("arc_agi", {"board_format_opts": "{alphabet: [a, b, c, d, e, f, g, h, i, j]}"}, "[a-j ]+"),
-    ],
+@cases(
+    ("word_sorting", {"transformation": "uppercase"}, r"[A-Z, ]+"),
+    ("composite", {"datasets": "[{name: chain_sum, weight: 1, config: {max_terms: 2}}]"}, ".*arithmetic problem.*"),
+    ("time_intervals", {"min_date": "2020-01-01", "max_date": "2020-12-31", "task_types": ["date"]}, ".*2020.*"),
+    ("arc_agi", {"board_format_opts": "{alphabet: [a, b, c, d, e, f, g, h, i, j]}"}, "[a-j ]+"),
 )
 def test_options_that_are_no_plain_values(name, options, asked):
     """Members of an enumeration, dates, and the parts of a dataclass as YAML."""
@@ -313,23 +316,6 @@ def test_the_time_of_a_reply_is_not_spent_on_making_its_problem_again(monkeypatc
     assert reasoning_gym.packed("knights_knaves", '{"seed": 0, "size": 1}', 0) is None
 
 
-def test_a_set_with_other_problems_is_refused():
-    with pytest.raises(OperantError, match=r"makes other problems in another process .* PYTHONHASHSEED=0"):
-        rewards.prepare(Maths(), tasks_of("list_functions", size=8))
-
-
-def test_a_verifier_that_raises_on_every_reply_is_named():
-    tasks, reward = tasks_of("prime_factorization", size=2), Maths()
-    rewards.prepare(reward, tasks)
-    assert "raises on some replies (ValueError" in reward.notes[0]
-    failed = [Rollout(task, 0, [Turn([1], [2])], ["banana"]) for task in tasks]
-    for more, named in (([], True), (["no idea"], True), (["26"], False)):
-        judged = judge(reward, [*failed, *(attempt(text, {"answer": "26"}) for text in more)])
-        assert [remark.classes for remark in judged.remarks[:2]] == [("crash",)] * 2
-        assert ["failed on each of 2 replies: it raised ValueError" in note for note in judged.notes] == [True] * named
-    reward.close()
-
-
 @cases(
         ([1.0, 1.0], {"a": [0.0], "b": [0.0]}, ["its own answer pays 1 for 2 of 2", "nonsense pays 0"]),
         ([1.0, 0.5, None], {"a": [0.0], "b": [1.0]},
@@ -347,13 +333,6 @@ def test_a_run_from_the_package_alone(name, tmp_path, capsys):
     assert main(["train", name, *short, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
     metrics = json.loads((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert metrics["outcome/right"] == metrics["reward/mean"]
-
-
-def test_a_file_of_problems_trains(tmp_path, capsys):
-    (tmp_path / "gsm.jsonl").write_text((json.dumps(GSM8K) + "\n") * 1, encoding="utf-8")
-    words = ["train", "maths", "--policy", "builtin:maths-lm", "--tasks", str(tmp_path / "gsm.jsonl"), "--steps", "1"]
-    words += ["--batch", "8", "--max-tokens", "4", "--probes", "0", "--out", str(tmp_path / "run")]
-    assert main(words) == 0, capsys.readouterr()
 
 
 @cases(("reasoning_gym:countdown", "reasoning"), ("verifiers:gsm8k_v1", "verifiers"))

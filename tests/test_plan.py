@@ -17,14 +17,12 @@ from operant.runs.config import configure
 from operant.tools.cli import main
 from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
-from operant.training.optimizer import MasterWeights
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A model folder with a config and a tokenizer, and no weights."""
-    model = four_layers()
-    model.config.save_pretrained(tmp_path)
+    four_layers().config.save_pretrained(tmp_path)
     letters().save_pretrained(tmp_path)
     return tmp_path
 
@@ -33,41 +31,34 @@ def planned(policy, **options):
     return plan(configure({"policy": str(policy), **SMALL, **options}))
 
 
-def sizes(learner: Learner) -> dict[str, int]:
-    """Bytes of a real learner after a step: weights, the weights of the reference alone, optimizer."""
-    replies = learner.generate([[3, 4, 5, 6]] * 4)
-    learner.step(replies, [0.0, 1.0, 2.0, 3.0])
+@cases(
+    {"model.train_layers": 2},
+    {"model.train_layers": 1, "model.train_head": False, "optimizer.kind": "rmsprop"},
+    {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "model.precision": "bfloat16", "keep_gradients": True},
+    {"lora.rank": 4},
+    ids=["trunk", "top", "whole", "adapter"],
+)
+def test_permanent_memory_is_that_of_a_real_learner(options, folder):
+    if "lora.rank" in options:
+        pytest.importorskip("peft")
+    learner = Learner(four_layers(), max_tokens=6, device="cpu", watch_every=0, **options)
+    learner.step(learner.generate([[3, 4, 5, 6]] * 4), [0.0, 1.0, 2.0, 3.0])
     mine = {p.data_ptr(): p for p in learner.policy.parameters()}
     theirs = {p.data_ptr(): p for p in learner.reference.policy.parameters() if p.data_ptr() not in mine}
     states = {t.data_ptr(): t for s in learner.optimizer.state.values() for t in s.values() if t.ndim}
-    assert isinstance(learner.optimizer, MasterWeights)
     masters = [t for _, master in learner.optimizer.pairs for t in (master, master.grad)]
     tensors_of = {"weights": mine.values(), "reference": theirs.values(), "optimizer": [*states.values(), *masters]}
     tensors_of["kept gradients"] = [p.grad for p in mine.values() if p.grad is not None]
-    return {name: sum(t.numel() * t.element_size() for t in tensors) for name, tensors in tensors_of.items()}
-
-
-@cases(
-    {},
-    {"model.train_layers": 2},
-    {"model.precision": "bfloat16"},
-    {"model.train_layers": 1, "model.train_head": False},
-    {"optimizer.kind": "rmsprop"},
-    {"optimizer.kind": "sgd", "optimizer.momentum": 0.9, "model.precision": "bfloat16", "keep_gradients": True},
-    ids=["full", "trunk", "bfloat16", "top", "rmsprop", "sgd"],
-)
-def test_permanent_memory_is_that_of_a_real_learner(options, folder):
-    model = four_layers()
-    real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options))
     estimated = planned(folder, device="cpu", **options).permanent
-    for name, size in real.items():
+    for name, tensors in tensors_of.items():
+        size = sum(t.numel() * t.element_size() for t in tensors)
         assert estimated.get(name, 0.0) == pytest.approx(size, rel=0.02, abs=200), name
 
 
 @pytest.mark.parametrize("by", ["copy", "policy"])
 def test_a_mask_policy_is_planned_as_it_is_kept(folder, by):
     options = {"algorithm": "nlpo", "mask.by": by, "top_p_least": 2, "model.train_layers": 2}
-    learner = Learner(four_layers(), **{"max_tokens": 6, "device": "cpu", "watch_every": 0}, **options)
+    learner = Learner(four_layers(), max_tokens=6, device="cpu", watch_every=0, **options)
     shared = {p.data_ptr() for p in learner.policy.parameters()}
     kept = {p.data_ptr(): p for copy in learner.copies.values() for p in copy.policy.parameters()}
     size = sum(p.numel() * p.element_size() for place, p in kept.items() if place not in shared)
@@ -76,16 +67,7 @@ def test_a_mask_policy_is_planned_as_it_is_kept(folder, by):
     assert estimated.get("other copies", 0.0) == pytest.approx(size, rel=0.02, abs=200)
 
 
-def test_with_an_adapter_reference_and_optimizer_are_those_of_the_adapter(folder):
-    pytest.importorskip("peft")
-    estimated = planned(folder, device="cpu", **{"lora.rank": 4}).permanent
-    model = four_layers()
-    real = sizes(Learner(model, **{"max_tokens": 6, "device": "cpu", "watch_every": 0, "lora.rank": 4}))
-    for name, size in real.items():
-        assert estimated.get(name, 0.0) == pytest.approx(size, rel=0.02, abs=200), name
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gpt_neox", "t5"])
+@pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_fake_tensors_count_as_much_as_real_ones(kind):
     """Forward and backward pass of the same model, counted in the same way with fake and with real tensors."""
 
@@ -136,7 +118,6 @@ def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
     assert "prompts of up to 3 tokens, replies of 32" in printed
     assert "at the peak" in printed and "not fit" not in printed
     for alone in (["--states", "8bit"], ["--optimizer.kind", "muon"], ["--algorithm", "trpo"]):  # no rank could divide
-        assert main(["doctor", "--plan", str(recipe), *alone]) == 0, capsys.readouterr().err
         assert main(["doctor", "--plan", str(recipe), *alone, "--parallel", "fsdp"]) == 2
     monkeypatch.setattr(machine, "size_gb", lambda: 0.101)
     assert main(["doctor", "--plan", str(recipe), "--batch", "64"]) == 1

@@ -1,14 +1,13 @@
-"""The recipes of the package: short, described, runnable as they are; and what two of them learn."""
+"""The recipes of the package: runnable as they are; and what two of them learn."""
 
-import importlib.util
 import json
-import re
+import runpy
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from cases import cases, slow_but
+from cases import cases, slow
 from toys import letters, lm
 
 from operant import OperantError, Task, load_policy, train
@@ -19,40 +18,19 @@ from operant.storage.hub import BUILTIN
 from operant.tools.cli import main
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted(BUILTIN.glob("*.yaml"))
-LEARNT = ["keyword", "chat", "arithmetic"]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_is_short_and_its_first_line_says_what_it_does(path):
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 30 and max(map(len, lines)) <= 130
-    assert re.match(r"# [A-Z].{30}", lines[0])
-
-
-@pytest.mark.parametrize("name", slow_but(["keyword"], LEARNT))
+@cases("keyword", slow("chat"), slow("arithmetic"))
 def test_a_recipe_runs(name, tmp_path, capsys):
     short = "--steps 1 --batch 16 --update.minibatch 16 --data.limit 8 --probes 2".split()
     assert main(["train", name, *short, "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
     before = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))["before"]
     assert len(before["replies"]) == 8
     assert main(["doctor", "--plan", name]) == 0
-    assert main(["generate", str(tmp_path / "run"), "--prompt", "How was it?", "--max-tokens", "2"]) == 0
-
-
-def built_in_tasks():
-    spec = importlib.util.spec_from_file_location("builtin_tasks", ROOT / "recipes/builtin_tasks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_built_in_tasks_are_those_of_the_script(tmp_path):
-    built_in_tasks().main(tmp_path)
+    runpy.run_path(str(ROOT / "recipes/builtin_tasks.py"))["main"](tmp_path)
     for name in ("keywords.jsonl", "chat.jsonl"):
         assert (BUILTIN / name).read_text(encoding="utf-8") == (tmp_path / name).read_text(encoding="utf-8")
 
@@ -70,13 +48,9 @@ def test_no_held_out_task_is_trained_on(name, rows):
         assert sum(task.target in new for task in held_out) == 64
 
 
-# --- chat templates ---------------------------------------------------------------------------------------------------
-def chat_template():
-    return yaml.safe_load((BUILTIN / "chat.yaml").read_text(encoding="utf-8"))["model"]["chat_template"]
-
-
-def test_the_template_of_the_recipe_marks_turns_and_ends_those_of_the_assistant(tmp_path):
-    policy = load_policy("builtin:reviews-lm", options=ModelOptions(chat_template=chat_template()))
+def test_the_template_of_the_recipe_marks_and_ends_turns():
+    template = yaml.safe_load((BUILTIN / "chat.yaml").read_text(encoding="utf-8"))["model"]["chat_template"]
+    policy = load_policy("builtin:reviews-lm", options=ModelOptions(chat_template=template))
     messages = [("system", "You love it."), ("user", "How was it?"), ("assistant", " Good."), ("user", "And?")]
     ids = encode_prompt(policy.tokenizer, [{"role": role, "content": text} for role, text in messages])
     assert policy.tokenizer.decode(ids) == "You love it.\nQ: How was it?\nA: Good.<|endoftext|>Q: And?\nA:"
@@ -91,31 +65,26 @@ def test_a_tokenizer_keeps_its_own_template():
         load_policy(lm(), options=ModelOptions(chat_template="another"))
 
 
-def chat_model():
-    """A tiny model and tokenizer with the marks and the template of ChatML, as published chat models have them."""
-    made = letters()
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "eos_token": "<|im_end|>"})
-    made.chat_template = CHATML
-    return lm("qwen2", vocab=len(made), spread=0.05, eos_token_id=made.eos_token_id), made
-
-
 def test_a_chat_model_learns_to_end_its_turn(tmp_path):
-    """The best possible mean reward is 1; an untrained model ends 6 tokens early in about one reply of seven."""
-    model, tokenizer = chat_model()
+    """With the marks of ChatML. The best mean reward is 1; untrained, it ends early in about one reply of seven."""
+    turn = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    begins = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    tokenizer = letters("{% for m in messages %}" + turn + "{% endfor %}" + begins)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"], "eos_token": "<|im_end|>"})
+    model = lm("qwen2", vocab=len(tokenizer), spread=0.05, eos_token_id=tokenizer.eos_token_id)
     said = [("system", "be short"), ("user", "{c}")]
     tasks = [Task(f"t/{c}", [{"role": role, "content": text.format(c=c)} for role, text in said]) for c in "abcd"]
-    options = {"steps": 16, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0}
+    options = {"steps": 12, "batch": 32, "max_tokens": 6, "optimizer.lr": 1e-2, "kl.loss_coef": 0.0, "probes": 0}
     run = train(model, tasks, "ended", out=tmp_path / "run", algorithm="grpo", tokenizer=tokenizer, **options)
     rewards = [metrics["reward/mean"] for metrics in run.metrics]
     assert rewards[0] < 0.4 and min(rewards[-3:]) > 0.95
-    rows = pq.read_table(tmp_path / "run/rollouts/step-00016.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "run/rollouts/step-00012.parquet").to_pylist()
     prompt = "<|im_start|>system\nbe short<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
     ids = tokenizer(prompt, add_special_tokens=False).input_ids
     assert encode_prompt(tokenizer, tasks[0].prompt) == ids
     assert {row["task"] for row in rows} == {task.id for task in tasks}
 
 
-# --- what they learn --------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @cases(
     ("keyword", 24, 0.2, 1.0, []),

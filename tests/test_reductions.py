@@ -3,6 +3,7 @@ a critic that moves first: by hand."""
 
 import pytest
 import torch
+from cases import cases
 from rigs import said
 from toys import lm
 
@@ -10,7 +11,6 @@ from operant import Learner, Outputs
 from operant.objectives import losses
 from operant.objectives.advantages import with_groups
 from operant.rollouts.collate import collate
-from operant.runs.config import configure
 from operant.training.update import weighted
 
 LENGTHS, GROUPS, GAINS = [3, 4, 1, 2, 5], [7, 7, 2, 2, 2], [1.5, -0.8, 0.6, 2.0, -1.0]
@@ -30,8 +30,7 @@ def batch():
     return made.with_(logprobs=zeros, advantages=torch.tensor(GAINS)[:, None] * made.actions)
 
 
-@pytest.mark.parametrize("algorithm", OWN)
-@pytest.mark.parametrize("per", [None, *SHARES])
+@cases(*((algorithm, None) for algorithm in OWN), *(("grpo", per) for per in SHARES), ("cispo", "group"))
 def test_the_gradient_is_that_of_the_named_mean(algorithm, per):
     learner = Learner(lm(), algorithm=algorithm, max_tokens=6, **{"update.per": per})
     objective = learner.objective(learner.sampling)
@@ -65,8 +64,7 @@ def test_groups_with_equal_rewards_are_left_out_unless_all_are():
     assert metrics["rollout/count"] == 4 and metrics["rollout/dropped"] == pytest.approx(1 / 3)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "vapo"])
-@pytest.mark.parametrize("critic", [None, "copy"])
+@cases(("ppo", "copy"), ("vapo", None))
 def test_the_critic_moves_first_and_alone(algorithm, critic):
     given = {"value.critic": critic, "learner.critic_steps": 2, "optimizer.lr": 1e-2, "seed": 1}
     learner = Learner(lm(), algorithm=algorithm, max_tokens=4, **given)
@@ -84,11 +82,3 @@ def test_the_critic_moves_first_and_alone(algorithm, critic):
         moved.append([not all(map(torch.equal, *pair)) for pair in zip(before, parts(), strict=True)])
         assert ("policy/loss" in metrics) == (step == 2) and metrics["value/loss"] > 0
     assert moved == [[True, False], [True, False], [True, True]]
-
-
-def test_the_preset_scalerl_is_cispo_with_its_options():
-    config = configure({"tasks": ["a", "b"], "reward": len, "preset": "scalerl", "batch": 8, "samples": 4})
-    learner, train = config.learner, config.train
-    assert train.algorithm == "cispo" and train.retire == 0.9 and learner["learner"].drop_equal
-    assert learner["update"].per == "group" and learner["advantage"]["deviation"] == "batch"
-    assert learner["loss"]["high"] == 5 and learner["loss"]["bound"] == "weight"

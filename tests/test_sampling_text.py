@@ -3,15 +3,12 @@
 import pytest
 import torch
 from cases import cases
-from rigs import said
-from sampled import KEYS, PROMPTS, replies
-from toys import CAUSAL, PIECES, bare_logprobs, letters, lm
+from toys import PIECES, letters, lm
 
-from operant import Learner, OperantError, Policy, ValueOptions
+from operant import Learner, OperantError, Policy
 from operant.engines.native.engine import NativeEngine
-from operant.rollouts.collate import collate
 from operant.rollouts.generation_kwargs import from_generation_kwargs
-from operant.sampling import Sampling, reply_text, stop_table
+from operant.sampling import Sampling, reply_text
 
 
 class Forced:
@@ -52,15 +49,6 @@ def test_a_stop_string_keeps_the_last_token_and_cuts_the_text(strings, pieces, l
     assert reply_text(letters(), [5], c.action, sampling) == text
 
 
-def test_the_table_flags_tokens_that_could_end_a_stop_string():
-    tokenizer, strings = letters(), ("en", "d.")
-    table = stop_table(tokenizer, strings)
-    completing = {i for i, p in enumerate(PIECES) if any(s in x + p for s in strings for x in ("", "e", "d"))}
-    flagged = set(table.flags.nonzero()[0].tolist())
-    assert completing <= flagged and len(flagged) < len(PIECES) / 2
-    assert stop_table(tokenizer, strings) is table and stop_table(letters(), strings) is not table
-
-
 @cases(
     ({}, 2, ""),
     ({"min_tokens": 3}, 5, "ena"),  # the first came too early: it neither ends the reply nor cuts its text
@@ -81,24 +69,14 @@ def test_the_text_has_no_stop_token_and_keeps_a_leading_space():
     assert reply_text(tokenizer, ids_of("a"), ids_of("c", "d"), Sampling(stop_tokens=tuple(ids_of("d")))) == "c"
 
 
-# --- transformers' names ----------------------------------------------------------------------------------------------
 def test_trls_generation_arguments_are_taken_as_they_are():
     given = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": 2, "max_new_tokens": 32}
     sampling = from_generation_kwargs(Sampling(max_tokens=7), given)
     assert sampling == Sampling(max_tokens=32) and sampling.for_training() is sampling
-    learner = Learner(lm(), max_tokens=7)
-    assert {len(r.ids) for r in learner.generate([[4, 5]] * 8, **given | {"eos_token_id": -1})} == {32}
-
-
-def test_a_length_sampler_is_called_by_the_caller():
     with pytest.raises(OperantError, match=r"length_sampler=.*max_new_tokens=sampler\(\)"):
         from_generation_kwargs(Sampling(), {"length_sampler": lambda: 3})
-
-
-def test_greedy_replies_in_training_are_refused_as_given():
-    sampling = from_generation_kwargs(Sampling(), {"do_sample": False})
-    with pytest.raises(OperantError, match=r"^do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
-        sampling.for_training()
+    learner = Learner(lm(), max_tokens=7)
+    assert {len(r.ids) for r in learner.generate([[4, 5]] * 8, **given | {"eos_token_id": -1})} == {32}
 
 
 def test_a_method_of_trls_trainer_is_answered_with_ours():
@@ -114,24 +92,8 @@ def test_the_names_of_transformers_mean_what_they_say_there():
     expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)
     made = from_generation_kwargs(Sampling(), given)
     assert made == expected and type(made.top_k) is int  # torch.topk takes no float
-    assert from_generation_kwargs(Sampling(), {"do_sample": False}).top_k == 1
+    greedy = from_generation_kwargs(Sampling(), {"do_sample": False})
+    with pytest.raises(OperantError, match=r"^do_sample=False.*: a greedy reply is no sample.*evaluation\.sampling="):
+        greedy.for_training()
+    assert greedy.top_k == 1
     assert from_generation_kwargs(Sampling(stop_tokens=(9,)), {"eos_token_id": None}).stop_tokens == (9,)
-
-
-# --- decoding and training --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_decoding_records_what_the_training_forward_computes(kind):
-    policy = Policy(lm(kind), value=ValueOptions(init="normal", layers=2))
-    sampling = Sampling(max_tokens=8, stop_tokens=(2, 7), temperature=0.8)
-    seen = replies(policy, sampling)
-    assert len(seen) == len(KEYS)
-    notes = [{"logprobs": c.logprobs, "values": c.values, "end": c.end} for c in seen]
-    batch = collate([said(p, c.action, **n) for p, c, n in zip(PROMPTS, seen, notes, strict=True)], [0.0] * len(seen))
-    with torch.no_grad():
-        out = policy.forward(batch, sampling)
-    at = batch.actions
-    assert float((out.logprobs - batch.logprobs)[at].abs().max()) < 1e-4
-    assert float((out.values - batch.values)[at].abs().max()) < 1e-4
-    for row, (prompt, c) in enumerate(zip(PROMPTS, seen, strict=True)):
-        truth = bare_logprobs(policy.model, prompt, c.action, 0.8)
-        assert torch.allclose(out.logprobs[row][at[row]].double(), truth, atol=1e-4)

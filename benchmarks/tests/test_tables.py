@@ -14,8 +14,3 @@ def test_the_table_of_the_page_is_what_was_measured(script, rows):
     result = json.loads(script.RESULTS.read_text(encoding="utf-8"))
     page, table = (ROOT / "docs/engines.md").read_text(encoding="utf-8"), script.table(result["rows"])
     assert len(table) == rows and "\n".join(table) in page and result["command"] in page
-
-
-def test_no_reply_was_lost_ahead():
-    rows = json.loads(ahead.RESULTS.read_text(encoding="utf-8"))["rows"]
-    assert all(row["replies"] == rows[0]["replies"] for row in rows)
