@@ -53,7 +53,6 @@ def causal(source, **more):
 
 # --- scripts of that time ---------------------------------------------------------------------------------------------
 HELLO = parts("programs.txt")["hello world of TRL"]
-
 SENTIMENT = parts("programs.txt")["sentiment loop of TRL"]
 
 
