@@ -12,12 +12,6 @@ from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
 from operant.training.scoring import charge_kl
 
-PLAIN = {"whiten_scope": "none"}
-
-
-def at_actions(x: torch.Tensor, batch: Batch) -> list[list[float]]:
-    return [x[row][batch.actions[row]].tolist() for row in range(len(batch))]
-
 
 # --- GAE --------------------------------------------------------------------------------------------------------------
 def by_definition(rewards, values, turns, after, rates) -> list[float]:
@@ -68,10 +62,10 @@ def test_gae_of_random_episodes_is_its_definition(rates):
     rollouts, known = random_episodes()
     batch = collate(rollouts, [0.0] * len(rollouts))
     assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
-    done = advantages.with_gae(batch, **rates, **PLAIN)
+    done = advantages.with_gae(batch, **rates, whiten_scope="none")
     for e, facts in enumerate(known):
         rows = (batch.episodes == e).nonzero()[:, 0].tolist()
-        mine = [x for row in rows for x in at_actions(done.advantages, done)[row]]
+        mine = [x for row in rows for x in done.advantages[row][done.actions[row]].tolist()]
         truth = by_definition(facts["rewards"], facts["values"], facts["turns"], facts["after"], rates)
         assert mine == pytest.approx(truth, abs=1e-5)
 

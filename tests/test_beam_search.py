@@ -16,8 +16,6 @@ from operant.models.soft_prompt import attach
 from operant.tools.diagnosis import History, read_history
 
 PROMPTS = [[3, 4, 5], [6, 3], [7, 7, 4], [5]]
-KINDS = ["gpt2", "llama", "t5", "bart"]
-NO_END = Sampling(max_tokens=5, stop_tokens=-1)
 
 
 def strange(kind, **more):
@@ -47,7 +45,7 @@ def test_with_a_beam_for_each_reply_the_best_one_is_found(kind, penalty):
         assert reply.action == best and reply.end == ("stop" if best[-1] == 2 else "length")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("gpt2", "llama", "t5", "bart")
 def test_few_beams_are_those_of_transformers_row_by_row(kind):
     """The same tokens as `generate` of each prompt alone, with the same limits, and without the model's own config."""
     model = lm(kind)
@@ -71,7 +69,8 @@ def test_a_soft_prompt_stands_before_every_prompt():
     """As transformers searches behind the vectors themselves."""
     vectors, model = torch.randn(3, 32, generator=torch.Generator().manual_seed(2)), lm("llama")
     how = {"num_beams": 3, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    found = BeamSearch(Policy(attach(lm("llama"), vectors)), beams=3).generate(PROMPTS, NO_END, [0] * 4)
+    sampling = Sampling(max_tokens=5, stop_tokens=-1)
+    found = BeamSearch(Policy(attach(lm("llama"), vectors)), beams=3).generate(PROMPTS, sampling, [0] * 4)
     for prompt, reply in zip(PROMPTS, found, strict=True):
         words = torch.cat([vectors, model.get_input_embeddings()(torch.tensor(prompt)).detach()])[None]
         assert model.generate(inputs_embeds=words, **how)[0].tolist() == reply.action

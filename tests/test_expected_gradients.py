@@ -54,19 +54,6 @@ def grpo(size: int, *, scale: bool = True, ratio: bool = True, gain_of_all: floa
     return claim
 
 
-def mean_over_tokens(size: int, gains):
-    """-gain * log-prob, a token of each reply of a group: a mean over all tokens of the group."""
-
-    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
-        def loss(group):
-            summed = sum((-gains(policy, reference, r, y) * policy.logprobs[y]).sum() for y in group)
-            return summed / sum(len(policy.logprobs[y]) for y in group)
-
-        return over_groups(policy, size, loss)
-
-    return claim
-
-
 def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
     """[A] what is still to come at each token: the reward, less the charges from here on."""
     charges = BETA * (policy.logprobs[y].detach() - reference.logprobs[y])
@@ -129,7 +116,15 @@ def test_reinforce_climbs_the_return(name, monkeypatch):
 def test_ppo_is_a_mean_over_tokens(monkeypatch):
     """Pairs of unequal replies: a token of a long one counts as much as one of a short one."""
     mine = expected("ppo", "ragged", 2, monkeypatch, **exact.PLAIN)
-    truth = of(mean_over_tokens(2, ahead), "ragged")
+
+    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        def loss(group):
+            summed = sum((-ahead(policy, reference, r, y) * policy.logprobs[y]).sum() for y in group)
+            return summed / sum(len(policy.logprobs[y]) for y in group)
+
+        return over_groups(policy, 2, loss)
+
+    truth = of(claim, "ragged")
     assert gap(mine[: len(truth)], truth) < EXACT
 
 

@@ -17,11 +17,6 @@ from operant.sampling import counter
 QUERIES, REPLIES = [[3, 4], [5], [3, 4, 6, 7, 8]], [[6, 7], [8, 9, 10], [9]]
 """The first and the last are two turns of one episode: the second prompt goes on from the first reply."""
 SCORES = [0.5, -1.0, 2.0]
-HEADS = {"value.layers": 1, "value.init": "normal"}
-
-
-def made(**more):
-    return Learner(lm().double(), algorithm="ilql", lr=0.0, max_grad_norm=None, keep_gradients=True, **HEADS | more)
 
 
 def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
@@ -64,7 +59,9 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
 def test_loss_and_gradient_are_those_of_a_hand_calculation(chunk, awac, monkeypatch):
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     options = {"advantage.gamma": 0.9, "advantage.turn_gamma": 0.5, "loss.tau": 0.8, "loss.cql_coef": 0.3}
-    learner = made(**options, **{"loss.bc_coef": 0.6, "loss.awac_beta": awac, "update.micro_tokens": 12})
+    options |= {"loss.bc_coef": 0.6, "loss.awac_beta": awac, "update.micro_tokens": 12}
+    options |= {"value.layers": 1, "value.init": "normal", "lr": 0.0, "max_grad_norm": None, "keep_gradients": True}
+    learner = Learner(lm().double(), algorithm="ilql", **options)
     target = learner.copies["target"].policy
     with torch.no_grad():
         for p in target.parameters():

@@ -25,7 +25,6 @@ from operant.tools.labels.server import FOLDER, LabelServer
 from operant.tools.labels.store import Store
 from operant.types import OperantError
 
-ROOT = Path(__file__).parents[1]
 TALK = [{"role": "user", "content": "hi"}]
 
 

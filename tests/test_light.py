@@ -16,12 +16,11 @@ from operant.storage.checkpoint import about, newest_whole
 from operant.training.learner import Learner
 
 FIXTURE = Path(__file__).parent / "checkpoints" / "schema-1"
-PROMPTS = [[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]]
 SMALL = {"optimizer.lr": 1e-2, "max_tokens": 4, "fixed_length": True, "minibatch": 8, "learner.seed": 3}
 
 
 def step(learner):
-    replies = learner.generate(PROMPTS * 2)
+    replies = learner.generate([[1, 2, 3], [4, 5], [6], [8, 9, 10, 11]] * 2)
     return learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies])
 
 

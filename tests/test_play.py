@@ -256,12 +256,9 @@ def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
 
 
 # --- a player of one's own --------------------------------------------------------------------------------------------
-EASTWARD = parts("programs.txt")["players"]
-
-
 def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(EASTWARD, encoding="utf-8")
+    Path("mine.py").write_text(parts("programs.txt")["players"], encoding="utf-8")
     play("rooms", "--player", "mine.py:Eastward", "--games", 2, "--record", "demos.jsonl", "--env.max_turns", 5)
     assert table(capsys)["mine.py:Eastward"]["games"] == "2"
     assert " go east" in [row["completion"] for row in rows(tmp_path / "demos.jsonl")]

@@ -25,7 +25,6 @@ from operant.tools.cli import main
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the package ray is not installed: pip install 'operant[ray]'", allow_module_level=True)
 
-THIRD = {"cpus": 0.25}
 PROMPTS = [[3, 4, 5], [6], [7, 8], [4] * 9, [3, 4], [5, 6, 7, 8], [9]]
 KEYS = [1 << 60, 12, 13, 14, 15, 16, (1 << 64) - 1]
 SAMPLING = Sampling(max_tokens=8, stop_tokens=(2,))
@@ -48,7 +47,7 @@ def ray():
 
 @pytest.fixture(scope="module")
 def three(ray):
-    engine = RayEngine(policy(), actors=3, **THIRD)
+    engine = RayEngine(policy(), actors=3, cpus=0.25)
     yield engine
     engine.close()
 

@@ -32,7 +32,6 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.to }}{% endfor %}"
     "{% endfor %}{% if tools %}b{{ tools[0].function.name }}{% endif %}a"
 )
-TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
 
 
 def policy_of(kind):
@@ -151,8 +150,9 @@ def test_calls_of_functions_are_read(text, name, left):
 def test_tools_and_their_calls_reach_the_template(one):
     call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"to": "cab"}'}}
     talk = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
     made = client_of(one).chat.completions.create(
-        model="toy", messages=[*talk, {"role": "tool", "tool_call_id": "1", "content": "den"}], tools=[TOOL],
+        model="toy", messages=[*talk, {"role": "tool", "tool_call_id": "1", "content": "den"}], tools=[tool],
         max_tokens=2, extra_body={"return_token_ids": True},
     )  # fmt: skip
     assert made.choices[0].prompt_token_ids == one.policy.tokenizer("abccabdenbgoa")["input_ids"]
@@ -170,7 +170,6 @@ def post(server, path, body, **headers):
 
 
 USER = {"role": "user", "content": "abc"}
-IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 
 
 @cases(
@@ -193,7 +192,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     ("completions", {"prompt": "a" * 10_000_000}, 413, "0.01 MB"),
     ("chat/completions", {"messages": []}, 400, "at least one"),
     ("chat/completions", {"messages": ["hi"]}, 400, "role"),
-    ("chat/completions", {"messages": [IMAGE]}, 400, "texts alone"),
+    ("chat/completions", {"messages": [USER | {"content": [{"type": "image_url"}]}]}, 400, "texts alone"),
     ("chat/completions", {"messages": [USER], "top_logprobs": 2}, 400, "logprobs=true"),
     ("chat/completions", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}, 400, "one of the two"),
     ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
