@@ -99,7 +99,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(stopped, tmp_path):
         assert "the resume failed: tasks: there is no file" in log(out) and state(out, 2, 6) == how
 
 
-@pytest.mark.parametrize("given", ["checkpoints", "checkpoints/step-00001", "export"])
+@pytest.mark.parametrize("given", ["checkpoints/step-00001", "export"])
 def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys):
     (tmp_path / "run" / given).mkdir(parents=True)
     (tmp_path / "run/config.yaml").write_text("{}", encoding="utf-8")
@@ -107,18 +107,16 @@ def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys)
     assert f"it lies in the run folder {tmp_path / 'run'}: give that" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("option", ["reward", "tasks", "policy"])
+@cases("reward", "tasks")
 def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
     if option == "tasks":
         Path("tasks.txt").rename("my tasks.txt")
-    own = {"reward": "own.py:score", "tasks": "my tasks.txt", "policy": "model"}
+    own = {"reward": "own.py:score", "tasks": "my tasks.txt"}
     words[words.index(f"--{option}") + 1] = own[option]
     assert main(words) == 0
-    if option == "policy":  # the run holds a copy of its model
-        shutil.rmtree(folder / "run/start")
     (folder / "other").mkdir()
     monkeypatch.chdir(folder / "other")
     assert main(["train", "--resume", "../run", "--steps", "3"]) == 2
