@@ -213,20 +213,24 @@ def test_no_pickle_is_ever_read(model, tmp_path, name):
     assert mark.exists(), "the pickle works when it is read"
 
 
-NO_WEIGHTS = {
-    "empty": b"",
-    "text": b"x",
-    "huge header": struct.pack("<Q", 10**12) + b"{}",
-    "largest header": struct.pack("<Q", 2**64 - 1),
-    "list": struct.pack("<Q", 2) + b"[]",
-    "short": struct.pack("<Q", 61) + b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}',
-    "deep": struct.pack("<Q", 50_000) + b'{"x": ' + b"[" * 49_994,
-}
+NO_WEIGHTS = [
+    b"",
+    struct.pack("<Q", 10**12) + b"{}",
+    struct.pack("<Q", 2**64 - 1),
+    struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 61) + b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}',
+    struct.pack("<Q", 50_000) + b'{"x": ' + b"[" * 49_994,
+]
+NO_CONFIGS = ["", "[]", "{}", DEEP]
+NO_CONFIGS += [json.dumps({"model_type": kind}) for kind in ("no-such-kind", ["gpt2"], "bert", None)]
+NO_CONFIGS += [json.dumps({"model_type": "gpt2"} | odd) for odd in ({"n_layer": "many"}, {"n_head": 0})]
+NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
+BROKEN = [(name, content) for name in ("model.safetensors", "critic/head.safetensors") for content in NO_WEIGHTS]
+BROKEN += [("config.json", text.encode()) for text in NO_CONFIGS]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "critic/head.safetensors"])
-@pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_invalid_weights(model, name, content):
+@pytest.mark.parametrize(("name", "content"), BROKEN, ids=range(len(BROKEN)))
+def test_broken_weights_and_configs_are_refused(model, name, content):
     (model / name).write_bytes(content)
     assert str(model) in refused(load, model)
 
@@ -236,8 +240,8 @@ def changed(place, **more):
     place.write_text(json.dumps(told | more), encoding="utf-8")
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_with_nan_or_infinity_are_named(model, bad):
+@cases(float("nan"), -float("inf"))
+def test_weights_with_nan_or_infinity_are_named(bad, model):
     held = load_file(model / "model.safetensors")
     held["transformer.h.1.mlp.c_fc.weight"][3, 4] = bad
     save_file(held, model / "model.safetensors", metadata={"format": "pt"})
@@ -285,18 +289,6 @@ def test_weights_of_another_shape_or_name(model):
     save_file({k: torch.zeros(2, 7) for k in head}, model / "critic/head.safetensors")
     save_file(held, model / "model.safetensors", metadata={"format": "pt"})
     assert "does not hold the critic's weights" in refused(load, model)
-
-
-NO_CONFIGS = ["", "[]", "{}", DEEP]
-NO_CONFIGS += [json.dumps({"model_type": kind}) for kind in ("no-such-kind", ["gpt2"], "bert", None)]
-NO_CONFIGS += [json.dumps({"model_type": "gpt2"} | odd) for odd in ({"n_layer": "many"}, {"n_head": 0})]
-NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
-
-
-@pytest.mark.parametrize("content", NO_CONFIGS, ids=range(len(NO_CONFIGS)))
-def test_invalid_configs(model, content):
-    (model / "config.json").write_text(content, encoding="utf-8")
-    assert str(model) in refused(load, model)
 
 
 def test_programs_in_a_folder_are_not_run(model, tmp_path, monkeypatch):
