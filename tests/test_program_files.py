@@ -34,27 +34,27 @@ def place(tmp_path_factory):
     core.pre_tokenizer = pre_tokenizers.Split(pattern=" ", behavior="removed")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
     on_disk(folder / "model", lm("gpt2", len(PIECES), spread=0.02, eos_token_id=1, bos_token_id=1), tokenizer)
-    rows = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
-    write_rows(folder / "problems.jsonl", rows)
-    write_rows(folder / "bare.jsonl", [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2)
-    write_rows(folder / "humaneval.jsonl", [published("Twice", 2, ">>> f(1)\\n    2"), published("Same", 1, "x")])
-    write_rows(
-        folder / "shown.jsonl", [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}]
-    )
-    write_rows(folder / "plain.jsonl", [{"prompt": "Same:"}])
-    (folder / "ones.py").write_text(
-        "class Ones:\n"
-        "    def prefixes(self, problem, ids, tokenizer):\n"
-        "        return [tokenizer.decode(ids[: n + 1]).count('1') for n in range(len(ids))]\n"
-        "class Nothing:\n    pass\n"
-        "class Short:\n    def prefixes(self, problem, ids, tokenizer):\n        return []\n"
-        "class Odd:\n    def prefixes(self, problem, ids, tokenizer):\n        return [float('nan')] * len(ids)\n"
-        "class Broken:\n    def prefixes(self, problem, ids, tokenizer):\n        return 1 / 0\n"
-    )
+    problems = [{"prompt": prompt, "target": target(factor)} for prompt, factor in FACTORS.items()]
+    files = {"problems": problems, "plain": [{"prompt": "Same:"}]}
+    files["bare"] = [{"prompt": "Twice:", "target": {"tests": ["assert f(1) == 2"]}}] * 2
+    files["shown"] = [{"prompt": "Same:", "target": {"examples": ["assert f(3) == 3"], "before": BEFORE}}]
+    files["humaneval"] = [published("Twice", 2, ">>> f(1)\\n    2"), published("Same", 1, "x")]
+    for name, rows in files.items():
+        write_rows(folder / f"{name}.jsonl", rows)
+    (folder / "ones.py").write_text(CRITICS, encoding="utf-8")
     return folder
 
 
 BEFORE = "def f(x): return"
+CRITICS = """
+class Ones:
+    def prefixes(self, problem, ids, tokenizer):
+        return [tokenizer.decode(ids[: n + 1]).count('1') for n in range(len(ids))]
+class Nothing: pass
+class Short: prefixes = lambda self, *given: []
+class Odd: prefixes = lambda self, problem, ids, tokenizer: [float('nan')] * len(ids)
+class Broken: prefixes = lambda self, *given: 1 / 0
+"""
 
 
 def published(name, factor, example):
