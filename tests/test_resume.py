@@ -205,7 +205,6 @@ def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     ({"preset": "trl"}, "one by one"),
     ({"kl.ceof": 1.0}, "did you mean"),
     ({"steps": 0}, "steps=0"),
-    ({"steps": 2}, "steps=2 with --resume: the run has done 3 steps; give at least as many"),
 )
 def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, stopped, monkeypatch):
     def held():
@@ -255,6 +254,11 @@ def test_what_was_evaluated_before_training_is_compared_with_its_like(folder, ca
     assert judged["before"] is None and len(judged["after"]["replies"]) == 3
     assert main([*more[:-1], "4", "--evaluate", "none"]) == 0
     assert not (folder / "run/evaluation.json").exists(), "it was of step 3"
+
+
+def test_fewer_steps_than_a_stopped_run_has_done_are_refused(stopped):
+    with pytest.raises(OperantError, match="steps=2 with --resume: the run has done 3 steps; give at least as many"):
+        again(stopped, steps=2)
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------
