@@ -81,7 +81,7 @@ def test_light_of_a_separate_critic_holds_it(tmp_path):
 
 # --- going on from one ------------------------------------------------------------------------------------------------
 @cases({"model.train_layers": 1}, {"model.precision": "bfloat16"})
-def test_weights_of_a_light_one_are_what_the_next_step_begins_from(tmp_path, options):
+def test_weights_of_a_light_one_are_what_the_next_step_begins_from(options, tmp_path):
     """For bfloat16 weights the optimizer has float32 masters, which must not restore the old weights."""
     learner = trained(steps=2, **options)
     path = state_of(learner).save(tmp_path, 2, kind="light").path

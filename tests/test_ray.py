@@ -89,7 +89,7 @@ def pid(ray, actor):
 # --- the same replies -------------------------------------------------------------------------------------------------
 @cases(1, 3)
 @pytest.mark.slow
-def test_any_number_of_actors_says_what_the_native_engine_says(engine, count):
+def test_any_number_of_actors_says_what_the_native_engine_says(count, engine):
     engine.actors, engine.parts = engine.actors[:count], count
     same(engine, policy(), exact=count == 1)
     engine.parts = 3 * count  # as they come

@@ -108,7 +108,7 @@ def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys)
 
 
 @cases("reward", "tasks")
-def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkeypatch, capsys):
+def test_a_resume_elsewhere_names_the_folder_of_the_start(option, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
