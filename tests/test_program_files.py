@@ -147,7 +147,7 @@ def test_a_critic_of_ones_own_ranks_and_cuts(place, capsys, monkeypatch):
 
 
 def test_tasks_with_examples_alone_need_no_hidden_tests(place, capsys):
-    words = ["--tasks", place / "shown.jsonl", "--tests", "--samples", 12, *SAMPLING]
+    words = ["--tasks", place / "shown.jsonl", "--tests", "--samples", 40, *SAMPLING]
     assert run("generate", place / "model", *words) == 0
     told = capsys.readouterr()
     row = json.loads(told.out)

@@ -319,9 +319,12 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
 
 
 # --- what was found out by measuring --------------------------------------------------------------------------------
-def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
+def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path, monkeypatch):
     """Threads, the ways of computing that the probe found to agree, and the tokens that memory held."""
     out, ran = tmp_path / "run", torch.get_num_threads()
+    threads = [ran]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     for run in steps_of(out):
         run.policy.modes = replace(run.policy.modes, cached=False, pooled=False)
         run.learner.budget.tokens = 512
@@ -341,7 +344,6 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
     assert "not bit-identically" not in log(out)
     for run in steps_of(out, resume=True, **{"update.micro_tokens": 2048}):
         assert run.learner.budget.tokens == 2048, "also above what the checkpoint has"
-        torch.set_num_threads(ran)
         run.learner.budget.tokens //= 2  # memory ran out
         run.step()
         run.checkpoints.save()
