@@ -93,7 +93,7 @@ def recorded(step, count=48):
     return [[RIGHT if counter(7, step, i, place) % 2 else LEFT for place in range(LENGTH)] for i in range(count)]
 
 
-def learnt(shuffled=False, steps=32):
+def learnt(shuffled=False, steps=40):
     options = {"loss.cql_coef": 0.1, "loss.tau": 0.9, "advantage.gamma": 1.0, "value.init": "torch"}
     plain = {"max_tokens": LENGTH, "fixed_length": True, "lr": 4e-3, "epochs": 4, "optimizer.schedule": "linear"}
     learner = Learner(lm(vocab=6, spread=0.05), algorithm="ilql", total_steps=steps, **plain, **options)
