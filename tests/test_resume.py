@@ -112,6 +112,7 @@ def test_a_resume_elsewhere_names_the_folder_of_the_start(option, folder, monkey
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
+    words[words.index("--steps") + 1] = "1"
     if option == "tasks":
         Path("tasks.txt").rename("my tasks.txt")
     own = {"reward": "own.py:score", "tasks": "my tasks.txt"}
@@ -310,8 +311,8 @@ def test_lost_lines_are_said_and_the_others_stay(name, left, lost, stopped, capf
 
 
 def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options())
-    cut(tmp_path / "cut", 2, checkpoint_minutes=60.0)
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(steps=2))
+    cut(tmp_path / "cut", 1, steps=2, checkpoint_minutes=60.0)
     assert newest_whole(tmp_path / "cut/checkpoints") is None
     (tmp_path / "cut/metrics.jsonl").write_bytes(b"\xff garbage")
     run = again(tmp_path / "cut")
@@ -359,8 +360,8 @@ def steps_of(out, **given):
 
 
 def test_writing_a_checkpoint_changes_nothing_in_the_run(tmp_path):
-    often = train(model(), TASKS, count_a, out=tmp_path / "often", **options(checkpoint="both"))
-    never = train(model(), TASKS, count_a, out=tmp_path / "never", **options(checkpoint_minutes=60.0))
+    often = train(model(), TASKS, count_a, out=tmp_path / "often", **options(steps=3, checkpoint="both"))
+    never = train(model(), TASKS, count_a, out=tmp_path / "never", **options(steps=3, checkpoint_minutes=60.0))
     assert told(often) == told(never) and same(often, never)
 
 
@@ -452,10 +453,9 @@ def test_a_checkpoint_is_not_written_again_at_the_end(tmp_path):
 
 
 def test_a_reward_that_fails_is_asked_again_as_it_was_before(tmp_path):
-    whole = train(model(), TASKS, Grumpy(), out=tmp_path / "whole", **options())
-    broken = Grumpy(fails=3)
+    whole = train(model(), TASKS, Grumpy(), out=tmp_path / "whole", **options(steps=2))
     with pytest.raises(OperantError, match="enough"):
-        train(model(), TASKS, broken, out=tmp_path / "cut", **options())
+        train(model(), TASKS, Grumpy(fails=2), out=tmp_path / "cut", **options(steps=2))
     assert told(again(tmp_path / "cut", Grumpy())) == told(whole)
 
 
@@ -464,9 +464,9 @@ def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
         return [None if r.task.id.startswith("held") else 1.0 for r in rollouts]
 
     held = [Task(f"held/{i}", text) for i, text in enumerate(TASKS)]
-    cut(tmp_path / "run", 2, only_training, evaluate=held)
+    cut(tmp_path / "run", 1, only_training, steps=2, evaluate=held)
     run = again(tmp_path / "run", only_training, evaluate=held)
-    assert len(told(run)) == 4 and run.before.mean != run.before.mean
+    assert len(told(run)) == 2 and run.before.mean != run.before.mean
 
 
 # --- light ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow_but
 from rigs import alike
 from small_runs import SMALL, TASKS, count_a, model, same, stopped_and_whole, told
 from tokenizers_of_words import word_tokenizer
@@ -22,12 +22,13 @@ from operant.runs.folder import read_config
 from operant.runs.notes import high_rate, idle, unknown_prompts
 from operant.tools.cli import main
 
+SHORT = SMALL | {"steps": 3, "tokenizer": letters()}
+
 
 @cases((0, True), (1, False))
 def test_a_reward_that_fails_once_changes_no_number(ahead, abstains, tmp_path):
     """The step that failed, or of which nothing was left, is played again: the numbers are those without a failure."""
-    options = {**SMALL, "score.normalise": True, "kl.control": "adaptive", "rollouts_ahead": ahead}
-    options["tokenizer"] = letters()
+    options = {**SHORT, "score.normalise": True, "kl.control": "adaptive", "rollouts_ahead": ahead}
     whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options)
     calls = []
 
@@ -49,7 +50,7 @@ def test_a_reward_that_fails_once_changes_no_number(ahead, abstains, tmp_path):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """A whole run, with a checkpoint of every step."""
-    return train(model(), TASKS, count_a, out=tmp_path_factory.mktemp("runs") / "plain", tokenizer=letters(), **SMALL)
+    return train(model(), TASKS, count_a, out=tmp_path_factory.mktemp("runs") / "plain", **SHORT)
 
 
 def test_a_failed_sync_leaves_no_checkpoint_of_half_a_step(plain, tmp_path, monkeypatch):
@@ -64,7 +65,7 @@ def test_a_failed_sync_leaves_no_checkpoint_of_half_a_step(plain, tmp_path, monk
 
     monkeypatch.setattr(NativeEngine, "sync", sync)
     with pytest.raises(OperantError, match="the server is gone"):
-        train(model(), TASKS, count_a, out=tmp_path / "broken", tokenizer=letters(), **SMALL)
+        train(model(), TASKS, count_a, out=tmp_path / "broken", **SHORT)
     again = train(model(), TASKS, count_a, out=tmp_path / "broken", resume=True, tokenizer=letters())
     assert gone and told(again) == told(plain) and same(again, plain)
 
@@ -73,14 +74,13 @@ HOW = {
     "trunk": {"model.train_layers": 1},
     "bfloat16 trunk, states computed again, 8 bit": {"model.precision": "bfloat16", "model.train_layers": 1}
     | {"model.states_gb": 0.0, "optimizer.states": "8bit"},
-    "8 bit": {"optimizer.states": "8bit"},
     "bfloat16 muon": {"model.precision": "bfloat16", "optimizer.kind": "muon"},
     "groups, in chunks": {"algorithm": "grpo", "samples": 2, "reward_chunks": 2},
     "an adapter, checkpointed": {"lora.rank": 2, "model.gradient_checkpointing": True},
-    "a critic of its own": {"value.critic": "copy", "value.init": "normal"},
+    "a critic of its own, packed, 8 bit, allowed ids": {"value.critic": "copy", "value.init": "normal"}
+    | {"model.packing": "on", "optimizer.states": "8bit", "top_p": 0.8, "truncation": "stored"},
     "all that follows": {"kl.control": "adaptive", "kl.horizon": 20, "score.scale": True, "score.normalise": True}
     | {"optimizer.schedule": "cosine", "optimizer.warmup": 0.5, "kl.loss_coef": 0.1, "best": "reward/mean"},
-    "packed, allowed ids": {"model.packing": "on", "top_p": 0.8, "truncation": "stored"},
     "supervised": {"algorithm": "sft"},
     "watched": {"probes": 2, "probe_every": 1, "evaluate": TASKS, "evaluate_every": 1, "watch_every": 1},
 }
@@ -88,7 +88,7 @@ HOW = {
 
 @pytest.mark.parametrize("how", HOW)
 def test_stopping_and_resuming_is_the_run_that_never_stopped(tmp_path, how):
-    ends = [snapshot(run.state, run.state.parts) for run in stopped_and_whole(tmp_path, 2, **HOW[how])]
+    ends = [snapshot(run.state, run.state.parts) for run in stopped_and_whole(tmp_path, 2, steps=3, **HOW[how])]
     assert alike(*ends), "everything that changes in a run, to the bit"
 
 
@@ -124,7 +124,7 @@ class Watching(Observer):
 @pytest.mark.parametrize("way", [train, lambda *given, **more: list(steps(*given, **more))])
 def test_observers_are_called_and_one_that_raises_is_logged(tmp_path, way, capsys):
     watching = [Watching("broken one", broken=True), Watching("sound one")]
-    way(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), observers=watching, **SMALL | {"steps": 2})
+    way(model(), TASKS, count_a, out=tmp_path / "run", observers=watching, **SHORT | {"steps": 2})
     assert [watcher.calls for watcher in watching] == [["start", "step 1", "step 2", "end"]] * 2
     log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
     assert all(f"broken one failed: ValueError: no {x}" in log for x in watching[0].calls) and "sound one" not in log
@@ -140,8 +140,7 @@ def test_what_is_no_observer_is_refused(tmp_path, observers):
 
 
 def test_evaluation_leaves_training_alone(plain, tmp_path):
-    more = {"evaluate": TASKS, "evaluate_every": 1, "tokenizer": letters()}
-    watched = train(model(), TASKS, count_a, out=tmp_path / "run", **more, **SMALL)
+    watched = train(model(), TASKS, count_a, out=tmp_path / "run", evaluate=TASKS, evaluate_every=1, **SHORT)
     for a, b in zip(told(plain), told(watched), strict=True):
         assert a == {k: v for k, v in b.items() if not k.startswith("evaluate/")}
     held = json.loads((watched.path / "evaluation.json").read_text(encoding="utf-8"))
@@ -150,14 +149,14 @@ def test_evaluation_leaves_training_alone(plain, tmp_path):
 
 
 def test_another_seed_says_something_else(plain, tmp_path):
-    for _ in steps(model(), TASKS, count_a, out=tmp_path / "run", tokenizer=letters(), seed=4, **SMALL):
+    for _ in steps(model(), TASKS, count_a, out=tmp_path / "run", seed=4, **SHORT):
         break
     assert told(tmp_path / "run")[0] != told(plain)[0]
 
 
 def test_every_logged_name_is_in_the_registry(tmp_path):
     reward, more = {"letters:a": 1.0, "length:3": 0.5}, {"evaluate": TASKS, "evaluate_every": 2}
-    run = train(model(), TASKS, reward, out=tmp_path / "r", tokenizer=letters(), **more, **SMALL | {"steps": 2})
+    run = train(model(), TASKS, reward, out=tmp_path / "r", **more, **SHORT)
     names = {name for line in run.metrics for name in line}
     assert not [name for name in sorted(names) if describe(name) is None]
     assert "evaluate/reward" in names and sum(n.startswith("reward/letters") for n in names) >= 2, names
@@ -206,9 +205,11 @@ STARTS = {
 }
 """What a method needs beside `SMALL`."""
 REWARDED = {True: {"reward": "letters:e"}, False: {}}
+RELATIVES = "dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo reinforce++ reinforce++-baseline".split()
+"""Their losses and advantages alone are others than those of GRPO, PPO and REINFORCE."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but([name for name in METHODS if name not in RELATIVES], METHODS))
 def test_every_method_starts_a_run_and_says_what_nothing_reads(method, tmp_path):
     row = find(method)
     options = SMALL | {"steps": 1, "minibatch": 8, "importance_cap": 3.0, "tasks": TASKS, "algorithm": method}
