@@ -315,7 +315,9 @@ def test_other_files_and_folders_stay(put, tmp_path):
 # --- manifest and loading ---------------------------------------------------------------------------------------------
 def test_the_manifest_has_kind_step_machine_threads_and_lengths(put, tmp_path):
     lengths = {"metrics.jsonl": 1234, "distributions.jsonl": 0}
-    info = about(put(tmp_path, 12, lengths=lengths).path)
+    saved = put(tmp_path, 12, lengths=lengths)
+    assert saved.bytes == sum(file.stat().st_size for file in saved.path.iterdir()) and saved.seconds > 0
+    info = about(saved.path)
     assert (info["schema"], info["kind"], info["step"], info["lengths"]) == (2, "resume", 12, lengths)
     assert info["made_by"] == machine.about() and info["made_by"]["threads"] == torch.get_num_threads()
     assert about(put(tmp_path, 12, kind="light").path)["kind"] == "light"
