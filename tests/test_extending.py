@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -37,12 +38,7 @@ def installed(tmp_path_factory) -> dict[str, str]:
     """The environment of a process in which the package is installed."""
     place = tmp_path_factory.mktemp("installed")
     source = tmp_path_factory.mktemp("source") / "example"
-    source.mkdir()
-    for path in EXAMPLE.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            copy = source / path.relative_to(EXAMPLE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(place)]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, str(source)], check=True)
     path = os.pathsep.join([str(place), str(ROOT / "src")])
