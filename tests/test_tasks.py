@@ -49,7 +49,7 @@ def test_the_road_of_a_task(name, place, monkeypatch, capsys):
         assert {reply["reply"] for reply in after["replies"]} <= {one for row in rows for one in row["source"]}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", slow_but(("imdb", "summarize", "extract", "totto", "dialog"), TASKS))
 def test_a_recipe_trains_with_its_own_reward_and_metrics(name, place, monkeypatch, capsys):
     """A step of an encoder-decoder."""
     monkeypatch.chdir(place)
