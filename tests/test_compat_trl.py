@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-import architecture
 import pytest
 import torch
 import transformers
@@ -54,7 +53,6 @@ def causal(source, **more):
 
 # --- scripts of that time ---------------------------------------------------------------------------------------------
 HELLO = parts("programs.txt")["hello world of TRL"]
-
 SENTIMENT = parts("programs.txt")["sentiment loop of TRL"]
 
 
@@ -101,11 +99,6 @@ def test_what_is_not_here_is_said_when_it_is_imported(module, name):
         exec(f"from operant.compat.trl{module} import {name}", {})
 
 
-def test_no_other_module_knows_it():
-    graph = architecture.module_graph()
-    assert [name for name in graph if not name.startswith("compat") and any("compat" in t for t in graph[name])] == []
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 def test_an_adapter_is_saved_with_its_head_and_trained_on(folder, tmp_path):
     peft = pytest.importorskip("peft")
@@ -139,11 +132,6 @@ def ready(folder):
     made = transformers.AutoTokenizer.from_pretrained(folder)
     made.pad_token = made.eos_token
     return made
-
-
-def test_a_configuration_may_log_to_wandb():
-    pytest.importorskip("wandb")
-    assert trl.PPOConfig(log_with="wandb").log_with == "wandb"
 
 
 @cases(

@@ -125,9 +125,9 @@ def test_play_states_what_is_wanted_before_the_prompt(fresh):
 def test_a_run_resumes_with_the_returns_that_it_asks_for(tmp_path):
     given = {"tasks": [f"go {i}" for i in range(8)], "algorithm": "decision", "env": Count, "batch": 8, "probes": 2}
     given |= {"condition.template": told, "max_tokens": 3, "tokenizer": letters(), "lr": 1e-2, "evaluate": ["go"]}
-    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=4, **given)
-    train(lm(vocab=40), out=tmp_path / "half", steps=2, **given)
-    half = train(lm(vocab=40), out=tmp_path / "half", steps=4, resume=True, **given)
+    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
+    train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
     assert half.learner.wanted.best == whole.learner.wanted.best != []
     assert same(half, whole)
 

@@ -125,6 +125,14 @@ def test_a_model_with_as_many_positions_as_it_has():
         Learner(lm("bart"), max_tokens=65)
 
 
+def test_a_step_takes_tensors_as_it_takes_lists():
+    prompts, replies, scores = [[5, 6], [7]], [[8, 9], [10]], [1.0, 0.0]
+    told = Learner(lm(), max_tokens=4).step(prompts, replies, scores)
+    tensors = [[torch.tensor(ids) for ids in rows] for rows in (prompts, replies)]
+    again = Learner(lm(), max_tokens=4).step(*tensors, torch.tensor(scores))
+    assert again["loss/total"] == told["loss/total"] and again["reward/mean"] == told["reward/mean"] == 0.5
+
+
 def test_a_score_per_token_may_be_a_tensor_and_not_nonsense():
     learner = Learner(lm(), max_tokens=4)
     replies = learner.generate([[5], [6]])

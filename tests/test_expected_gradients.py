@@ -6,7 +6,6 @@ claims are written out here, on bare float64 models, and differentiated by autog
 """
 
 import expected_gradients as exact
-import pytest
 import torch
 from cases import cases, slow
 from expected_gradients import BETA, EXACT, PROMPT, Said, best_return, expected, groups_of, likely, of, replies, small
@@ -55,19 +54,6 @@ def grpo(size: int, *, scale: bool = True, ratio: bool = True, gain_of_all: floa
     return claim
 
 
-def mean_over_tokens(size: int, gains):
-    """-gain * log-prob, a token of each reply of a group: a mean over all tokens of the group."""
-
-    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
-        def loss(group):
-            summed = sum((-gains(policy, reference, r, y) * policy.logprobs[y]).sum() for y in group)
-            return summed / sum(len(policy.logprobs[y]) for y in group)
-
-        return over_groups(policy, size, loss)
-
-    return claim
-
-
 def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
     """[A] what is still to come at each token: the reward, less the charges from here on."""
     charges = BETA * (policy.logprobs[y].detach() - reference.logprobs[y])
@@ -75,7 +61,7 @@ def ahead(policy: Said, reference: Said, r: Tensor, y: int) -> Tensor:
 
 
 # --- RLOO -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("shape", "size"), [("one", 2), ("one", 3), ("ragged", 2)])
+@cases(slow("one", 3), ("ragged", 2))
 def test_rloo_climbs_the_return(shape, size, monkeypatch):
     """E[reward] - BETA KL, whatever the size of the group: of whole replies, also where their lengths differ."""
     mine = expected("rloo", shape, size, monkeypatch, **{"kl.coef": BETA})
@@ -86,15 +72,20 @@ def test_rloo_climbs_the_return(shape, size, monkeypatch):
 KINDS = {"k3": {}, "plain_k3": {"kl.loss_kind": "plain_k3"}, "unscaled": {"advantage.scale": False}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shape", "size"), [("one", 2), ("one", 3), ("ragged", 2)])
-def test_grpo_is_the_sum_over_its_groups(shape, size, kind, monkeypatch):
+@cases(
+    ("k3", "ragged", 2),
+    ("plain_k3", "one", 3),
+    slow("k3", "one", 3),
+    slow("plain_k3", "ragged", 2),
+    slow("unscaled", "ragged", 2),
+)
+def test_grpo_is_the_sum_over_its_groups(kind, shape, size, monkeypatch):
     mine = expected("grpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA} | KINDS[kind])
     claim = grpo(size, scale=kind != "unscaled", ratio=kind != "plain_k3")
     assert gap(mine, of(claim, shape)) < EXACT
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@cases(2, slow(3))
 def test_grpo_without_a_scale_climbs_a_share_of_the_reward(size, monkeypatch):
     """One token: (n - 1) / n of the gradient of E[reward], as each reply is among those it is compared with."""
 
@@ -106,32 +97,34 @@ def test_grpo_without_a_scale_climbs_a_share_of_the_reward(size, monkeypatch):
 
 
 # --- PPO --------------------------------------------------------------------------------------------------------------
-@cases(
-    *(("ppo", shape, value, "token") for shape in ("one", "two") for value in ("zero", "normal")),
-    ("ppo", "two", "normal", "turn_first"),
-    *(("a2c", shape, "normal", "token") for shape in ("one", "two")),
-)
-def test_ppo_and_a2c_climb_the_return(name, shape, value, level, monkeypatch):
-    """Whatever a critic says, as it speaks before the token, or before the first one. A mean over two tokens is half of
-    a sum."""
-    mine = expected(name, shape, 1, monkeypatch, value=value, **exact.PLAIN, **{"advantage.level": level})
-    truth = of(best_return, shape) / len(replies(shape)[-1])
+@cases(("ppo", "token"), ("ppo", "turn_first"), ("a2c", "token"))
+def test_ppo_and_a2c_climb_the_return(name, level, monkeypatch):
+    """Whatever a critic says before the token, or before the first one. A mean over two tokens is half of a sum."""
+    mine = expected(name, "two", 1, monkeypatch, value="normal", **exact.PLAIN, **{"advantage.level": level})
+    truth = of(best_return, "two") / 2
     assert gap(mine[: len(truth)], truth) < EXACT and not mine[len(truth) :].any()
 
 
-@pytest.mark.parametrize("name", ["reinforce", "coderl"])
-@pytest.mark.parametrize("shape", ["one", "two"])
-def test_reinforce_climbs_the_return(shape, name, monkeypatch):
+@cases("reinforce", "coderl")
+def test_reinforce_climbs_the_return(name, monkeypatch):
     """CodeRL's loss is the same if no programs are given beside the policy's, and rewards are not discounted."""
-    own = {"score.centre": False, "advantage.gamma": 1.0}
-    mine = expected(name, shape, 1, monkeypatch, **{"kl.coef": BETA} | own)
-    assert gap(mine, of(best_return, shape) / len(replies(shape)[-1])) < EXACT
+    own = {"kl.coef": BETA, "score.centre": False, "advantage.gamma": 1.0}
+    mine = expected(name, "two", 1, monkeypatch, **own)
+    assert gap(mine, of(best_return, "two") / 2) < EXACT
 
 
 def test_ppo_is_a_mean_over_tokens(monkeypatch):
     """Pairs of unequal replies: a token of a long one counts as much as one of a short one."""
     mine = expected("ppo", "ragged", 2, monkeypatch, **exact.PLAIN)
-    truth = of(mean_over_tokens(2, ahead), "ragged")
+
+    def claim(policy: Said, reference: Said, r: Tensor) -> Tensor:
+        def loss(group):
+            summed = sum((-ahead(policy, reference, r, y) * policy.logprobs[y]).sum() for y in group)
+            return summed / sum(len(policy.logprobs[y]) for y in group)
+
+        return over_groups(policy, 2, loss)
+
+    truth = of(claim, "ragged")
     assert gap(mine[: len(truth)], truth) < EXACT
 
 
@@ -158,7 +151,7 @@ def shares(count: int) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(11), dtype=torch.float64).softmax(0)
 
 
-@pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), ("ragged", 2)])
+@cases(("one", 3), ("two", 1), slow("ragged", 2))
 def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
     """-sum of share * log-prob, a token; scored without temperature. One token: KL(data || policy) and a constant."""
     data = shares(len(replies(shape)))
@@ -182,7 +175,7 @@ def test_sft_descends_on_cross_entropy(shape, size, monkeypatch):
 HINT = [5, 1]
 
 
-@pytest.mark.parametrize(("shape", "size"), [("one", 1), ("one", 3), ("two", 1), slow("ragged", 2)])
+@cases(("two", 1), slow("one", 3), slow("ragged", 2))
 def test_distill_descends_on_the_divergence_in_visited_states(shape, size, monkeypatch):
     """Of every reply that can be said, the KL to the teacher behind its hint before each token, whatever the reward."""
     mine = expected("distill", shape, size, monkeypatch, **{"teacher.hint": lambda rollout: HINT})
@@ -209,7 +202,7 @@ replies come with masks, to PPO in test_policy_gradients.py."""
 
 
 # --- GiGPO and rejection ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("shape", "size"), [("one", 3), slow("two", 2)])
+@cases(("one", 3), slow("two", 2))
 def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch):
     """All replies begin in the state of the prompt: advantages times 1 + omega, and KL once."""
     mine = expected("gigpo", shape, size, monkeypatch, **{"kl.loss_coef": BETA, "advantage.omega": 0.5})
@@ -217,7 +210,7 @@ def test_gigpo_of_one_turn_counts_the_comparison_twice(shape, size, monkeypatch)
     assert gap(mine, truth) < EXACT
 
 
-@pytest.mark.parametrize(("shape", "size", "keep"), [("one", 2, 1), ("one", 3, 2), slow("ragged", 2, 1)])
+@cases(("one", 3, 2), slow("ragged", 2, 1))
 def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     """Cross-entropy a token of the best `keep` of `size` replies, of equal ones the first; and KL of their states."""
     said = replies(shape)
@@ -243,10 +236,8 @@ def test_rejection_imitates_the_best_of_what_is_drawn(shape, size, keep):
     divergence = (policy.exp() * (policy - reference)).sum(-1)
     total = 0.0
     for group, weight in zip(groups, weights, strict=True):
-        best = sorted(range(size), key=lambda i: (-float(r[group[i]]), i))[:keep]
-        terms = [
-            BETA * divergence[y, t] - policy[y, t, v] for y in (group[i] for i in best) for t, v in enumerate(said[y])
-        ]
+        best = [group[i] for i in sorted(range(size), key=lambda i: (-float(r[group[i]]), i))[:keep]]
+        terms = [BETA * divergence[y, t] - policy[y, t, v] for y in best for t, v in enumerate(said[y])]
         total = total + weight * torch.stack(terms).mean()
     total.backward()
     assert gap(mine, exact.flat(model)) < EXACT

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -37,12 +38,7 @@ def installed(tmp_path_factory) -> dict[str, str]:
     """The environment of a process in which the package is installed."""
     place = tmp_path_factory.mktemp("installed")
     source = tmp_path_factory.mktemp("source") / "example"
-    source.mkdir()
-    for path in EXAMPLE.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            copy = source / path.relative_to(EXAMPLE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(place)]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", *options, str(source)], check=True)
     path = os.pathsep.join([str(place), str(ROOT / "src")])
@@ -108,7 +104,6 @@ def test_an_entry_point_that_does_not_import_names_its_package(tmp_path, monkeyp
         table.find("single_turn")
 
 
-PACKAGE_FILES = sorted((ROOT / "src/operant").rglob("*.py"))
 OPENINGS = {
     "method": ("operant.algorithms", "leave_one_out"),
     "world": ("operant.envs", "guess"),
@@ -121,24 +116,18 @@ OPENINGS = {
 """The file of the example that adds each kind of part, the group of its entry point, and its name."""
 
 
-@pytest.mark.parametrize("kind", OPENINGS)
-def test_each_opening_takes_one_file_and_one_entry_point(kind, as_user):
+def test_each_opening_takes_one_short_file_and_one_entry_point(as_user):
     """So it is added in two places, and neither the package nor another file of the example knows of it."""
-    group, name = OPENINGS[kind]
-    entries = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"][group]
-    module, _, inside = entries[name].partition(":")
-    assert module == f"operant_example.{kind}"
-    found = Table(kind, group, {}).find(name)
-    assert (found.__name__ if inside == "" else found.__module__) == module
-    sources = [path for path in (EXAMPLE / "src").rglob("*.py") if path.stem != kind]
-    others = [path.name for path in sources if f"operant_example.{kind} " in path.read_text(encoding="utf-8")]
-    assert others == [] and not any("operant_example" in path.read_text(encoding="utf-8") for path in PACKAGE_FILES)
-
-
-def test_each_example_is_one_file_of_at_most_60_lines():
-    files = [path for path in (EXAMPLE / "src/operant_example").glob("*.py") if path.name != "__init__.py"]
-    assert {path.stem for path in files} >= {*OPENINGS, "tracker"}
-    assert {path.name: n for path in files if (n := len(path.read_text(encoding="utf-8").splitlines())) > 60} == {}
+    entries = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (EXAMPLE / "src").rglob("*.py")}
+    for kind, (group, name) in OPENINGS.items():
+        module, _, inside = entries[group][name].partition(":")
+        found = Table(kind, group, {}).find(name)
+        assert (found.__name__ if inside == "" else found.__module__) == module == f"operant_example.{kind}"
+        assert not [other for other in sources if other != kind and f"operant_example.{kind} " in sources[other]]
+    assert {*sources} >= {*OPENINGS, "tracker"} and max(text.count("\n") for text in sources.values()) <= 60
+    package = (ROOT / "src/operant").rglob("*.py")
+    assert not any("operant_example" in path.read_text(encoding="utf-8") for path in package)
 
 
 def test_a_plan_and_help_know_the_named_parts(as_user, capsys, tmp_path):

@@ -1,9 +1,7 @@
 """Row forms: published rows become tasks, with prompts, references and targets that were written out by hand."""
 
 import gzip
-import json
 import sys
-from pathlib import Path
 
 import pytest
 from cases import cases
@@ -18,7 +16,6 @@ from operant.runs import named_parts
 from operant.types import OperantError, Task
 
 TABLE = ROWS["totto"][0]["table"]
-SHARED = Path(__file__).parents[2] / "shared" / "data"
 LINEARISED = (
     "<table> <cell> 15.3 <col_header> Points </col_header> <row_header> 2010 </row_header> </cell> "
     "<cell> 8 <col_header> Points </col_header> <row_header> 2011 </row_header> </cell> </table>"
@@ -192,14 +189,6 @@ def test_a_data_set_of_the_hub_may_have_parts(monkeypatch):
     assert asked == [("abisee/cnn_dailymail", "3.0.0", "test")] and tasks[0].id == "cnn_dailymail/0"
 
 
-def test_synthetic_tasks_need_no_file():
-    source = named_parts.source("numbers", {"prompt": "1 2", "count": 3})
-    assert [task.prompt for task in load_tasks(source)] == ["1 2"] * 3
-    assert load_tasks(named_parts.source("dates", {}))[0].prompt == "Let us name a date:"
-    with pytest.raises(OperantError, match=r"tasks\.count=0"):
-        load_tasks(named_parts.source("dates", {"count": 0}))
-
-
 # --- sentences --------------------------------------------------------------------------------------------------------
 @cases(
     ["We train it, e.g. GPT-2.", "It works!"],
@@ -267,26 +256,3 @@ def test_data_options_whose_work_a_form_does_are_refused():
         named_parts.form("sumarize", {})
     with pytest.raises(OperantError, match=r"form='builtins:dict' is no function"):
         named_parts.form("builtins:dict", {})
-
-
-# --- the public files -------------------------------------------------------------------------------------------------
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"public data is not at {SHARED}")
-@cases(
-        ("imdb", "imdb/imdb_test.jsonl.gz", 50, {}),
-        ("summarize", "summ_cnn_dm/cnn_dm_sample.jsonl.gz", 100, {}),
-        ("summarize", "summ_scitldr/scitldr_a_dev.jsonl.gz", 619, {}),
-        ("summarize", "summ_xsum/xsum_human_eval_docs.jsonl.gz", 50, {"source": "Document-Full"}),
-        ("extract", "summ_scitldr/scitldr_a_dev.jsonl.gz", 619, {"prompt": "title"}),
-        ("translate", "mt_multi30k/val.de.gz,mt_multi30k/val.en.gz", 1014, {}),
-        ("commongen", "commongen/test_concept_sets_with_gpt2_samples.jsonl.gz", 1497, {}),
-        ("totto", "totto_sample/dev_sample.jsonl.gz", 5, {}),
-        ("dialog", "dailydialog/dialogues_part.jsonl.gz", None, {}),
-)  # fmt: skip
-def test_public_files_are_read(name, file, count, options):
-    paths = [str(SHARED / part) for part in file.split(",")]
-    if missing := [path for path in paths if not Path(path).is_file()]:
-        pytest.skip(f"{missing[0]} is missing")
-    tasks = made(name, ",".join(paths), DataOptions(limit=50 if name == "imdb" else None), **options)
-    assert len(tasks) == count if count else len(tasks) > 10_000
-    assert name == "commongen" or "xsum" in file or all(task.references for task in tasks)
-    json.dumps([task.target for task in tasks])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import cases
 from small_runs import same
 from toys import letters, lm
 
@@ -16,11 +17,6 @@ from operant.sampling import counter
 QUERIES, REPLIES = [[3, 4], [5], [3, 4, 6, 7, 8]], [[6, 7], [8, 9, 10], [9]]
 """The first and the last are two turns of one episode: the second prompt goes on from the first reply."""
 SCORES = [0.5, -1.0, 2.0]
-HEADS = {"value.layers": 1, "value.init": "normal"}
-
-
-def made(**more):
-    return Learner(lm().double(), algorithm="ilql", lr=0.0, max_grad_norm=None, keep_gradients=True, **HEADS | more)
 
 
 def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
@@ -39,8 +35,7 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
         best = torch.minimum(twin.one(frozen), twin.two(frozen)).detach()
         logprobs = model(torch.tensor([prompt + action])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         rows.append((v, q, best, logprobs, action))
-    episodes, rewards = [(0, 2), (1,)], SCORES
-    for turns in episodes:
+    for turns in [(0, 2), (1,)]:
         steps = [(row, i, turn) for turn in turns for row in (rows[turn],) for i in range(len(row[4]))]
         for number, ((v, q, best, logprobs, action), i, turn) in enumerate(steps):
             last = i == len(action) - 1
@@ -48,7 +43,7 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
             if number + 1 < len(steps):
                 (following, *_), j, other = steps[number + 1]
                 ahead = (gamma if other == turn else gamma * turn_gamma) * following[j].detach()
-            reward = rewards[turn] if last else 0.0
+            reward = SCORES[turn] if last else 0.0
             a = action[i]
             for each in q:
                 total = total + (reward + ahead - each[i, a]) ** 2
@@ -60,12 +55,13 @@ def by_hand(learner, target, *, gamma, turn_gamma, tau, cql, bc, awac):
     return total / count
 
 
-@pytest.mark.parametrize("chunk", [48_000_000, 40])
-@pytest.mark.parametrize("awac", [0.0, 0.7])
+@cases((48_000_000, 0.0), (40, 0.7))
 def test_loss_and_gradient_are_those_of_a_hand_calculation(chunk, awac, monkeypatch):
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
     options = {"advantage.gamma": 0.9, "advantage.turn_gamma": 0.5, "loss.tau": 0.8, "loss.cql_coef": 0.3}
-    learner = made(**options, **{"loss.bc_coef": 0.6, "loss.awac_beta": awac, "update.micro_tokens": 12})
+    options |= {"loss.bc_coef": 0.6, "loss.awac_beta": awac, "update.micro_tokens": 12}
+    options |= {"value.layers": 1, "value.init": "normal", "lr": 0.0, "max_grad_norm": None, "keep_gradients": True}
+    learner = Learner(lm().double(), algorithm="ilql", **options)
     target = learner.copies["target"].policy
     with torch.no_grad():
         for p in target.parameters():
@@ -97,7 +93,7 @@ def recorded(step, count=48):
     return [[RIGHT if counter(7, step, i, place) % 2 else LEFT for place in range(LENGTH)] for i in range(count)]
 
 
-def learnt(shuffled=False, steps=50):
+def learnt(shuffled=False, steps=40):
     options = {"loss.cql_coef": 0.1, "loss.tau": 0.9, "advantage.gamma": 1.0, "value.init": "torch"}
     plain = {"max_tokens": LENGTH, "fixed_length": True, "lr": 4e-3, "epochs": 4, "optimizer.schedule": "linear"}
     learner = Learner(lm(vocab=6, spread=0.05), algorithm="ilql", total_steps=steps, **plain, **options)
@@ -191,10 +187,11 @@ def test_a_run_is_guided_resumes_and_its_export_can_be_guided(tmp_path):
     given = {"tasks": ["go", "the"] * 4, "reward": lambda rollouts: [float("a" in r.reply) for r in rollouts]}
     given |= {"algorithm": "ilql", "batch": 8, "probes": 2, "max_tokens": 3, "tokenizer": letters(), "lr": 1e-2}
     given |= {"sampling.guidance": 2.0, "evaluate": ["go"], "evaluation.sampling": {"guidance": 4.0}}
-    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, quiet=True, **given)
+    given["quiet"] = True
+    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
     assert whole.metrics[0]["rollout/logprob_gap"] < 1e-3, "log-probs of guided replies are scored without guidance"
-    train(lm(vocab=40), out=tmp_path / "half", steps=1, quiet=True, **given)
-    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, quiet=True, **given)
+    train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
     assert same(half, whole)
     policy, engine = trained(tmp_path / "whole")
     assert torch.equal(policy.value_head.two[-1].weight, whole.policy.value_head.two[-1].weight)

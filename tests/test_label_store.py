@@ -1,14 +1,11 @@
 """Labels: files of replies, the database under kills and other processes, agreement, exports, the command."""
 
 import hashlib
-import http.client
 import json
-import random
 import re
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,14 +18,13 @@ from texts import mistyped
 
 from operant.data.replies import labelled_task
 from operant.tools.cli import main
-from operant.tools.labels.agreement import agreement, alpha, is_circular
+from operant.tools.labels.agreement import agreement, alpha
 from operant.tools.labels.export import rows
 from operant.tools.labels.items import Item, checked_answer, items_of, ordered_pairs, read_items
 from operant.tools.labels.server import FOLDER, LabelServer
 from operant.tools.labels.store import Store
 from operant.types import OperantError
 
-ROOT = Path(__file__).parents[1]
 TALK = [{"role": "user", "content": "hi"}]
 
 
@@ -212,7 +208,7 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
     def other():
         with Store(store.path) as theirs:
             theirs.add_items(items(2))
-            time.sleep(0.2)
+            time.sleep(0.05)
             theirs.add_label("i1", "anna", {"best": 2})
             theirs.add_label("i0", "anna", {"best": 1})
 
@@ -220,47 +216,7 @@ def test_another_process_adds_items_and_labels_while_a_program_waits(store):
     labels = store.wait(["i0", "i1"], timeout=60, poll=0.02) if store.wait(["i0"], timeout=60, poll=0.02) else {}
     assert {item: found[0].answer for item, found in labels.items()} == {"i0": {"best": 1}, "i1": {"best": 2}}
     assert child.ends() == 0
-    begun = time.monotonic()
-    assert len(store.wait(["i0"], count=2, timeout=0.2)["i0"]) == 1 and time.monotonic() - begun < 5
-
-
-# --- a server that is killed ------------------------------------------------------------------------------------------
-def label_until_killed(url, name, stored):
-    """Label as fast as possible, and note every label that the server has acknowledged."""
-    while True:
-        try:
-            _, state = post(url, "/next", labeller=name)
-            number, key = state["item"]["number"], f"{random.getrandbits(64):016x}"
-            _, done = post(url, "/label", labeller=name, item=number, answer={"best": 0}, key=key, seconds=1.0)
-            stored[done["stored"]] = name
-        except (OSError, http.client.HTTPException):
-            return
-
-
-@pytest.mark.slow
-def test_every_acknowledged_label_survives_kills_of_the_server(tmp_path):
-    database, stored, addresses = tmp_path / "l.sqlite", dict[int, str](), set[str]()
-    with Store(database) as store:
-        store.add_items(items(3000))
-    for seconds in (0.15, 0.6):
-        with serving(database) as (process, url):
-            addresses.add(url)
-            names = ("anna", "ben")
-            threads = [threading.Thread(target=label_until_killed, args=(url, name, stored)) for name in names]
-            for thread in threads:
-                thread.start()
-            before = len(stored)
-            while len(stored) < before + 3:
-                time.sleep(0.01)
-            time.sleep(seconds)
-            process.send_signal(signal.SIGKILL)
-            for thread in threads:
-                thread.join()
-    with Store(database) as store:
-        there = {label.number: label.labeller for label in store.history()}
-    assert len(stored) >= 6 and set(stored.values()) == {"anna", "ben"}
-    assert {number: there.get(number) for number in stored} == stored
-    assert len(addresses) == 1, "an open page finds the server again"
+    assert len(store.wait(["i0"], count=2, timeout=0.1)["i0"]) == 1
 
 
 @pytest.mark.slow
@@ -302,15 +258,9 @@ def test_alpha_is_that_of_the_literature(rows, kind, level, expected):
     assert alpha(columns(rows, kind), level) == pytest.approx(expected, abs=5e-4)
 
 
-@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval"])
+@cases("nominal", "ordinal", "interval")
 def test_alpha_is_undefined_without_pairs_or_differences(level):
     assert alpha([], level) is alpha([[1], [2]], level) is alpha([[1, 1], [1, 1]], level) is None
-
-
-def test_circles_of_majorities():
-    circle = {("a", "b"): 1, ("b", "c"): 1, ("c", "a"): 1}
-    assert is_circular(circle) and not is_circular(circle | {("a", "c"): 1})
-    assert not is_circular({("a", "b"): 1, ("b", "a"): 1, ("b", "c"): 3})
 
 
 def test_contradictions_are_told_and_are_no_error(tmp_path, capsys):
@@ -423,12 +373,11 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, capsys):
 
     def labelled(server):
         store = server.store
+        answers = {"pick": {"best": 0}, "rank": {"ranks": [1, 2]}, "rate": {"ratings": [4, 2]}}
+        answer = answers.get(store.kind, {"good": [True, False]})
         for name in ("anna", "ben"):
             while (item := store.next_item(name)) is not None:
-                field, count = {"pick": "best", "rank": "ranks", "rate": "ratings", "good": "good"}[store.kind], 2
-                value = {"best": 0, "ranks": [1, 2], "ratings": [4, 2], "good": [True, False]}[field]
-                assert len(store.item(item).replies) == count
-                store.add_label(item, name, {field: value})
+                store.add_label(item, name, answer)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LabelServer, "run", labelled)

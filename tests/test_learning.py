@@ -7,7 +7,6 @@ third of the replies get their own scores, one seed ends above that bound with e
 """
 
 import pytest
-import torch
 from canaries import ABSENT, CHANCE, NOISE, PROMPTS, VOCABULARY, WANTED, learner, score, shuffled
 from cases import slow, slow_but
 
@@ -31,7 +30,6 @@ ROWS |= {name: {"epochs": 2} for name in ("dapo", "gspo", "sapo", "dppo", "maxrl
 ROWS |= {"dr-grpo": {"epochs": 2}, "cispo": {"minibatch": 8}, "opo": {"minibatch": 8}, "reinforce++": {"epochs": 2}}
 ROWS |= {"pass-at-k": {"epochs": 2, "advantage.k": 2}}
 ROWS |= {"vapo": {"epochs": 2, "advantage.right": 0.8, "advantage.alpha": 1.0}}
-LEVELS = {f"ppo, {level}": {"advantage.level": level} for level in ("turn_first", "turn_mean")}
 CONTROL = {"optimizer.lr": 4e-3, "epochs": 1}
 CONTROLS = {"trpo": {"update.target_kl": 0.02}, "a2c": {"optimizer.lr": 1e-3}}
 """Of methods whose steps have another size: RMSProp's first one is ten times its rate."""
@@ -82,9 +80,9 @@ def test_every_row_of_the_table_has_a_canary():
     assert set(ROWS) == set(ALGORITHMS) - ELSEWHERE
 
 
-DAILY = ("ppo", "grpo", "sft", "rloo", "decision", "soft_q", "rejection")
-"""Methods whose updates have little in common; those of all are held to their claims every day, in
-test_expected_gradients.py and test_group_methods.py. Of TRPO a seed does not show a leak."""
+DAILY = ("ppo", "soft_q")
+"""Updates of all methods are held to their claims every day, in test_expected_gradients.py, test_group_methods.py and
+others. Of TRPO a seed does not show a leak."""
 OTHERS = [*(slow(row, "gpt2") for row in ROWS if row not in DAILY), slow("ppo", "llama")]
 
 
@@ -96,16 +94,8 @@ def test_a_method_finds_the_optimum(row, kind):
     assert (means[0] < 0.2 or row == "sft") and means[-1] > 0.95
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.slow
-def test_ppo_with_one_action_a_reply_finds_it_too(level):
-    """All five tokens of a reply share one advantage, so it takes longer."""
-    means = run(learner(**LEVELS[level]), 16)
-    assert means[0] < 0.2 and means[-1] > 0.9
-
-
 # Without an outcome critic coderl computes what reinforce does: the ends are the same to the last bit.
-@pytest.mark.parametrize("row", slow_but(DAILY[:3], [row for row in ROWS if row != "coderl"]))
+@pytest.mark.parametrize("row", slow_but(DAILY[:1], [row for row in ROWS if row != "coderl"]))
 def test_shuffled_rewards_teach_nothing(row):
     assert above(row, shuffled) < 0
 
@@ -115,23 +105,3 @@ def test_shuffled_rewards_teach_nothing(row):
 def test_the_control_sees_a_leak(row):
     """A third of the replies is enough to show."""
     assert above(row, leaking, 4 if row == "trpo" else 1) > 0
-
-
-@pytest.mark.slow
-def test_triplets_from_anywhere_teach_the_same():
-    """The replies come from transformers' own `generate`; the learner gets tensors that it has never seen."""
-    student, means = learner("llama"), []
-    torch.manual_seed(0)
-    for _ in range(12):
-        triplets = []
-        for prompt in PROMPTS:
-            query = torch.tensor([prompt] * 8)
-            asked = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": True, "top_k": 0, "pad_token_id": 0}
-            asked |= {"attention_mask": torch.ones_like(query), "eos_token_id": None}
-            out = student.policy.model.generate(query, **asked)
-            triplets += [(q, r[len(prompt) :]) for q, r in zip(query, out, strict=True)]
-        queries, responses = ([t[i] for t in triplets] for i in (0, 1))
-        scores = [float((r == WANTED).float().mean()) for r in responses]
-        means.append(sum(scores) / len(scores))
-        student.step(queries, responses, torch.tensor(scores))
-    assert means[0] < 0.2 and means[-1] > 0.95

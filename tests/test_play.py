@@ -45,15 +45,7 @@ def test_players_side_by_side_on_the_same_games(capsys):
     assert found["random"]["games"] == "10" and found["random"]["won"] != "10 (100 %)"
 
 
-@cases(
-    {},
-    {"memory": 1},
-    {"memory": "none"},
-    {"template": "thought"},
-    {"template": "what_do_you_do"},
-    {"choose": "true"},
-    ids=str,
-)
+@cases({}, {"memory": 1}, {"memory": "none"}, {"template": "thought"}, {"choose": "true"}, ids=str)
 def test_a_recorded_game_is_what_the_policy_sees_and_writes(options, tmp_path, capsys):
     path, named = tmp_path / "demos.jsonl", [word for n, x in options.items() for word in (f"--env.{n}", x)]
     play("rooms", "--player", "walkthrough", "--games", 1, "--env.rooms", 4, "--record", path, *named)
@@ -95,17 +87,14 @@ def test_what_an_interrupted_player_has_played_is_recorded(tmp_path, monkeypatch
     assert "4 turns recorded" in capsys.readouterr().out
 
 
-def test_a_record_of_unseen_games_is_named_as_such(tmp_path, capsys):
-    """What a model learns from them is no longer measured on games that it never saw."""
-    for split, said in {"test": True, "train": False}.items():
-        words = ["--player", "walkthrough", "--games", 1, "--split", split, "--record", tmp_path / f"{split}.jsonl"]
-        play("rooms", *words)
-        assert ("games of split test are recorded" in capsys.readouterr().err) is said
-
-
-def test_fewer_games_than_asked_for_are_named(capsys):
-    play("rooms", "--player", "random", "--games", 3, "--env.test-games", 0, "--env.train-games", 2)
-    assert "rooms: 2 games of split train are played; it has no more" in capsys.readouterr().err
+def test_a_record_of_unseen_games_and_too_few_of_them_are_said(tmp_path, capsys):
+    """What a model learns from a recorded game is no longer measured on games that it never saw."""
+    few = ["rooms", "--player", "walkthrough", "--env.test-games", 0, "--env.train-games", 2]
+    for words, split in ((["rooms", "--player", "random", "--games", 1], "test"), ([*few, "--games", 3], "train")):
+        play(*words, "--split", split, "--record", tmp_path / f"{split}.jsonl")
+        told = capsys.readouterr().err
+        assert ("games of split test are recorded" in told) is (split == "test")
+    assert "rooms: 2 games of split train are played; it has no more" in told
 
 
 def test_the_commands_of_the_page_play(tmp_path, monkeypatch, capsys):
@@ -185,7 +174,7 @@ def test_a_person_plays_a_world_of_ones_own(typed, tmp_path, capsys, monkeypatch
     assert "rooms has games of its own" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", ["quit", EOFError, KeyboardInterrupt])
+@cases("quit", EOFError, KeyboardInterrupt)
 def test_leaving_a_game_keeps_what_was_recorded(end, typed, tmp_path, capsys):
     """But no command that the game has refused: nobody should learn it."""
     typed("go east", "jump", "go west", end)
@@ -213,8 +202,8 @@ def trained(tmp_path_factory):
     on_disk(path / "model", GPT2LMHeadModel(GPT2Config(vocab_size=len(letters()), **shape)))
     world = Rooms(rooms=4)
     own = {"env.rooms": 4, "env.memory": 1, "env.choose": True, "env.max_turns": 8, "max_tokens": 6, "probes": 0}
-    given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 4}
-    for _ in runs(path / "run", evaluate=world.games("test")[:5], **given, **own):
+    given = {"policy": str(path / "model"), "env": "rooms", "tasks": world.games("train"), "steps": 1, "batch": 2}
+    for _ in runs(path / "run", evaluate=world.games("test")[:2], **given, **own):
         pass
     return path
 
@@ -222,11 +211,11 @@ def trained(tmp_path_factory):
 def test_a_run_plays_as_in_its_evaluation(trained, capsys):
     """In the same world, with the same random numbers: command by command."""
     capsys.readouterr()
-    play("rooms", "--player", trained / "run", "--games", 5, "--transcript", 5)
+    play("rooms", "--player", trained / "run", "--games", 2, "--transcript", 2)
     said = [line[2:] for line in capsys.readouterr().out.splitlines() if line.startswith("> ")]
     judged = json.loads((trained / "run" / "evaluation.json").read_text(encoding="utf-8"))["after"]["replies"]
     assert said == [turn["command"] for reply in judged for turn in reply["game"]["turns"]]
-    assert len(said) > 20 and len(set(said)) > 3
+    assert len(said) > 8 and len(set(said)) > 3
 
 
 @pytest.mark.slow
@@ -251,28 +240,25 @@ def test_a_run_in_worker_processes_plays_with_its_own_options(trained, tmp_path,
 
 
 def test_a_model_beside_a_run_with_other_options(trained, tmp_path, capsys):
-    both = ["--player", trained / "model", "--player", trained / "run", "--games", 3]
-    both += ["--env.max_turns", 4, "--sampling.top_k", 1, "--transcript", 1]
+    both = ["--player", trained / "model", "--player", trained / "run", "--games", 2]
+    both += ["--env.max_turns", 3, "--sampling.top_k", 1, "--transcript", 1]
     games = {}
     for seed in (0, 7):
         play("rooms", *both, "--record", tmp_path / f"{seed}.jsonl", "--seed", seed)
         captured = capsys.readouterr().out
         players = (str(trained / "model"), str(trained / "run"))
         lines = [line for line in captured.splitlines() if line.startswith(players)]
-        assert len(lines) == 2 and all("4 ± 0" in line for line in lines)
+        assert len(lines) == 2 and all("3 ± 0" in line for line in lines)
         games[seed] = captured.split("--- ")[1:]
     assert games[0][0] == games[7][0]  # greedy: no random numbers
     assert games[0][1] != games[7][1]  # a choice among commands is drawn
-    assert len(rows(tmp_path / "0.jsonl")) == 3 * 4  # the run's own; the game has refused what the model wrote
+    assert len(rows(tmp_path / "0.jsonl")) == 2 * 3  # the run's own; the game has refused what the model wrote
 
 
 # --- a player of one's own --------------------------------------------------------------------------------------------
-EASTWARD = parts("programs.txt")["players"]
-
-
 def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(EASTWARD, encoding="utf-8")
+    Path("mine.py").write_text(parts("programs.txt")["players"], encoding="utf-8")
     play("rooms", "--player", "mine.py:Eastward", "--games", 2, "--record", "demos.jsonl", "--env.max_turns", 5)
     assert table(capsys)["mine.py:Eastward"]["games"] == "2"
     assert " go east" in [row["completion"] for row in rows(tmp_path / "demos.jsonl")]

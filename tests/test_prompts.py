@@ -113,9 +113,6 @@ def recounted(written, sources, calibrated=False):
     return float((found.argmax(-1) == labels).double().mean())
 
 
-TWO = ("--tasks", "two.tsv", "--task-model", "builtin:reviews-lm", "--words", "bad,good")
-
-
 @pytest.mark.parametrize(("words", "message"), mistyped("prompts"))
 def test_what_cannot_be_is_a_sentence_and_leaves_nothing(words, message, tmp_path, monkeypatch, capsys):
     asked = "def fails(texts):\n    return {}['answer']\ndef other(texts):\n    return ['positive'] * len(texts)\n"

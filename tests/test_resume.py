@@ -17,7 +17,7 @@ from operant.api import runs
 from operant.envs import SingleTurn
 from operant.runs.folder import state
 from operant.storage import atomic_io, old_names
-from operant.storage.checkpoint_store import about, newest_whole
+from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
 
 
@@ -27,6 +27,18 @@ def again(out, reward=count_a, **given):
 
 def log(out):
     return (out / "log.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def of_three(tmp_path_factory):
+    cut(out := tmp_path_factory.mktemp("runs") / "run", 3)
+    return out
+
+
+@pytest.fixture
+def stopped(of_three, tmp_path):
+    """A run that was killed after its third step, with a checkpoint of every step."""
+    return shutil.copytree(of_three, tmp_path / "run")
 
 
 @pytest.fixture
@@ -44,27 +56,17 @@ def command(folder, *more):
 
 
 @cases(
-    (lambda out: damage_all(out), r"is whole: step-00002 .*, step-00001 .*put back a copy"),
-    (lambda out: damage_line(out, "metrics.jsonl"), "metrics.jsonl, line 1 is not JSON .*delete that line"),
-    (lambda out: damage_line(out, "distributions.jsonl"), "distributions.jsonl, line 1 is not JSON"),
+    ("checkpoints/*/tensors.safetensors", False, r"is whole: step-00003 .*, step-00002 .*put back a copy"),
+    ("checkpoints/*/tensors.safetensors", True, r"is whole: step-00003 .*, step-00002 .*put back a copy"),
+    ("metrics.jsonl", False, "metrics.jsonl, line 1 is not JSON .*delete that line"),
+    ("distributions.jsonl", True, "distributions.jsonl, line 1 is not JSON"),
 )
-@pytest.mark.parametrize("fresh", [False, True])
-def test_a_damaged_run_is_refused_before_anything_loads(damage, said, tmp_path, fresh, monkeypatch):
-    out = tmp_path / "run"
-    cut(out, 2)
-    damage(out)
+def test_a_damaged_run_is_refused_before_anything_loads(files, fresh, said, stopped, monkeypatch):
+    for file in stopped.glob(files):
+        file.write_bytes(b"?" + file.read_bytes())
     monkeypatch.setattr("operant.runs.trainer.build", lambda *a, **k: pytest.fail("it loads"))
     with pytest.raises(OperantError, match=said):
-        again(out, fresh_optimizer=fresh)
-
-
-def damage_all(out):
-    for file in (out / "checkpoints").glob("*/tensors.safetensors"):
-        file.write_bytes(file.read_bytes()[:-1])
-
-
-def damage_line(out, name):
-    (out / name).write_text("?" + (out / name).read_text(encoding="utf-8"), encoding="utf-8")
+        again(stopped, fresh_optimizer=fresh)
 
 
 def test_a_resume_deletes_what_a_killed_save_left_over(tmp_path):
@@ -79,19 +81,17 @@ def test_a_resume_deletes_what_a_killed_save_left_over(tmp_path):
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == names
 
 
-def test_a_resume_says_after_which_step_it_goes_on(tmp_path, capsys):
-    cut(tmp_path / "run", 2)
-    step = about(newest_whole(tmp_path / "run/checkpoints"))["step"]
-    capsys.readouterr()
-    again(tmp_path / "run")
-    assert step > 0 and f"it goes on after step {step}; Ctrl-C" in capsys.readouterr().out
+def test_a_resume_says_where_it_goes_on_and_records_no_change(stopped, capsys):
+    before = (stopped / "config.yaml").read_bytes()
+    again(stopped, **SMALL)
+    assert "it goes on after step 3; Ctrl-C" in capsys.readouterr().out
+    assert not (stopped / "changes.jsonl").exists() and (stopped / "config.yaml").read_bytes() == before
 
 
-def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
-    stopped, broken = tmp_path / "stopped", tmp_path / "broken"
-    cut(stopped, 2)
+def test_a_refused_resume_leaves_the_run_as_it_was(stopped, tmp_path):
+    broken = tmp_path / "broken"
     with pytest.raises(OperantError, match="enough"):
-        train(model(), TASKS, Grumpy(fails=3), out=broken, **options())
+        train(model(), TASKS, Grumpy(fails=2), out=broken, **options())
     for out, how in ((stopped, "interrupted"), (broken, "failed")):
         assert state(out, 2, 6) == how
         with pytest.raises(OperantError, match="no file"):
@@ -99,14 +99,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path):
         assert "the resume failed: tasks: there is no file" in log(out) and state(out, 2, 6) == how
 
 
-def test_a_file_is_no_folder_of_a_run(tmp_path):
-    (tmp_path / "tiny.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OperantError, match=r"tiny\.txt: that is a file, and a run writes a folder"):
-        train(model(), TASKS, count_a, out=tmp_path / "tiny.txt", **options())
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]
-
-
-@pytest.mark.parametrize("given", ["checkpoints", "checkpoints/step-00001", "export"])
+@pytest.mark.parametrize("given", ["checkpoints/step-00001", "export"])
 def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys):
     (tmp_path / "run" / given).mkdir(parents=True)
     (tmp_path / "run/config.yaml").write_text("{}", encoding="utf-8")
@@ -114,18 +107,17 @@ def test_a_folder_inside_a_run_is_answered_with_the_run(tmp_path, given, capsys)
     assert f"it lies in the run folder {tmp_path / 'run'}: give that" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("option", ["reward", "tasks", "policy"])
-def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkeypatch, capsys):
+@cases("reward", "tasks")
+def test_a_resume_elsewhere_names_the_folder_of_the_start(option, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     (folder / "own.py").write_text("def score(rollouts): return [1.0] * len(rollouts)\n", encoding="utf-8")
     words = command(folder)
+    words[words.index("--steps") + 1] = "1"
     if option == "tasks":
         Path("tasks.txt").rename("my tasks.txt")
-    own = {"reward": "own.py:score", "tasks": "my tasks.txt", "policy": "model"}
+    own = {"reward": "own.py:score", "tasks": "my tasks.txt"}
     words[words.index(f"--{option}") + 1] = own[option]
     assert main(words) == 0
-    if option == "policy":  # the run holds a copy of its model
-        shutil.rmtree(folder / "run/start")
     (folder / "other").mkdir()
     monkeypatch.chdir(folder / "other")
     assert main(["train", "--resume", "../run", "--steps", "3"]) == 2
@@ -136,20 +128,10 @@ def test_a_resume_elsewhere_names_the_folder_of_the_start(folder, option, monkey
         assert "was started in" not in capsys.readouterr().err
 
 
-def test_options_that_change_nothing_are_noted(folder, capsys):
-    words = command(folder, "--lr", "0")
-    words[words.index("--minibatch") + 1] = "64"
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    said = " ".join((printed.out + printed.err).split())
-    assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
-
-
 # --- changed options ------------------------------------------------------------------------------------------------
 def test_a_run_without_a_reference_resumes_beside_a_kl_price(tmp_path):
     """Earlier versions wrote the default price down; nothing was charged, as there was nothing to measure to."""
-    out = tmp_path / "run"
-    cut(out, 1, reference=None)
+    cut(out := tmp_path / "run", 1, reference=None)
     path = out / "config.yaml"
     held = yaml.safe_load(path.read_text(encoding="utf-8"))
     held["kl"]["coef"] = 0.1
@@ -160,8 +142,7 @@ def test_a_run_without_a_reference_resumes_beside_a_kl_price(tmp_path):
 
 
 def test_a_changed_option_is_recorded_and_in_force(tmp_path):
-    out = tmp_path / "run"
-    cut(out, 2, **{"kl.control": "adaptive"})
+    cut(out := tmp_path / "run", 2, **{"kl.control": "adaptive"})
     run = again(out, **{"lr": 5e-4, "kl": {"coef": 0.7}, "weight_decay": 0.5, "betas": (0.8, 0.9), "steps": 3})
     changed = [json.loads(x) for x in (out / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(change["step"] == 2 for change in changed)
@@ -184,8 +165,7 @@ def test_a_changed_option_is_recorded_and_in_force(tmp_path):
 
 def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
     """The checkpoint still holds the old coefficient, and config.yaml the new one."""
-    out = tmp_path / "run"
-    cut(out, 2, **{"kl.control": "adaptive"})
+    cut(out := tmp_path / "run", 2, **{"kl.control": "adaptive"})
     for _ in steps_of(out, resume=True, **{"kl.coef": 0.7}):
         break
     for run in steps_of(out, resume=True):
@@ -200,8 +180,7 @@ def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
 
 
 def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    cut(out, 2, **{"kl.control": "adaptive"})
+    cut(out := tmp_path / "run", 2, **{"kl.control": "adaptive"})
     monkeypatch.setattr(old_names, "RENAMED", {1: {"kl.price": "kl.coef"}, 2: {}})
     config = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
     del config["schema"], config["kl"]["coef"]
@@ -216,14 +195,6 @@ def test_a_change_recorded_by_an_old_name_still_applies(tmp_path, monkeypatch):
     assert "schema" not in first and second["schema"] == old_names.SCHEMA and second["name"] == "optimizer.lr"
 
 
-def test_nothing_is_recorded_where_nothing_changed(tmp_path):
-    out = tmp_path / "run"
-    cut(out, 2)
-    before = (out / "config.yaml").read_bytes()
-    again(out, **{k: v for k, v in SMALL.items()})
-    assert not (out / "changes.jsonl").exists() and (out / "config.yaml").read_bytes() == before
-
-
 @cases(
     ({"algorithm": "grpo", "samples": 2}, "algorithm='grpo' with --resume: the run has 'ppo'"),
     ({"seed": 7}, "learner.seed=7 with --resume"),
@@ -236,14 +207,15 @@ def test_nothing_is_recorded_where_nothing_changed(tmp_path):
     ({"kl.ceof": 1.0}, "did you mean"),
     ({"steps": 0}, "steps=0"),
 )
-def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    cut(out, 1)
-    held = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+def test_what_cannot_change_is_refused_before_anything_loads(given, sentence, stopped, monkeypatch):
+    def held():
+        return {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+
+    before = held()
     monkeypatch.setattr("operant.runs.trainer.build", lambda *a, **k: pytest.fail("it loads"))
-    with pytest.raises(OperantError, match=sentence.replace("(", "\\(")):
-        again(out, **given)
-    assert held == {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    with pytest.raises(OperantError, match=sentence):
+        again(stopped, **given)
+    assert held() == before
 
 
 def test_the_command_line_goes_on_changes_and_ends(folder, capsys):
@@ -285,10 +257,9 @@ def test_what_was_evaluated_before_training_is_compared_with_its_like(folder, ca
     assert not (folder / "run/evaluation.json").exists(), "it was of step 3"
 
 
-def test_fewer_steps_than_a_stopped_run_has_done_are_refused(tmp_path):
-    cut(tmp_path / "run", 2)
-    with pytest.raises(OperantError, match="steps=1 with --resume: the run has done 2 steps; give at least as many"):
-        again(tmp_path / "run", steps=1)
+def test_fewer_steps_than_a_stopped_run_has_done_are_refused(stopped):
+    with pytest.raises(OperantError, match="steps=2 with --resume: the run has done 3 steps; give at least as many"):
+        again(stopped, steps=2)
 
 
 # --- what is cut back -----------------------------------------------------------------------------------------------
@@ -316,7 +287,7 @@ def test_what_came_after_the_checkpoint_is_cut_to_the_byte(tmp_path):
 
 
 def test_rollouts_and_probes_of_later_steps_are_deleted(tmp_path):
-    cut(tmp_path / "run", 3, probes=2, probe_every=1, checkpoint_minutes=60.0)
+    cut(tmp_path / "run", 1, probes=2, probe_every=1, checkpoint_minutes=60.0)
     given = {"policy": model(), "tasks": TASKS, "reward": count_a, "tokenizer": letters(), "resume": True}
     for run in runs(tmp_path / "run", **given):
         assert not list(run.folder.rollouts_path.iterdir())
@@ -324,37 +295,24 @@ def test_rollouts_and_probes_of_later_steps_are_deleted(tmp_path):
         break
 
 
-def without_line_2(path):
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + lines[2])
-
-
-def with_line_4(path):
-    without_line_2(path)
-    path.open("a").write('{"step": 4, "pad": "' + 9999 * "x" + '"}\n')
-
-
 @cases(
-    ("metrics.jsonl", lambda path: path.write_bytes(b""), [1, 2, 3]),
-    ("metrics.jsonl", lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().index(b"\n") + 9]), [2, 3]),
-    ("metrics.jsonl", lambda path: path.unlink(), [1, 2, 3]),
-    ("metrics.jsonl", without_line_2, [2]),
-    ("distributions.jsonl", with_line_4, [2]),
-    ("distributions.jsonl", lambda path: path.unlink(), [1, 2, 3]),
+    ("metrics.jsonl", lambda lines: lines[0] + lines[1][:9], [2, 3]),
+    ("metrics.jsonl", None, [1, 2, 3]),
+    ("distributions.jsonl", lambda lines: lines[0] + lines[2] + b'{"step": 4, "pad": "%s"}\n' % (9999 * b"x"), [2]),
 )
-def test_lost_lines_are_said_and_the_others_stay(name, harm, lost, tmp_path, capfd):
-    out = tmp_path / "run"
-    cut(out, 3)
-    harm(out / name)
-    again(out)
+def test_lost_lines_are_said_and_the_others_stay(name, left, lost, stopped, capfd):
+    path = stopped / name
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(left(lines)) if left else path.unlink()
+    again(stopped)
     named = ", ".join(map(str, lost))
     assert f"{name} lacks its lines of {len(lost)} of 3 steps ({named})" in capfd.readouterr().err
-    assert [record["step"] for record in atomic_io.records(out / name)] == [n for n in (1, 2, 3, 4) if n not in lost]
+    assert [record["step"] for record in atomic_io.records(path)] == [n for n in (1, 2, 3, 4) if n not in lost]
 
 
 def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
-    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options())
-    cut(tmp_path / "cut", 2, checkpoint_minutes=60.0)
+    whole = train(model(), TASKS, count_a, out=tmp_path / "whole", **options(steps=2))
+    cut(tmp_path / "cut", 1, steps=2, checkpoint_minutes=60.0)
     assert newest_whole(tmp_path / "cut/checkpoints") is None
     (tmp_path / "cut/metrics.jsonl").write_bytes(b"\xff garbage")
     run = again(tmp_path / "cut")
@@ -362,17 +320,19 @@ def test_a_kill_before_the_first_checkpoint_is_a_fresh_start(tmp_path):
 
 
 # --- what was found out by measuring --------------------------------------------------------------------------------
-def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
+def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path, monkeypatch):
     """Threads, the ways of computing that the probe found to agree, and the tokens that memory held."""
     out, ran = tmp_path / "run", torch.get_num_threads()
+    threads = [ran]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     for run in steps_of(out):
         run.policy.modes = replace(run.policy.modes, cached=False, pooled=False)
         run.learner.budget.tokens = 512
+        assert run.step()["step"] == 1
         torch.set_num_threads(2)
-        break_after = run.step()
         run.checkpoints.save()
         torch.set_num_threads(ran)
-        assert break_after["step"] == 1
         break
     for run in steps_of(out, resume=True):
         assert torch.get_num_threads() == 2
@@ -383,15 +343,14 @@ def test_what_was_measured_is_taken_from_the_checkpoint(tmp_path):
     assert torch.get_num_threads() == ran
     assert "torch computes with 2 threads as when the run began" in log(out)
     assert "not bit-identically" not in log(out)
-    for tokens in (256, 1024):  # also above what the checkpoint has
-        for run in steps_of(out, resume=True, **{"update.micro_tokens": tokens}):
-            assert run.learner.budget.tokens == tokens
-            run.learner.budget.tokens //= 2  # memory ran out
-            run.step()
-            run.checkpoints.save()
-            break
+    for run in steps_of(out, resume=True, **{"update.micro_tokens": 2048}):
+        assert run.learner.budget.tokens == 2048, "also above what the checkpoint has"
+        run.learner.budget.tokens //= 2  # memory ran out
+        run.step()
+        run.checkpoints.save()
+        break
     for run in steps_of(out, resume=True):
-        assert run.learner.budget.tokens == 512, "the checkpoint has what fitted"
+        assert run.learner.budget.tokens == 1024, "the checkpoint has what fitted"
         break
 
 
@@ -401,12 +360,12 @@ def steps_of(out, **given):
 
 
 def test_writing_a_checkpoint_changes_nothing_in_the_run(tmp_path):
-    often = train(model(), TASKS, count_a, out=tmp_path / "often", **options(checkpoint="both"))
-    never = train(model(), TASKS, count_a, out=tmp_path / "never", **options(checkpoint_minutes=60.0))
+    often = train(model(), TASKS, count_a, out=tmp_path / "often", **options(steps=3, checkpoint="both"))
+    never = train(model(), TASKS, count_a, out=tmp_path / "never", **options(steps=3, checkpoint_minutes=60.0))
     assert told(often) == told(never) and same(often, never)
 
 
-@pytest.mark.parametrize("init", ["torch", "normal", "small"])
+@pytest.mark.parametrize("init", ["torch", "normal"])
 def test_a_new_critic_is_drawn_from_the_seed(init):
     def head(seed):
         given = {"tokenizer": letters(), "value.init": init, "seed": seed}
@@ -414,12 +373,10 @@ def test_a_new_critic_is_drawn_from_the_seed(init):
 
     torch.manual_seed(1)
     first = head(3)
-    before = torch.random.get_rng_state()
     torch.manual_seed(2)
     second, other = head(3), head(4)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
-    assert before is not None
 
 
 # --- a user's own state -----------------------------------------------------------------------------------------------
@@ -496,10 +453,9 @@ def test_a_checkpoint_is_not_written_again_at_the_end(tmp_path):
 
 
 def test_a_reward_that_fails_is_asked_again_as_it_was_before(tmp_path):
-    whole = train(model(), TASKS, Grumpy(), out=tmp_path / "whole", **options())
-    broken = Grumpy(fails=3)
+    whole = train(model(), TASKS, Grumpy(), out=tmp_path / "whole", **options(steps=2))
     with pytest.raises(OperantError, match="enough"):
-        train(model(), TASKS, broken, out=tmp_path / "cut", **options())
+        train(model(), TASKS, Grumpy(fails=2), out=tmp_path / "cut", **options(steps=2))
     assert told(again(tmp_path / "cut", Grumpy())) == told(whole)
 
 
@@ -508,19 +464,18 @@ def test_held_out_tasks_that_nobody_judges_stop_no_checkpoint(tmp_path):
         return [None if r.task.id.startswith("held") else 1.0 for r in rollouts]
 
     held = [Task(f"held/{i}", text) for i, text in enumerate(TASKS)]
-    cut(tmp_path / "run", 2, only_training, evaluate=held)
+    cut(tmp_path / "run", 1, only_training, steps=2, evaluate=held)
     run = again(tmp_path / "run", only_training, evaluate=held)
-    assert len(told(run)) == 4 and run.before.mean != run.before.mean
+    assert len(told(run)) == 2 and run.before.mean != run.before.mean
 
 
 # --- light ------------------------------------------------------------------------------------------------------------
 def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsys):
-    out = tmp_path / "run"
-    cut(out, 2, checkpoint="light", **{"kl.control": "adaptive", "kl.horizon": 10})
+    cut(out := tmp_path / "run", 2, checkpoint="light", **{"kl.control": "adaptive", "kl.horizon": 10})
     assert [path.name for path in sorted((out / "checkpoints").iterdir())] == ["light-00001", "light-00002"]
     with pytest.raises(OperantError, match="--fresh-optimizer"):
         again(out)
-    run = again(out, fresh_optimizer=True, steps=3)
+    run = again(out, fresh_optimizer=True, steps=3, **{"optimizer.states": "8bit"})
     assert "light-00002, with a fresh optimizer" in log(out)
     lines = told(run)
     assert [line["step"] for line in lines] == [1, 2, 3]
@@ -528,15 +483,6 @@ def test_a_light_checkpoint_goes_on_with_a_fresh_optimizer_alone(tmp_path, capsy
     assert lines[2]["kl/coef"] != lines[1]["kl/coef"] != 0.1, "and so does what KL costs"
     steps_taken = {int(state["step"]) for state in run.learner.optimizer.state.values()}
     assert steps_taken == {4}, "of one step: 2 epochs of 2 minibatches"
-
-
-def test_a_fresh_optimizer_takes_the_newest_weights(tmp_path):
-    out = tmp_path / "run"
-    cut(out, 2, checkpoint="both")
-    assert about(out / "checkpoints/light-00002")["kind"] == "light"
-    run = again(out, fresh_optimizer=True, steps=3, **{"optimizer.states": "8bit"})
-    assert [line["step"] for line in told(run)] == [1, 2, 3]
-    assert "step-00002, with a fresh optimizer" in log(out)
 
 
 # --- which checkpoints ------------------------------------------------------------------------------------------------

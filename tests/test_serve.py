@@ -32,7 +32,6 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.to }}{% endfor %}"
     "{% endfor %}{% if tools %}b{{ tools[0].function.name }}{% endif %}a"
 )
-TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
 
 
 def policy_of(kind):
@@ -40,7 +39,7 @@ def policy_of(kind):
     return Policy(lm(kind, len(tokenizer)), tokenizer)
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "t5"])
+@pytest.fixture(scope="module", params=["gpt2", "t5"])
 def served(request):
     policy = policy_of(request.param)
     with ModelServer(policy, NativeEngine(policy), "toy", ServerOptions(port=0)) as server:
@@ -117,20 +116,16 @@ def test_an_echoed_prompt_is_scored(one):
 
 def test_conversations_are_rendered_by_the_template_and_scored(one):
     talk = [{"role": "user", "content": [{"type": "text", "text": "the "}, {"type": "text", "text": "cab"}]}]
-    made = client_of(one).chat.completions.create(
-        model="toy", messages=talk, max_tokens=5, logprobs=True, top_logprobs=2, seed=3,
-        extra_body={"return_token_ids": True},
-    )  # fmt: skip
+    asked = {"model": "toy", "messages": talk, "max_tokens": 5, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    made = client_of(one).chat.completions.create(**asked, extra_body={"return_token_ids": True})
     choice, ids = made.choices[0], one.policy.tokenizer("the caba")["input_ids"]
     assert choice.prompt_token_ids == ids and choice.message.role == "assistant"
     table = bare_table(one.policy.model, ids, choice.token_ids)
     known = table.gather(-1, torch.tensor(choice.token_ids)[:, None])[:, 0].tolist()
     assert [c.logprob for c in choice.logprobs.content] == pytest.approx(known, abs=1e-5)
     assert [len(c.top_logprobs) for c in choice.logprobs.content] == [2] * 5
-    pieces = client_of(one).chat.completions.create(model="toy", messages=talk, max_tokens=5, seed=3, stream=True)
-    assert "".join(p.choices[0].delta.content or "" for p in pieces) == choice.message.content
-    asked = {"model": "toy", "messages": talk, "max_tokens": 5, "seed": 3, "logprobs": True, "top_logprobs": 2}
     pieces = list(client_of(one).chat.completions.create(**asked, stream=True))
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == choice.message.content
     [told] = [p.choices[0].logprobs for p in pieces if p.choices[0].logprobs]
     assert told.content == choice.logprobs.content and pieces[-1].choices[0].finish_reason == choice.finish_reason
 
@@ -139,7 +134,6 @@ def test_conversations_are_rendered_by_the_template_and_scored(one):
     ('b<tool_call>{"name": "go", "arguments": {"to": "c"}}</tool_call>', "go", "b"),
     ("<tool_call>{torn</tool_call>", None, "<tool_call>{torn</tool_call>"),
     ('<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
-    ("abc", None, "abc"),
 )
 def test_calls_of_functions_are_read(text, name, left):
     class Says:
@@ -156,8 +150,9 @@ def test_calls_of_functions_are_read(text, name, left):
 def test_tools_and_their_calls_reach_the_template(one):
     call = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"to": "cab"}'}}
     talk = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    tool = {"type": "function", "function": {"name": "go", "parameters": {"type": "object", "properties": {}}}}
     made = client_of(one).chat.completions.create(
-        model="toy", messages=[*talk, {"role": "tool", "tool_call_id": "1", "content": "den"}], tools=[TOOL],
+        model="toy", messages=[*talk, {"role": "tool", "tool_call_id": "1", "content": "den"}], tools=[tool],
         max_tokens=2, extra_body={"return_token_ids": True},
     )  # fmt: skip
     assert made.choices[0].prompt_token_ids == one.policy.tokenizer("abccabdenbgoa")["input_ids"]
@@ -175,7 +170,6 @@ def post(server, path, body, **headers):
 
 
 USER = {"role": "user", "content": "abc"}
-IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 
 
 @cases(
@@ -185,7 +179,6 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     ("completions", {}, 400, "prompt=None"),
     ("completions", {"prompt": []}, 400, "token ids"),
     ("completions", {"prompt": [99999]}, 400, "0 to 36"),
-    ("completions", {"prompt": [True]}, 400, "token ids"),
     ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
     ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
@@ -196,11 +189,10 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
     ("completions", {"prompt": ["a"] * 9, "n": 100}, 400, "at most 128"),
     ("completions", {"prompt": "a", "stop": [""]}, 400, "stop="),
     ("completions", {"prompt": "a", "model": "gpt-4"}, 404, "this server has 'toy'"),
-    ("completions", {"prompt": "a" * 20000}, 413, "0.01 MB"),
     ("completions", {"prompt": "a" * 10_000_000}, 413, "0.01 MB"),
     ("chat/completions", {"messages": []}, 400, "at least one"),
     ("chat/completions", {"messages": ["hi"]}, 400, "role"),
-    ("chat/completions", {"messages": [IMAGE]}, 400, "texts alone"),
+    ("chat/completions", {"messages": [USER | {"content": [{"type": "image_url"}]}]}, 400, "texts alone"),
     ("chat/completions", {"messages": [USER], "top_logprobs": 2}, 400, "logprobs=true"),
     ("chat/completions", {"messages": [USER], "max_tokens": 1, "max_completion_tokens": 1}, 400, "one of the two"),
     ("chat/completions", {"messages": [USER], "tools": ["go"]}, 400, "list of functions"),
@@ -238,7 +230,7 @@ def test_a_key_is_asked_for_and_needed_beyond_this_machine(one, monkeypatch):
 
 
 def test_half_a_request_and_silence_end(one, monkeypatch):
-    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "IDLE_SECONDS", 0.1)
     address = one.socket.getsockname()
     with socket.create_connection(address, timeout=10) as silent, socket.create_connection(address, timeout=10) as half:
         half.sendall(
@@ -295,16 +287,13 @@ def test_the_snippets_of_the_page_run(one, capsys, tmp_path, monkeypatch):
         assert (first.get("rollout/engine_gap_max", 1.0) < 1e-5) == (age == 0)
 
 
-def test_an_answer_names_the_model_where_the_request_did_not(one):
-    assert client_of(one).completions.create(model="", prompt="a", max_tokens=1).model == "toy"
-
-
 def test_an_error_of_the_engine_is_one_answer_and_the_server_goes_on(one, monkeypatch):
     monkeypatch.setattr(one.engine, "generate_more", lambda *_: 1 / 0, raising=False)
     status, error = post(one, "/v1/completions", {"prompt": "a"})
     assert status == 500 and "ZeroDivisionError" in error["message"]
     monkeypatch.undo()
-    assert client_of(one).completions.create(model="toy", prompt="a", max_tokens=1).usage.completion_tokens == 1
+    made = client_of(one).completions.create(model="", prompt="a", max_tokens=1)
+    assert (made.model, made.usage.completion_tokens) == ("toy", 1)
 
 
 @pytest.mark.parametrize(("stream", "known"), [(True, [1, 2, 4, 8, 16, 32, 40]), (False, [16, 32, 40])])

@@ -43,13 +43,6 @@ def test_merging_is_counting_together_in_any_order():
         assert len(merged.counts) <= BINS
 
 
-def test_a_coarser_grid_merges_neighbours_exactly():
-    fine = Histogram(0.5, -3, (1, 0, 2, 5, 0, 1))  # from -1.5 to 1.5
-    assert fine.coarser(1.0) == Histogram(1.0, -2, (1, 2, 5, 1))
-    assert fine.coarser(4.0) == Histogram(4.0, -1, (3, 6))
-    assert Histogram.from_plain(fine.as_plain()) == fine
-
-
 def test_nan_and_infinity_are_left_out_of_histograms():
     assert sum(Histogram.of([1.0, float("nan"), float("inf"), 2.0]).counts) == 2
     assert Histogram.of([]) is None and Histogram.of([float("nan")]) is None

@@ -12,7 +12,7 @@ from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm, on_disk
 
 from operant.apps.prompts.examples import Examples
-from operant.apps.prompts.task_models import FLOOR, BlackBox, TransformerTaskModel, by_tokens, task_model
+from operant.apps.prompts.task_models import FLOOR, BlackBox, by_tokens, task_model
 from operant.apps.prompts.templates import SETS, PromptTemplate, set_named
 from operant.types import OperantError
 
@@ -25,13 +25,9 @@ def masked(kind: str, vocab: int):
     shape = {"vocab_size": vocab, "initializer_range": 0.3, "pad_token_id": 0, "max_position_embeddings": 40}
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     torch.manual_seed(0)
-    match kind:
-        case "bert":
-            return t.BertForMaskedLM(t.BertConfig(**shape, **size)).eval()
-        case "roberta":
-            return t.RobertaForMaskedLM(t.RobertaConfig(**shape, **size)).eval()
-    small = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
-    return t.DistilBertForMaskedLM(t.DistilBertConfig(**shape, **small)).eval()
+    if kind == "bert":
+        return t.BertForMaskedLM(t.BertConfig(**shape, **size)).eval()
+    return t.RobertaForMaskedLM(t.RobertaConfig(**shape, **size)).eval()
 
 
 def filled(pieces: list[str]) -> str:
@@ -45,7 +41,7 @@ def answers(model, tokenizer, ids: list[int], place: int, words: list[str], **mo
     return [float(logits[tokenizer.convert_tokens_to_ids(word)] - logits.logsumexp(-1)) for word in words]
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
 @pytest.mark.parametrize("batch_tokens", [8, 4096])
 def test_masked_models_answer_at_their_mask(kind, batch_tokens):
     tokenizer = word_tokenizer()
@@ -59,11 +55,10 @@ def test_masked_models_answer_at_their_mask(kind, batch_tokens):
             ids = tokenizer(filled([text, prompt, "[MASK] ."])).input_ids
             place = len(tokenizer(filled([text, prompt])).input_ids) - 1
             assert found[i, j].tolist() == pytest.approx(answers(model, tokenizer, ids, place, WORDS), abs=1e-5)
-    assert task.kind == "masked"
-    assert task.calls == len(prompts) * len(set(texts))
+    assert task.kind == "masked" and task.calls == len(prompts) * len(set(texts))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "gpt_neox"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @cases("{sentence}{prompt}", "{sentence} {prompt} all", "{prompt} {sentence}", "so: {sentence} {prompt}")
 def test_shared_sentences_change_no_number(template, kind):
     tokenizer = byte_tokenizer()
@@ -83,8 +78,7 @@ def test_shared_sentences_change_no_number(template, kind):
     for _ in range(2):  # the second time the sentences are known
         found = shared.word_logprobs(made, prompts, texts, WORDS)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert shared.notes == []
-    assert shared.share
+    assert shared.notes == [] and shared.share
     plain = task_model((model, tokenizer), share=False).word_logprobs(made, prompts, texts, WORDS)
     torch.testing.assert_close(plain, expected, atol=1e-5, rtol=0)
 
@@ -94,7 +88,6 @@ def test_sentences_are_read_once_in_bounded_memory():
     model = lm("gpt2", len(tokenizer))
     read = []
     task = task_model((model, tokenizer))
-    assert isinstance(task, TransformerTaskModel)
     template = PromptTemplate("{sentence} {prompt}")
     task.word_logprobs(template, ["it"], ["a film"], WORDS)  # with the trial
     model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
@@ -156,9 +149,8 @@ def test_a_function_answers_with_texts_or_logprobs():
     task = task_model(lambda texts: [answers[text] for text in texts])
     found = task.word_logprobs(PromptTemplate("{sentence} {prompt}"), ["it"], ["a film", "so", "x"], WORDS)
     assert found.tolist() == [[[FLOOR, 0.0], [FLOOR, -0.5], [FLOOR, FLOOR]]]
-    found = BlackBox(lambda texts: ["a greater one"], "f").of_pairs(
-        PromptTemplate("{sentence}{prompt}"), [("", "")], ("great", "greater")
-    )
+    box = BlackBox(lambda texts: ["a greater one"], "f")
+    found = box.of_pairs(PromptTemplate("{sentence}{prompt}"), [("", "")], ("great", "greater"))
     assert found.tolist() == [[FLOOR, 0.0]]
 
 
@@ -183,19 +175,15 @@ def test_wrong_answers_of_functions(answer, sentence):
 
 
 # --- what wrong input gets --------------------------------------------------------------------------------------------
-def toy(kind: str) -> TransformerTaskModel:
+def toy(kind: str):
     tokenizer = byte_tokenizer() if kind == "gpt2" else word_tokenizer()
     model = lm(kind, len(tokenizer)) if kind in ("gpt2", "t5") else masked(kind, len(tokenizer))
-    made = task_model((model, tokenizer))
-    assert isinstance(made, TransformerTaskModel)
-    return made
+    return task_model((model, tokenizer))
 
 
 @cases(
     ("gpt2", "{sentence} {prompt}", ("bad", "splendid"), "'splendid' is not one token .*: with a space before it"),
-    ("bert", "{sentence} {prompt} {mask}", ("bad", "splendid"), "'splendid' is not one token"),
     ("bert", "{sentence} {prompt} {mask}", ("bad", "so good"), "'so good' is not one token"),
-    ("bert", "{sentence} {prompt} {mask}", ("bad",), "at least two different"),
     ("bert", "{sentence} {prompt} {mask}", ("bad", "bad"), "at least two different"),
     ("bert", "{sentence} {prompt} {mask}", ("bad", " bad"), "are one token"),
     ("bert", "{sentence} {prompt}", WORDS, "put {mask} into it"),
@@ -216,10 +204,9 @@ def test_other_models_are_refused(tmp_path):
     tokenizer = word_tokenizer(None)
     with pytest.raises(OperantError, match="has no mask token"):
         task_model((masked("bert", len(tokenizer)), tokenizer), "masked")
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    bare = t.PreTrainedTokenizerFast(tokenizer_object=words)
     with pytest.raises(OperantError, match="neither a mask token nor"):
-        bare = t.PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
-        )
         task_model((lm("t5"), bare)).check(PromptTemplate("{sentence} {prompt} {mask}"), WORDS)
     with pytest.raises(OperantError, match="kind='mask'"):
         task_model("builtin:reviews-lm", "mask")
@@ -237,10 +224,8 @@ def test_a_saved_folder_is_the_same_model(kind, tmp_path):
     on_disk(tmp_path, before.model, before.tokenizer)
     after = task_model(tmp_path)
     assert (after.kind, after.longest) == ("masked", {"bert": 40, "roberta": 39}[kind])
-    template = PromptTemplate(after.template)
-    torch.testing.assert_close(
-        after.word_logprobs(template, PROMPTS, TEXTS, WORDS), before.word_logprobs(template, PROMPTS, TEXTS, WORDS)
-    )
+    pair = [task.word_logprobs(PromptTemplate(after.template), PROMPTS, TEXTS, WORDS) for task in (after, before)]
+    torch.testing.assert_close(*pair)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -269,12 +254,10 @@ def test_features_are_what_the_head_reads(kind):
     task = toy(kind)
     template = PromptTemplate(task.template)
     states = task.features(template, "so", TEXTS)
-    head = task.model.get_output_embeddings()
     with torch.no_grad():
-        logits = head(states.float())
-    columns = task.word_ids(WORDS)
+        table = task.model.get_output_embeddings()(states.float()).log_softmax(-1)
     found = task.word_logprobs(template, ["so"], TEXTS, WORDS)[0]
-    torch.testing.assert_close(found, logits.log_softmax(-1)[:, columns].double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, table[:, task.word_ids(WORDS)].double(), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -309,17 +292,10 @@ def test_replacements_follow_the_gradient(kind):
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def test_published_sets():
-    assert {name: len(found.words) for name, found in SETS.items()} == {
-        **dict.fromkeys(("opinions", "sst-2", "yelp-2", "mr", "cr", "subj"), 2),
-        **dict.fromkeys(("sst-5", "yelp-5"), 5),
-        **{"agnews": 4, "trec": 6, "yahoo": 10, "dbpedia": 14},
-    }
     assert set_named("SST2") == set_named("sst_2") == SETS["sst-2"]
-    assert set_named("ag_news") == SETS["agnews"]
-    assert set_named("imdb") is None
+    assert set_named("ag_news") == SETS["agnews"] and set_named("imdb") is None
     for found in SETS.values():
-        assert PromptTemplate(found.masked).has_mask
-        assert not PromptTemplate(found.causal).has_mask
+        assert PromptTemplate(found.masked).has_mask and not PromptTemplate(found.causal).has_mask
 
 
 def test_shuffled_examples_keep_the_classes_in_proportion():

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import struct
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from cases import cases
 from safetensors.torch import load_file, save_file
 from toys import letters, lm
 
-from operant import Learner, OperantError, Task, ValueOptions, export, load_policy, rewards, train
+from operant import Learner, OperantError, Task, ValueOptions, export, load_policy, rewards, steps, train
 from operant.data import DataOptions, load_tasks
 from operant.models.safe_loading import check_finite
 from operant.runs.folder import RunFolder, read_config
@@ -48,7 +49,6 @@ TASKS = [
     ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', "row 2: there is no field 'text'; did you mean 'txt'"),
     ("a.jsonl", b'{"text": null}\n{"text": ""}\n', "the field 'text' is empty everywhere"),
     ("a.jsonl", b'{"text": ["a", 1]}\n', "row 1: the field 'text' is of type list"),
-    ("a.jsonl", b'{"text": [1, {"role": "user", "content": "a"}]}\n', "row 1: the field 'text' is of type list"),
     ("a.jsonl", b'{"text": [1, true]}\n', "row 1: the field 'text' is of type list"),
     ("a.jsonl", b'{"text": "cut \\ud83d off"}\n', "row 1: the prompt holds half a surrogate pair"),
     ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: this JSON cannot be read"),
@@ -56,16 +56,12 @@ TASKS = [
     ("a.json", DEEP.encode(), "a.json: this JSON cannot be read"),
     ("a.json", b"", "invalid JSON"),
     ("a.json", b'"text"', "is of type str; it must be a list"),
-    ("a.jsonl", b"", "has no rows"),
     ("a.jsonl", b"\n\n\n", "has no rows"),
     ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "is not UTF-8"),
     ("a.jsonl", '{"text": "a"}\n'.encode("utf-16-le"), "line 1 has a NUL"),
-    ("a.jsonl", '{"text": "déjà vu"}'.encode("latin-1"), "is not UTF-8"),
     ("a.jsonl", '{"text": "déjà"}\n'.encode() + '{"text": "déjà"}\n'.encode("latin-1"), "is not UTF-8"),
     ("a.txt", "plain\n".encode("utf-16-le"), "line 1 has a NUL"),
     ("a.txt", b"a\nb\0c\n", "line 2 has a NUL"),
-    ("a.txt", bytes(range(256)), "is not UTF-8"),
-    ("a.txt", b"", "has no rows"),
     ("a.csv", b"", "has no rows"),
     ("a.csv", b"text,label\n", "a.csv has a header (['text', 'label']), and has no rows below it"),
     ("a.csv", b"text,label\n,1\n,2\n", "the field 'text' is empty everywhere"),
@@ -76,10 +72,8 @@ TASKS = [
     ("a.csv", b"text,text\na,b\n", "has two columns of one name"),
     ("a.csv", b"a\0b", "line 1 has a NUL"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:-9], "cannot be read"),
-    ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:30] + b"x" * 40, "a.jsonl.gz"),
     ("a.jsonl.gz", b"no gzip", "cannot be read"),
     ("a.parquet", b"PAR1" + b"x" * 100, "is not a readable Parquet file"),
-    ("a.parquet", b"", "is not a readable Parquet file"),
 ]
 
 
@@ -112,7 +106,7 @@ def test_a_parquet_file_that_is_cut_or_flipped_is_no_traceback(tmp_path):
     for cut in (3, 8, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:cut])
         assert "a.parquet" in refused(load_tasks, path)
-    for _ in range(40):
+    for _ in range(20):
         flipped = bytearray(whole)
         for _ in range(5):
             flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
@@ -123,7 +117,6 @@ def test_a_parquet_file_that_is_cut_or_flipped_is_no_traceback(tmp_path):
             assert "\n" not in str(error)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
 def test_folders_pipes_and_devices_are_no_files(tmp_path):
     os.mkfifo(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").mkdir()
@@ -151,18 +144,18 @@ def test_invalid_paths_on_the_command_line(words, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_invalid_ids():
-    for given, sentence in (
-        ([{"id": "x" * 10**6, "text": "a"}], "at most 1000 characters"),
-        ([{"id": "\ud800", "text": "a"}], "the id holds half a surrogate"),
-        ([{"id": "x", "text": "a"}, {"id": "x", "text": "b"}], "'x' occurs twice"),
-        ([{"id": 10**400, "text": "a"}, {"id": 10**400, "text": "b"}], "occurs twice"),
-    ):
-        assert sentence in refused(load_tasks, given, options=DataOptions(id_field="id"))
-    assert "is not valid" in refused(load_tasks, [Task(["x"], "a")])
+@cases(
+    (["x" * 10**6], "at most 1000 characters"),
+    (["\ud800"], "the id holds half a surrogate"),
+    ([10**400, 10**400], "occurs twice"),
+    ([Task(["x"], "a")], "is not valid"),
+)
+def test_invalid_ids(given, sentence):
+    rows = [one if isinstance(one, Task) else {"id": one, "text": "a"} for one in given]
+    assert sentence in refused(load_tasks, rows, options=DataOptions(id_field="id"))
 
 
-def test_a_prompt_of_a_million_characters_is_quick(tmp_path):
+def test_a_prompt_of_a_million_characters_is_quick():
     text = "the end a " * 100_000
     said = refused(load_tasks, [text, "ab"], letters(), context=64, max_new=8)
     assert "'tasks/0'" in said and "context of 64" in said
@@ -220,20 +213,24 @@ def test_no_pickle_is_ever_read(model, tmp_path, name):
     assert mark.exists(), "the pickle works when it is read"
 
 
-NO_WEIGHTS = {
-    "empty": b"",
-    "text": b"x",
-    "huge header": struct.pack("<Q", 10**12) + b"{}",
-    "largest header": struct.pack("<Q", 2**64 - 1),
-    "list": struct.pack("<Q", 2) + b"[]",
-    "short": struct.pack("<Q", 61) + b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}',
-    "deep": struct.pack("<Q", 50_000) + b'{"x": ' + b"[" * 49_994,
-}
+NO_WEIGHTS = [
+    b"",
+    struct.pack("<Q", 10**12) + b"{}",
+    struct.pack("<Q", 2**64 - 1),
+    struct.pack("<Q", 2) + b"[]",
+    struct.pack("<Q", 61) + b'{"x": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}',
+    struct.pack("<Q", 50_000) + b'{"x": ' + b"[" * 49_994,
+]
+NO_CONFIGS = ["", "[]", "{}", DEEP]
+NO_CONFIGS += [json.dumps({"model_type": kind}) for kind in ("no-such-kind", ["gpt2"], "bert", None)]
+NO_CONFIGS += [json.dumps({"model_type": "gpt2"} | odd) for odd in ({"n_layer": "many"}, {"n_head": 0})]
+NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
+BROKEN = [(name, content) for name in ("model.safetensors", "critic/head.safetensors") for content in NO_WEIGHTS]
+BROKEN += [("config.json", text.encode()) for text in NO_CONFIGS]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "critic/head.safetensors"])
-@pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_invalid_weights(model, name, content):
+@pytest.mark.parametrize(("name", "content"), BROKEN, ids=range(len(BROKEN)))
+def test_broken_weights_and_configs_are_refused(model, name, content):
     (model / name).write_bytes(content)
     assert str(model) in refused(load, model)
 
@@ -243,8 +240,8 @@ def changed(place, **more):
     place.write_text(json.dumps(told | more), encoding="utf-8")
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_with_nan_or_infinity_are_named(model, bad):
+@cases(float("nan"), -float("inf"))
+def test_weights_with_nan_or_infinity_are_named(bad, model):
     held = load_file(model / "model.safetensors")
     held["transformer.h.1.mlp.c_fc.weight"][3, 4] = bad
     save_file(held, model / "model.safetensors", metadata={"format": "pt"})
@@ -294,18 +291,6 @@ def test_weights_of_another_shape_or_name(model):
     assert "does not hold the critic's weights" in refused(load, model)
 
 
-NO_CONFIGS = ["", "[]", "5", "null", "{}", DEEP]
-NO_CONFIGS += [json.dumps({"model_type": kind}) for kind in ("no-such-kind", ["gpt2"], "bert", None)]
-NO_CONFIGS += [json.dumps({"model_type": "gpt2"} | odd) for odd in ({"n_layer": "many"}, {"n_head": 0}, {"n_embd": -5})]
-NO_CONFIGS += ['{"model_type": "gpt2", "vocab_size": 1e400}']
-
-
-@pytest.mark.parametrize("content", NO_CONFIGS, ids=range(len(NO_CONFIGS)))
-def test_invalid_configs(model, content):
-    (model / "config.json").write_text(content, encoding="utf-8")
-    assert str(model) in refused(load, model)
-
-
 def test_programs_in_a_folder_are_not_run(model, tmp_path, monkeypatch):
     mark = tmp_path / "mark"
     program = f"import os\nos.mkdir({str(mark)!r})\nclass Config: pass\nclass Model: pass\nclass Tokenizer: pass\n"
@@ -325,20 +310,20 @@ def test_attention_from_elsewhere_is_not_fetched(model):
     assert "attn_implementation" in refused(load, model)
 
 
-@pytest.mark.parametrize("missing", ["eos", "pad", "both", "template"])
+@pytest.mark.parametrize("missing", ["pad", "both", "template"])
 def test_tokenizers_that_lack_something(model, missing, tmp_path):
     path = model / "tokenizer_config.json"
     told = json.loads(path.read_text(encoding="utf-8"))
-    gone = {"eos": "eos_token", "pad": "pad_token", "both": "eos_token pad_token", "template": "chat_template"}
+    gone = {"pad": "pad_token", "both": "eos_token pad_token", "template": "chat_template"}
     path.write_text(json.dumps({k: v for k, v in told.items() if k not in gone[missing].split()}), encoding="utf-8")
-    if missing in ("eos", "both"):
+    if missing == "template":
+        said = refused(train, str(model), [[{"role": "user", "content": "ab"}]] * 2, "letters:a", out=tmp_path / "chat")
+        assert "chat template" in said
+    if missing == "both":
         for name in ("config.json", "generation_config.json"):
             changed(model / name, eos_token_id=None)
-    run = train(str(model), ["ab", "cde"], "letters:a", out=tmp_path / "run", **TINY)
-    assert run.metrics[-1]["rollout/count"] == 4
-    messages = [[{"role": "user", "content": "ab"}]] * 2
-    said = refused(train, str(model), messages, "letters:a", out=tmp_path / "chat", **TINY)
-    assert "chat template" in said
+    for metrics in steps(str(model), ["ab", "cde"], "letters:a", out=tmp_path / "run", **TINY):
+        assert metrics["rollout/count"] == 4
 
 
 @cases("{{ messages.nothing.at.all }}", "{% for", "{{ ''.__class__.__mro__ }}", "{{ 1 / 0 }}")
@@ -385,8 +370,9 @@ def test_an_untrusted_adapter(tmp_path, model):
 # --- runs -------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def trained(whole):
-    (whole.parent / "tasks.txt").write_text("ab\ncde\n", encoding="utf-8")
-    return train(str(whole), str(whole.parent / "tasks.txt"), "letters:a", out=whole.parent / "run", **TINY).path
+    tasks = whole.parent / "tasks.txt"
+    tasks.write_text("ab\ncde\n", encoding="utf-8")
+    return train(str(whole), str(tasks), "letters:a", out=whole.parent / "run", **TINY).path
 
 
 @pytest.fixture
@@ -394,26 +380,20 @@ def run(trained, tmp_path):
     return shutil.copytree(trained, tmp_path / "run")
 
 
-LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefghijklmno", "bcdefghijklmnop")
-)
-MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{b}: &{b} {{<<: [{', '.join(['*' + a] * 9)}]}}\n" for a, b in zip("abcdefghijklmno", "bcdefghijklmnop")
-)
-
-
+PAIRS = [(b, ", ".join(["*" + a] * 9)) for a, b in pairwise("abcdefghijklmnop")]
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(f"{b}: &{b} [{before}]\n" for b, before in PAIRS)
+MERGES = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{<<: [{before}]}}\n" for b, before in PAIRS)
 CONFIGS = ["!!python/object/apply:os.mkdir [MARK]", "steps: !!python/name:os.system ''", LAUGHS, MERGES, "&a [*a]"]
-CONFIGS += ["[1, 2]", "", "steps: 2001-99-99", "{" * 1000, "\0", "steps: [", "5: 5", "true: 1", "steps: 1\nkl: 5"]
-CONFIGS += ["policy: [1, 2]", "steps: " + "9" * 5000, "a: !!binary x", "steps: !!int x"]
+CONFIGS += ["[1, 2]", "", "steps: 2001-99-99", "{" * 1000, "steps: [", "true: 1", "steps: 1\nkl: 5"]
+CONFIGS += ["steps: " + "9" * 5000, "a: !!binary x"]
 
 
 @pytest.mark.parametrize("content", CONFIGS, ids=range(len(CONFIGS)))
 def test_an_untrusted_config(run, tmp_path, content):
     mark = tmp_path / "mark"
     (run / "config.yaml").write_text(content.replace("MARK", str(mark)), encoding="utf-8")
-    for words in (["train", "--resume", str(run)], ["train", str(run / "config.yaml")], ["report", str(run)]):
-        code = main(words)
-        assert code in (0, 2) and (code == 2 or words[0] == "report"), words
+    assert main(["train", "--resume", str(run)]) == main(["train", str(run / "config.yaml")]) == 2
+    assert main(["report", str(run)]) in (0, 2)
     assert not mark.exists()
 
 
@@ -422,28 +402,22 @@ def test_a_config_in_another_encoding(run):
     assert "config.yaml" in refused(read_config, run)
 
 
-RECORDS = ["[1, 2]", "5", '"x"', '{"reward/mean": 1}', '{"step": "x"}', '{"step": 1, "reward/mean": "<b>"}', DEEP]
-RECORDS += ['{"step": 1, "reward/mean": {"a": 1}}', '{"step": ' + "9" * 5000 + "}", "\0"]
-RECORDS += ['{"step": 1e400}', '{"step": null}']
+RECORDS = ["[1, 2]", "5", '{"reward/mean": 1}', '{"step": "x"}', '{"step": 1, "reward/mean": "<b>"}', DEEP]
+RECORDS += ['{"step": 1, "reward/mean": {"a": 1}}', '{"step": ' + "9" * 5000 + "}", '{"step": 1e400}']
+FILES = ["metrics.jsonl", "distributions.jsonl", "evaluation.json", "environment.json"]
 
 
 @pytest.mark.parametrize("line", RECORDS, ids=range(len(RECORDS)))
 def test_untrusted_records(run, line, capsys):
-    for name in ("metrics.jsonl", "distributions.jsonl"):
-        whole = (run / name).read_text(encoding="utf-8")
-        (run / name).write_text(f"{line}\n{whole}", encoding="utf-8")
+    evaluated = json.dumps({"before": line, "after": {"replies": [{"task": 1}, line]}})
+    for name, content in (*((name, line) for name in FILES), ("evaluation.json", evaluated)):
+        whole = (run / name).read_text(encoding="utf-8") if (run / name).exists() else ""
+        (run / name).write_text(f"{content}\n{whole}" if name.endswith("l") else content, encoding="utf-8")
         assert main(["report", str(run)]) in (0, 2)
         assert "Traceback" not in capsys.readouterr().err
-        (run / name).write_text(whole, encoding="utf-8")
-    for content in (line, json.dumps({"before": line, "after": {"replies": [{"task": 1}, line]}})):
-        (run / "evaluation.json").write_text(content, encoding="utf-8")
-        assert main(["report", str(run)]) in (0, 2)
-    (run / "evaluation.json").unlink()
-    (run / "environment.json").write_text(line, encoding="utf-8")
-    assert main(["report", str(run)]) in (0, 2)
+        (run / name).write_text(whole, encoding="utf-8") if whole else (run / name).unlink()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "distributions.jsonl", "log.txt", "config.yaml", "lock"])
 def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, name):
     outside = tmp_path / "outside"
@@ -456,7 +430,6 @@ def test_a_link_out_of_the_run_folder_is_never_written_through(run, tmp_path, na
     assert outside.read_bytes() == before
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
 def test_a_link_in_place_of_replies_shows_nothing(run, tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the secret itself", encoding="utf-8")
@@ -553,13 +526,3 @@ def test_a_reply_never_controls_a_terminal(capsys):
     for text in (output.getvalue(), said.out, said.err):
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", text), text
     assert "red" in output.getvalue() and "[bold]x[/bold]" in output.getvalue()
-
-
-def test_a_task_with_escapes_is_trained_on_and_shown_plainly(whole, tmp_path, capsys):
-    (tmp_path / "tasks.jsonl").write_text(json.dumps({"text": "ab\x1b[2J", "id": ESCAPES}) + "\n", encoding="utf-8")
-    words = ["train", "--policy", str(whole), "--tasks", str(tmp_path / "tasks.jsonl"), "--reward", "letters:a"]
-    words += ["--id-field", "id", "--samples-every", "1", "--out", str(tmp_path / "run")]
-    words += [word for name, n in TINY.items() for word in (f"--{name.replace('_', '-')}", str(n))]
-    assert main(words) == 0
-    said = capsys.readouterr()
-    assert "\x1b" not in said.out + said.err

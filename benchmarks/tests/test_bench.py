@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT / "benchmarks/peers"))
 
 import products  # noqa: E402
 from benchmarks import driver, report  # noqa: E402
-from benchmarks.work import WORKS, Peer, Work, WorkDiffers, compare  # noqa: E402
+from benchmarks.work import Peer, Work, WorkDiffers, compare  # noqa: E402
 
 PEER = """
 import sys
@@ -125,12 +125,3 @@ def test_all_products_of_an_update_are_recorded(tmp_path):
     assert len(replay.weights) == 2, "a weight is one tensor in both directions; the other one is the bias"
     assert set(replay()) == {"products", "optimizer"}
     assert products.kinds(str(tmp_path / "products.json")) == "float32"
-
-
-def test_every_workload_is_described():
-    assert {"W1", "W2", "W3", "W4", "W4t", "W5a", "W5b"} <= set(WORKS)
-    for work in WORKS.values():
-        rows = work.queries * work.groups
-        assert rows % work.minibatch == 0 and work.about and work.peers
-        json.dumps(work.spec())
-        assert work.quick().spec()["shape"]["n_embd"] == 32

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.gpu import parts
-from cases import slow
+from cases import cases, slow
 
 ROOT = Path(__file__).parents[2]
-HANGS = "import time; time.sleep(60)"
 
 
 @pytest.mark.slow
@@ -26,14 +25,11 @@ def test_every_part_of_the_gpu_benchmark_runs(tmp_path):
     assert len(parts) == 12
 
 
-@pytest.mark.parametrize(
-    ("ending", "message"),
-    [
-        ("raise RuntimeError('no kernel')", "RuntimeError: no kernel (odd.py:3)"),
-        slow(HANGS, "stopped after 20 s"),
-    ],
+@cases(
+    ("raise RuntimeError('no kernel')", "RuntimeError: no kernel (odd.py:3)"),
+    slow("import time; time.sleep(60)", "stopped after 20 s"),
 )
-def test_the_error_of_a_part_is_reported_with_its_results(tmp_path, monkeypatch, ending, message):
+def test_the_error_of_a_part_is_reported_with_its_results(ending, message, tmp_path, monkeypatch):
     """Its results so far stay, beside the exception or the time limit."""
     (tmp_path / "odd.py").write_text(f"def main(place, report):\n    report(found=1)\n    {ending}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)

@@ -1,15 +1,12 @@
-"""RLPrompt's policy: a frozen LM with a trained MLP between its states and its head, judged by another, masked LM."""
+"""RLPrompt's policy: a frozen LM with a trained MLP between its states and its head."""
 
 import torch
 from torch import nn
 from toys import PIECES, letters, lm
-from transformers import BertConfig, BertForMaskedLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from operant import Learner, Policy
 from operant.engines.native.capabilities import try_decoding
-
-MASK, GREAT, TERRIBLE = len(PIECES), len(PIECES) + 1, len(PIECES) + 2
 
 
 class Adapted(nn.Module):
@@ -33,48 +30,24 @@ class Adapted(nn.Module):
         return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
 
-class Judge:
-    """log p(great) - log p(terrible) at the mask of `<prompt> <review> [MASK]`, by a model with ids of its own."""
-
-    def __init__(self):
-        torch.manual_seed(3)
-        shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-        config = BertConfig(vocab_size=TERRIBLE + 1, initializer_range=0.5, max_position_embeddings=64, **shape)
-        self.model, self.tokenizer = BertForMaskedLM(config).eval(), letters()
-        self.model.requires_grad_(False)
-
-    def __call__(self, rollouts):
-        scores = []
-        for rollout in rollouts:
-            ids = self.tokenizer(rollout.reply + " a plot", add_special_tokens=False)["input_ids"]
-            logits = self.model(torch.tensor([[*ids, MASK]])).logits[0, -1].log_softmax(-1)
-            scores.append(float(logits[GREAT] - logits[TERRIBLE]))
-        return scores
-
-
 def test_only_the_mlp_learns_and_the_reward_rises():
     base = lm("gpt2", len(PIECES), spread=0.1)
     weights = {name: w.clone() for name, w in base.state_dict().items()}
-    adapted, judge = Adapted(base), Judge()
-    learner = Learner(
-        adapted,
-        tokenizer=letters(),
-        **{"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "score.scale": True},
-    )
+    adapted = Adapted(base)
+    options = {"optimizer.lr": 1e-2, "max_tokens": 5, "fixed_length": True, "kl.coef": 0.0, "score.scale": True}
+    learner = Learner(adapted, tokenizer=letters(), **options)
     assert try_decoding(learner.policy).cached and try_decoding(learner.policy).left
-    judged = {name: w.clone() for name, w in judge.model.state_dict().items()}
     before = [w.clone() for w in adapted.mlp.parameters()]
     means = []
-    for step in range(12):
+    for step in range(8):
         replies = learner.generate(["a"] * 32)
-        scores = judge(replies)
+        scores = [float(reply.reply.count("e")) for reply in replies]
         means.append(sum(scores) / len(scores))
         metrics = learner.step(replies, scores)
         assert metrics["rollout/logprob_gap"] < 1e-4
         if step == 0:
             assert all(not torch.equal(a, b) for a, b in zip(before, adapted.mlp.parameters(), strict=True))
     assert all(torch.equal(w, weights[name]) for name, w in base.state_dict().items())
-    assert all(torch.equal(w, judged[name]) for name, w in judge.model.state_dict().items())
     assert {id(p) for p in learner.policy.trainable()} == {
         id(p) for part in (adapted.mlp, learner.policy.value_head) for p in part.parameters()
     }
