@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from cases import cases
@@ -157,6 +158,21 @@ def test_a_query_is_not_cut_where_the_encoded_piece_ends(bpe):
     rows = ["the " * 3 + " " * 400 + "film was " * 20, "thefilm" * 200 + " the", "\n" * 500 + TEXT * 10]
     for n in (3, 8):
         assert prompts(load_tasks(rows, bpe, DataOptions(query_tokens=n))) == [bpe(row).input_ids[:n] for row in rows]
+
+
+def test_a_tokenizer_with_very_long_tokens_sees_the_whole_text():
+    class Hundreds:
+        """A token is a hundred characters."""
+
+        all_special_ids = ()
+
+        def __call__(self, given):
+            texts = [given] if isinstance(given, str) else given
+            ids = [[ord(text[i]) + len(text[i : i + 100]) for i in range(0, len(text), 100)] for text in texts]
+            return SimpleNamespace(input_ids=ids[0] if isinstance(given, str) else ids)
+
+    (task,) = load_tasks(["the film was " * 100], Hundreds(), DataOptions(query_tokens=5))
+    assert task.prompt == Hundreds()("the film was " * 100).input_ids[:5]
 
 
 def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
