@@ -282,15 +282,6 @@ def test_attention_is_as_it_was_afterwards():
     assert made.config._attn_implementation == name != kernels.NAME
 
 
-def test_attention_that_was_not_laid_out_is_refused():
-    made = policy()
-    q = torch.zeros(1, 2, 5, 8)
-    with made.packing.within([3, 1], made.device), pytest.raises(ValueError, match="not the rows"):
-        kernels.attend(made.model, q, q, q, None)
-    with made.packing.within([3, 2], made.device), pytest.raises(ValueError, match="knows no mask"):
-        kernels.attend(made.model, q, q, q, None, is_causal=False)
-
-
 # --- the kernel -------------------------------------------------------------------------------------------------------
 def one_by_one(query, key, value, edges, edges_too, longest, longest_too, *, scale, window_size, enable_gqa):
     """The function of torch's kernel, computed for one row at a time, with the same parameters."""

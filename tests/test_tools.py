@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from cases import cases
+from cases import cases, slow
 from toys import letters, lm
 
 import operant
@@ -40,14 +40,17 @@ def tokenizer():
     return operant.load_policy("builtin:reviews-lm").tokenizer
 
 
-def slow(text: str) -> str:
-    """Wait.
+def tool(name, work):
+    """A function of a text that a policy may call."""
 
-    Args:
-        text: Anything.
-    """
-    time.sleep(30)
-    return text
+    def called(text: str) -> str:
+        return work(text)
+
+    called.__name__, called.__doc__ = name, "Work.\n\nArgs:\n    text: Anything.\n"
+    return called
+
+
+SLOW, RAISES = tool("slow", lambda text: time.sleep(30)), tool("raises", lambda text: {}[text])
 
 
 def boils(text: str, degrees: int) -> dict:
@@ -63,15 +66,6 @@ def boils(text: str, degrees: int) -> dict:
 def noon() -> int:
     """When."""
     return 12
-
-
-def raises(text: str) -> str:
-    """Raise.
-
-    Args:
-        text: Anything.
-    """
-    raise KeyError(text)
 
 
 def episode(tokenizer, replies, tools="python", *, template=None, fits=lambda *_: True, **options):
@@ -109,8 +103,8 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     ("<python>while True: pass</python>", "python", "time"),
     ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
     ("<python>None</python>", "python", "<result></result>"),
-    ("<raises>k</raises>", [raises], "KeyError: 'k'"),
-    pytest.param("<slow>k</slow>", [slow], "the call took longer than 2 seconds", marks=pytest.mark.slow),
+    ("<raises>k</raises>", [RAISES], "KeyError: 'k'"),
+    slow("<slow>k</slow>", [SLOW], "the call took longer than 2 seconds"),
     ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
     ("<boils>3</boils>", [boils], "TypeError"),
     ("if vector<int> is meant, <boils>{}</boils>", [boils], "TypeError"),
