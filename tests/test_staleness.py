@@ -68,7 +68,7 @@ OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
 
 @cases(
     ("ppo", "two", 1, "sequence", OF_PPO),
-    ("rloo", "one", 2, "token", OF_RLOO),
+    slow("rloo", "one", 2, "token", OF_RLOO),
     slow("rloo", "ragged", 2, "sequence", OF_RLOO),
 )
 def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):

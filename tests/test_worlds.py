@@ -9,7 +9,7 @@ import hostile_worlds
 import numpy as np
 import pytest
 import torch
-from cases import cases, slow_but
+from cases import cases, slow, slow_but
 from hostile_worlds import Hostile, Letters
 from isolation import STRONG, WEAK, marked_processes
 from page_commands import snippets
@@ -138,9 +138,6 @@ def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
     log = (tmp_path / "run" / "log.txt").read_text(encoding="utf-8")
     assert "crashed: 1 of 5 episodes left out: the world ended with exit status 3" in log
     assert "isolation of world 'Hostile': " in log
-    assert marked_processes(mark, patience=1.0) == []
-    with pytest.raises(OperantError, match="world 'Hostile' ended with exit status 3; fix it"):
-        train(lm(vocab=40), TASKS, out=tmp_path / "stops", **SMALL | given | {"isolation.on_error": "stop"})
     assert marked_processes(mark, patience=1.0) == []
 
 
@@ -285,11 +282,10 @@ OTHERS = {
     "isolated": lambda: isolated(HOSTILE, fault="exits"),
     "isolated rooms": lambda: isolated("operant.apps.games.rooms:Rooms"),
     "workers with a state": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Draws", workers=2),
-    "workers with rooms": lambda: WorkerEnv("operant.apps.games.rooms:Rooms", workers=2),
 }
 
 
-EVERY = [pytest.param(m, id=n, marks=[pytest.mark.slow] * n.endswith(" rooms")) for n, m in (SHIPPED | OTHERS).items()]
+EVERY = [slow(m, id=n) if n.startswith("isolated") else pytest.param(m, id=n) for n, m in (SHIPPED | OTHERS).items()]
 
 
 @pytest.mark.parametrize("make", EVERY)
@@ -299,8 +295,7 @@ def test_every_world_that_comes_with_operant_passes_the_check(make):
     env = make()
     own = getattr(env, "games", None)
     target = ["3", "4"] if isinstance(env, Extract) else {"tests": ["f()"]} if make is SHIPPED["programs"] else "3"
-    for seed in range(1 if isinstance(env, IsolatedEnv) else 2):
-        check_env(env, None if own else [Task(f"t/{i}", "12", target=target) for i in range(5)], seed=seed)
+    check_env(env, None if own else [Task(f"t/{i}", "12", target=target) for i in range(5)])
     if isinstance(env, IsolatedEnv):
         env.close()
 
