@@ -181,7 +181,7 @@ EXPECTED = {
 }
 
 
-def test_a_token_shows_its_numbers_and_a_click_colours_all_by_choice(page):
+def test_a_token_shows_its_numbers_and_a_click_colours_all(page):
     tokens, tip = opened(page), page.locator(".replies .tip")
     tokens.nth(1).hover()
     numbers = dict(zip(texts(page, ".replies .tip dt"), texts(page, ".replies .tip dd")))
@@ -210,7 +210,7 @@ def test_a_token_shows_its_numbers_and_a_click_colours_all_by_choice(page):
     assert fits(page)
 
 
-def test_both_answers_to_a_query_open_and_the_keyboard_alone_opens_a_reply(page):
+def test_both_answers_open_and_the_keyboard_alone_opens_a_reply(page):
     page.locator(".probes .line").nth(1).click()
     page.wait_for_selector(".probes .token")
     assert texts(page, ".probes .facts-line b") == ["Reference", "Policy, step 4"]
@@ -252,7 +252,7 @@ def test_the_static_page_names_the_replies_that_it_lacks(browser, urls, run):
         assert "not on this page" in page.locator(".replies .missing").first.inner_text()
 
 
-def test_the_live_page_follows_the_run_but_for_a_reply_that_is_open(browser, run, soon):
+def test_the_live_page_follows_the_run_but_for_an_open_reply(browser, run, soon):
     with live(run) as server, visit(browser, server.url) as page:
         replies(page)
         assert texts(page, ".replies .summary") == ["All 91 replies of 4 steps are available."]
