@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import random
 import re
 import statistics
 
@@ -13,7 +12,7 @@ from run_folders import probes, run
 from texts import write_rows
 
 from operant.tools.cli import main
-from operant.tools.report.compare import comparison, front, write_comparison
+from operant.tools.report.compare import comparison, front
 from operant.tools.report.runs import expand, grouped, read_runs
 from operant.tools.report.summary import interval, t_quantile, table
 
@@ -32,8 +31,6 @@ def test_the_interval_is_that_of_students_t():
 
 @cases(
     # Two standard errors of the difference of 4 scores of variance 1/3 are 2 * sqrt(2 / 12) = 0.816.
-    ([1.0, 0.0, 1.0, 0.0], False),
-    ([0.0, -1.0, 0.0, -1.0], True),
     ([0.2, -0.8, 0.2, -0.8], False),
     ([0.18, -0.82, 0.18, -0.82], True),
     ([9.0, 8.0, 9.0, 8.0], False),
@@ -51,26 +48,10 @@ def test_quantiles_are_those_of_the_tables(freedom, t):
     assert t_quantile(freedom) == pytest.approx(t, abs=6e-5)
 
 
-def test_the_interval_covers_the_true_mean_in_95_percent_of_the_draws():
-    draw, covered = random.Random(0), 0
-    for _ in range(2000):
-        found = interval([draw.gauss(0.0, 1.0) for _ in range(4)])
-        covered += abs(found.mean) <= found.half
-    assert 0.935 < covered / 2000 < 0.965
-
-
 def test_the_front_has_the_points_that_no_other_beats():
-    draw = random.Random(1)
-    for _ in range(200):
-        points = [(draw.randrange(6), draw.randrange(6)) for _ in range(draw.randrange(1, 8))]
-        beaten = {
-            i
-            for (i, a), (j, b) in itertools.permutations(enumerate(points), 2)
-            if b[0] <= a[0] and b[1] >= a[1] and (b != a or j < i)
-        }
-        found = front(points)
-        assert set(found) == set(range(len(points))) - beaten, points
-        assert [points[i][0] for i in found] == sorted(points[i][0] for i in found)
+    # By hand: (1, 3) is beaten by (0, 3), (2, 4) and (2, 4) are one point, (3, 4) and (4, 1) are beaten.
+    assert front([(2, 4), (1, 3), (0, 3), (2, 4), (4, 1), (3, 4), (5, 9)]) == [2, 0, 6]
+    assert front([(1, 1)]) == [0] and front([]) == []
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -84,8 +65,7 @@ def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path):
 
 
 def test_runs_with_the_same_seed_are_not_averaged(tmp_path):
-    """Two series of the same three seeds, such as before and after a change of the code, are two lines."""
-    for name, seed in itertools.product(("new", "old"), (1, 2, 3)):
+    for name, seed in itertools.product(("new", "old"), (1, 2)):
         run(tmp_path / f"{name}-{seed}", seed=seed)
     assert [g.name for g in grouped(read_runs(sorted(tmp_path.iterdir())))] == ["new-*", "old-*"]
 
@@ -181,7 +161,6 @@ def held_out_runs(folder, ends, before=7.88, steps=12):
         "The highest reward on held-out tasks is 18.1 ± 0.25, with kl=0.1, at a KL of 2 ± 0 nats; before training "
         "it was 7.88 ± 0 (+10.2 ± 0.25). Its interval overlaps that of kl=2.0.",
     ),
-    ids=["worse", "one seed", "within noise", "better"],
 )
 def test_the_headline_knows_the_value_before_training(ends, headline, tmp_path):
     data = comparison(held_out_runs(tmp_path, ends))
@@ -194,18 +173,15 @@ def test_few_steps_are_too_early(tmp_path):
 
 
 def test_the_front_of_the_page_joins_the_means_of_the_groups(tmp_path):
-    for coef, reward, kl in ((0.0, 9.0, 30.0), (0.1, 8.0, 5.0), (0.5, 3.0, 6.0), (2.0, 2.0, 1.0)):
+    """That of 5.0 is below the reward before training, at more KL than none: no training beats it in both."""
+    for coef, reward, kl in ((0.0, 9.0, 30.0), (0.1, 8.0, 5.0), (0.5, 3.0, 6.0), (2.0, 2.0, 1.0), (5.0, -4.0, 0.5)):
         for seed in (1, 2):
             run(tmp_path / f"{coef}-{seed}", coef=coef, seed=seed, after=(reward + seed, kl), replies=["a b c"])
     data = comparison(sorted(tmp_path.iterdir()))
     [plane] = data["rewards"][0]["planes"]
     assert [data["groups"][i]["name"] for i in plane["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
-    assert plane["of"] == "kl" and len(plane["points"]) == 8 and plane["start"] == [0.0, 1.0]
+    assert plane["of"] == "kl" and len(plane["points"]) == 10 and plane["start"] == [0.0, 1.0]
     assert data["groups"][0]["values"] == {"kl.coef": "0"} and data["options"] == ["kl.coef"]
-    for seed in (1, 2):  # below the reward of 1 before training, at more KL than none: no training beats it in both
-        run(tmp_path / f"5.0-{seed}", coef=5.0, seed=seed, after=(-4.0 + seed, 0.5), replies=["a b c"])
-    data = comparison(sorted(tmp_path.iterdir()))
-    assert [data["groups"][i]["name"] for i in data["rewards"][0]["planes"][0]["front"]] == ["2.0-*", "0.1-*", "0.0-*"]
 
 
 def test_runs_whose_names_share_nothing_go_by_what_differs(tmp_path):
@@ -283,27 +259,16 @@ def test_scores_of_different_rewards_share_no_axis(tmp_path):
 
 def test_every_number_of_a_metric_has_its_column_and_its_chart(tmp_path):
     measured = {"rouge/rouge1": 0.25, "rouge/rougeL": 0.2, "bertscore/f1": 0.9}
-    for i, name in enumerate("ab"):
-        told = measured if name == "a" else {key: x / 2 for key, x in measured.items()}
-        known = {"metrics": (None, told), "evaluation": {"metrics": "rouge,bertscore"}}
-        run(tmp_path / name, coef=i / 10, after=(4.0, 1.0), **known)
-    data = comparison([tmp_path / name for name in "ab"])
-    head, *rows = (re.split(" {2,}", line) for line in table(data).splitlines()[:3])
-    for name, cells in {"rouge/rouge1": ["0.25", "0.125"], "bertscore/f1": ["0.9", "0.45"]}.items():
-        assert [row[head.index(name)] for row in rows] == cells
+    run(tmp_path / "a", after=(4.0, 1.0), metrics=(None, measured), evaluation={"metrics": "rouge,bertscore"})
+    data = comparison([tmp_path / "a"])
+    head, row = (re.split(" {2,}", line) for line in table(data).splitlines()[:2])
+    assert [row[head.index(name)] for name in ("rouge/rouge1", "bertscore/f1")] == ["0.25", "0.9"]
     assert {f"evaluate/{name}" for name in measured} <= {chart["name"] for chart in data["curves"]}
 
 
-def test_a_damaged_file_of_replies_is_left_out(tmp_path):
-    run(tmp_path / "a")
-    probes(tmp_path / "a", "step-00001.parquet", {"x": "reply"})
-    (tmp_path / "a/probes/step-00002.parquet").write_bytes(b"PAR1 and then the disk was full")
-    assert comparison([tmp_path / "a"])["replies"]["queries"] == []
-
-
 def test_the_newest_probes_are_shown_side_by_side(tmp_path):
-    for name, word in (("a", "one"), ("b", "two")):
-        run(tmp_path / name, coef=0.1 if name == "a" else 0.2)
+    for coef, (name, word) in enumerate((("a", "one"), ("b", "two"))):
+        run(tmp_path / name, coef=coef)
         probes(tmp_path / name, "step-00000.parquet", {"x": "old", "y": "old"})
         probes(tmp_path / name, "step-00010.parquet", {"y": f"{word} y", "x": f"{word} x"})
     probes(tmp_path / "b", "reference.parquet", {"x": "ref x", "y": "ref y"})
@@ -311,6 +276,8 @@ def test_the_newest_probes_are_shown_side_by_side(tmp_path):
     place = replies["queries"].index("query x")
     assert [column["answers"][place] for column in replies["columns"]] == [["one x", 0.5], ["two x", 0.5]]
     assert replies["reference"][place] == ["ref x", 0.5] and replies["reference_label"] == "the reference"
+    (tmp_path / "a/probes/step-00011.parquet").write_bytes(b"PAR1 and then the disk was full")
+    assert comparison([tmp_path / "a"])["replies"]["queries"] == []
 
 
 def test_a_run_before_its_first_step_can_be_compared(tmp_path):
@@ -347,10 +314,3 @@ def test_a_sweep_stands_for_its_runs(tmp_path, capsys):
     assert "let its name end in .html" in capsys.readouterr().err
     assert main([*both, str(tmp_path / "c.html")]) == 0
     assert (tmp_path / "c.html").stat().st_size > 50_000
-
-
-def test_texts_of_a_run_cannot_close_the_script_with_the_data(tmp_path):
-    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    run(tmp_path / "a", after=(1.0, 1.0), replies=[evil], reward=evil)
-    html = write_comparison([tmp_path / "a"], tmp_path / "c.html").read_text(encoding="utf-8")
-    assert evil not in html and "<script>alert" not in html

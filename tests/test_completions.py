@@ -2,12 +2,9 @@
 
 import contextlib
 import math
-import multiprocessing
 import re
 import socket
 import sqlite3
-import struct
-import threading
 import time
 from email.utils import formatdate
 
@@ -15,6 +12,7 @@ import pytest
 from cases import cases
 from completion_server import Server
 from page_commands import snippets
+from processes import Child
 
 from operant.engines.completions import Completions, Spent
 from operant.net import client as http_client
@@ -81,18 +79,10 @@ def test_draws_of_the_same_text_differ_and_are_kept(serve, tmp_path):
     assert client(server, **options)(["x", "y", "x", "x", "x"]) == ["5:0", "5:2", "6:1", "7:3", "8:4"]
 
 
-def fill(url, path, texts):
-    Completions(url, "m", cache=path, key_variable="NONE")(texts)
-
-
 def test_two_processes_share_a_cache(serve, tmp_path):
     server, path, texts = serve(echo), tmp_path / "answers.sqlite", [str(i) for i in range(40)]
-    workers = [multiprocessing.get_context("spawn").Process(target=fill, args=(server.url, path, texts)) for _ in "ab"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0]
+    workers = [Child(lambda: client(server, cache=path)(texts) != texts) for _ in "ab"]
+    assert [worker.ends(60) for worker in workers] == [0, 0]
     assert 40 <= (sent := len(server.seen)) <= 80
     assert client(server, cache=path)(texts) == texts
     assert len(server.seen) == sent
@@ -107,11 +97,11 @@ def test_what_may_pass_is_tried_again(script, sent, serve):
     assert (len(server.seen), asked.spent.requests) == (sent, sent)
 
 
-@pytest.mark.parametrize("after", [lambda: "0.3", lambda: formatdate(time.time() + 2, usegmt=True)])
-def test_a_server_says_how_long_to_wait(serve, after):
-    server = serve(echo, [(429, {"Retry-After": after()})])
+def test_a_server_says_how_long_to_wait(serve):
+    server = serve(echo, [(429, {"Retry-After": "0.1"})])
     client(server)(["a"])
-    assert server.times[1] - server.times[0] >= 0.29
+    assert server.times[1] - server.times[0] >= 0.09
+    assert 1 < http_client.seconds_in(formatdate(time.time() + 3, usegmt=True)) <= 3
 
 
 def test_waits_double_until_the_longest(serve, monkeypatch):
@@ -124,9 +114,9 @@ def test_waits_double_until_the_longest(serve, monkeypatch):
 
 
 def test_a_slow_server_is_asked_again_and_then_named(serve):
-    server = serve(echo, delay=1.0)
-    with pytest.raises(OperantError, match=r"has not answered in 0\.2 s \(2 tries\)"):
-        client(server, timeout=0.2, tries=2)(["a"])
+    server = serve(echo, delay=0.3)
+    with pytest.raises(OperantError, match=r"has not answered in 0\.1 s \(2 tries\)"):
+        client(server, timeout=0.1, tries=2)(["a"])
     assert len(server.seen) == 2
 
 
@@ -171,43 +161,28 @@ def test_nobody_listens():
             Completions(url, "m", tries=2)(["a"])
 
 
-def test_a_server_that_is_killed_loses_no_answer(serve, tmp_path):
-    """It resets the third connection and is gone; the next one, at its address, is asked for the rest alone."""
-    killed = threading.Event()
+def test_a_server_that_breaks_off_loses_no_answer(serve, tmp_path):
+    """It resets the connection of the third text; afterwards it is asked for the rest alone."""
 
     def reply(body):
-        if body["prompt"] == "c":
-            killed.set()
-            for request in threads:
-                request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                request.close()
+        if body["prompt"] == "c" and len(server.seen) < 5:
             raise ConnectionResetError
         return echo(body)
 
-    threads = []
-    server = Server(reply)
-    usual = server.process_request
-    server.process_request = lambda request, address: (threads.append(request), usual(request, address))[1]
-    port, path = server.server_port, tmp_path / "a"
-    ending = threading.Thread(target=lambda: (killed.wait(10), server.shutdown(), server.server_close()))
-    ending.start()
-    with pytest.raises(OperantError, match="cannot be reached"):
+    server, path = serve(reply), tmp_path / "a"
+    with pytest.raises(OperantError, match=r"\(2 tries\)"):
         client(server, cache=path, at_once=1, tries=2)(["a", "b", "c", "d"])
-    ending.join(10)
-    assert len(server.seen) == 3
-    with Server(echo, port=port) as second:
-        assert client(second, cache=path)(["a", "b", "c", "d"]) == ["A", "B", "C", "D"]
-        assert sorted(body["prompt"] for body in second.seen) == ["c", "d"]
+    assert [body["prompt"] for body in server.seen] == ["a", "b", "c", "c"]
+    assert client(server, cache=path)(["a", "b", "c", "d"]) == ["A", "B", "C", "D"]
+    assert sorted(body["prompt"] for body in server.seen[4:]) == ["c", "d"]
 
 
 # --- budget and concurrency -------------------------------------------------------------------------------------------
 def test_several_requests_are_under_way_at_once(serve):
     server = serve(echo, delay=0.05)
-    texts = [str(i) for i in range(16)]
-    begin = time.monotonic()
+    texts = [str(i) for i in range(8)]
     assert client(server, at_once=4)(texts) == texts
     assert server.most == 4
-    assert time.monotonic() - begin < 16 * 0.05
 
 
 def test_a_budget_of_requests_is_never_exceeded(serve, tmp_path):
@@ -278,10 +253,6 @@ def test_a_server_without_log_probs_is_named(serve):
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-def test_a_password_in_an_address_is_refused_and_not_shown():
-    with pytest.raises(OperantError, match="holds a user, password or query") as raised:
-        Completions("https://me:sk-1@host/v1", "m")
-    assert "sk-1" not in str(raised.value)
 
 
 def test_a_file_that_is_no_cache_is_refused(tmp_path):
@@ -289,12 +260,14 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
     with contextlib.closing(sqlite3.connect(other)) as connection:
         connection.execute("CREATE TABLE t (x)")
     text.write_text("notes " * 300, encoding="utf-8")
-    before = other.read_bytes(), text.read_bytes()
-    none = tmp_path / "no" / "a"
+    before, none = (other.read_bytes(), text.read_bytes()), tmp_path / "no" / "a"
     for path, why in ((other, "of something else"), (text, "not a database"), (none, "unable to open")):
         with pytest.raises(OperantError, match=why):
             Completions("http://a/v1", "m", cache=path)
     assert (other.read_bytes(), text.read_bytes()) == before
+    with pytest.raises(OperantError, match="holds a user, password or query") as raised:
+        Completions("https://me:sk-1@host/v1", "m")
+    assert "sk-1" not in str(raised.value)
 
 
 def test_the_snippet_of_the_page_runs(serve, capsys, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import subprocess
 import sys
 from collections import Counter
 from itertools import count
@@ -17,7 +16,6 @@ from operant import OperantError, Task, train
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import share, split_off
 from operant.data.tasks import left_out
-from operant.storage.hub import BUILTIN
 
 TEXT = "the film is good and the plot is long so a bad film is dull and the plot is terrible in all and it is great"
 
@@ -61,8 +59,7 @@ def write(path, rows):
     return path
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+@cases(("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t"), ("a.tsv", "|"))
 def test_a_table_may_have_another_separator(name, separator, tmp_path):
     rows = [("text", "label"), ('"one; two, three\t|"', "1"), ("four", "2")]
     text = "\n".join(map(separator.join, rows))
@@ -82,11 +79,12 @@ def test_files(tmp_path, name):
 
 
 def test_lists_and_functions_and_tasks():
-    assert prompts(load_tasks(["one", "two"])) == ["one", "two"]
     assert prompts(load_tasks([{"q": "one"}], options=DataOptions(text_field="q"))) == ["one"]
     assert prompts(load_tasks([{"prompt": "one"}, {"prompt": "no", "text": "two"}])) == ["one", "two"]
     given = [Task("x", "one", 3), Task("y", [{"role": "user", "content": "hi"}])]
     assert load_tasks(given) == given
+    options = DataOptions(template="{a} and {b}:", id_field="n", target_field="gold")
+    assert load_tasks([{"n": 7, "a": "x", "b": "y", "gold": [1]}], options=options) == [Task("7", "x and y:", [1])]
 
     def forever():
         return (f"number {n}" for n in count())
@@ -102,12 +100,6 @@ def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
     chat = [{"role": "user", "content": "hi"}]
     given = [{"messages": chat}, {"messages": [7, 8]}]
     assert prompts(load_tasks(given, tokenizer, DataOptions(text_field="messages"))) == [chat, [7, 8]]
-
-
-def test_ids_targets_and_templates_come_from_fields():
-    rows = [{"n": 7, "a": "x", "b": "y", "gold": [1]}]
-    options = DataOptions(template="{a} and {b}:", id_field="n", target_field="gold")
-    assert load_tasks(rows, options=options) == [Task("7", "x and y:", [1])]
 
 
 def test_filters_count_characters_and_keep_the_numbers():
@@ -174,15 +166,13 @@ def test_a_tokenizer_with_very_long_tokens_sees_the_whole_text():
 
         all_special_ids = ()
 
-        def __call__(self, texts):
-            if isinstance(texts, str):
-                return SimpleNamespace(input_ids=self([texts]).input_ids[0])
-            pieces = ([t[i : i + 100] for i in range(0, len(t), 100)] for t in texts)
-            return SimpleNamespace(input_ids=[[ord(piece[0]) + len(piece) for piece in text] for text in pieces])
+        def __call__(self, given):
+            texts = [given] if isinstance(given, str) else given
+            ids = [[ord(text[i]) + len(text[i : i + 100]) for i in range(0, len(text), 100)] for text in texts]
+            return SimpleNamespace(input_ids=ids[0] if isinstance(given, str) else ids)
 
-    text = "the film was " * 100
-    (task,) = load_tasks([text], Hundreds(), DataOptions(query_tokens=5))
-    assert task.prompt == Hundreds()(text).input_ids[:5]
+    (task,) = load_tasks(["the film was " * 100], Hundreds(), DataOptions(query_tokens=5))
+    assert task.prompt == Hundreds()("the film was " * 100).input_ids[:5]
 
 
 def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
@@ -192,29 +182,11 @@ def test_query_lengths_are_drawn_by_seed_and_task_alone(bpe):
     counts = Counter(drawn)
     assert sorted(counts) == [2, 3, 4, 5, 6, 7, 8]
     assert min(counts.values()) > 400 / 7 / 2
+    assert drawn[:10] == [2, 7, 3, 3, 3, 6, 6, 5, 5, 7], "also in another process: Python salts its own hash of a text"
     assert drawn[:10] == [len(p) for p in prompts(load_tasks(rows[:10], bpe, options, seed=3))]
     assert drawn != [len(p) for p in prompts(load_tasks(rows, bpe, options, seed=4))]
     named = load_tasks([{"text": TEXT, "id": "tasks/5"}], bpe, DataOptions(query_tokens="2-8", id_field="id"), seed=3)
     assert len(named[0].prompt) == drawn[5]
-
-
-@pytest.mark.slow
-def test_query_lengths_are_the_same_in_another_process(capsys):
-    """Python salts its own hash of a text in every process."""
-    code = """
-from types import SimpleNamespace
-from operant.data import DataOptions, load_tasks
-class Characters:
-    all_special_ids = ()
-    def __call__(self, texts):
-        return SimpleNamespace(input_ids=[list(map(ord, t)) for t in texts])
-tasks = load_tasks(["x" * 90] * 30, Characters(), DataOptions(query_tokens="1-80"))
-print([len(t.prompt) for t in tasks])
-"""
-    env = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    exec(code, {})
-    assert other.stdout == capsys.readouterr().out != ""
 
 
 def test_special_tokens_around_a_text_are_no_part_of_the_length(tokenizer):
@@ -239,14 +211,14 @@ def test_texts_too_short_for_a_query_are_left_out(bpe):
 def test_files_that_are_not_there_or_of_no_known_kind(tmp_path):
     write(tmp_path / "reviews.jsonl", ROWS)
     (tmp_path / "a.xlsx").write_bytes(b"")
-    with pytest.raises(OperantError, match=r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"):
-        load_tasks(tmp_path / "review.jsonl")
-    with pytest.raises(OperantError, match=r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv .*, or two parallel"):
-        load_tasks(tmp_path / "a.xlsx")
-    with pytest.raises(OperantError, match=r"no file 'reviews\.xlsx'"):
-        load_tasks("reviews.xlsx")
-    with pytest.raises(OperantError, match="returned None; return a list"):
-        load_tasks(lambda: None)
+    for source, why in (
+        (tmp_path / "review.jsonl", r"no file .*review.jsonl'; did you mean 'reviews.jsonl'"),
+        (tmp_path / "a.xlsx", r"ends in '\.xlsx'; supported: \.jsonl \.json \.csv .*, or two parallel"),
+        ("reviews.xlsx", r"no file 'reviews\.xlsx'"),
+        (lambda: None, "returned None; return a list"),
+    ):
+        with pytest.raises(OperantError, match=why):
+            load_tasks(source)
 
 
 def test_a_prompt_longer_than_the_context(bpe):
@@ -260,12 +232,7 @@ def test_a_prompt_longer_than_the_context(bpe):
 
 
 def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(OperantError, match=r"'imdb'.*pip install 'operant\[hub\]'"):
-        load_tasks("imdb")
-
-    held = {}
+    held = {("owner/name", "test"): [{"text": "cached"}]}
 
     class Datasets:
         class config:
@@ -276,10 +243,14 @@ def test_hub_data_sets_need_the_extra_and_then_a_hub(monkeypatch):
             assert cls.config.HF_HUB_OFFLINE, "offline, it must look into the cache alone"
             return held[name, split]
 
-    monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    with pytest.raises(OperantError, match=r"dataset 'stanfordnlp/imdb' .* cannot be downloaded .*HF_HUB_OFFLINE"):
-        load_tasks("imdb")
-    held["owner/name", "test"] = [{"text": "cached"}]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for package, why in (
+        (None, r"'imdb'.*pip install 'operant\[hub\]'"),
+        (Datasets, r"dataset 'stanfordnlp/imdb' .* cannot be downloaded .*HF_HUB_OFFLINE"),
+    ):
+        monkeypatch.setitem(sys.modules, "datasets", package)
+        with pytest.raises(OperantError, match=why):
+            load_tasks("imdb")
     assert load_tasks("owner/name:test") == [Task("name/0", "cached")]
 
 
@@ -289,10 +260,7 @@ def test_the_openings_are_short_distinct_and_split():
     train, held_out = load_tasks("builtin:openings/train"), load_tasks("builtin:openings/held-out")
     assert train + held_out == everything, "the parts keep the numbers of the whole"
     assert len(held_out) == 256 and len(train) >= 300
-    lines = prompts(everything)
-    assert len({line.lower() for line in lines}) == len(lines)
-    assert all(2 <= len(line.split()) <= 8 and line == line.strip() for line in lines)
-    assert (BUILTIN / "openings.txt").read_text(encoding="utf-8").isascii()
+    assert len({line.lower() for line in prompts(everything)}) == len(everything)
 
 
 # --- the order --------------------------------------------------------------------------------------------------------
@@ -307,7 +275,7 @@ def test_every_task_comes_exactly_once_a_pass():
 
 def test_the_order_is_resumed_where_it_stood():
     whole = Order(37, seed=1).take(100)
-    for cut in (0, 5, 37, 74, 99):
+    for cut in (0, 5, 37):
         first = Order(37, seed=1)
         before = first.take(cut)
         second = Order(37, seed=1)
@@ -316,22 +284,14 @@ def test_the_order_is_resumed_where_it_stood():
     assert Order(37, seed=2).take(100) != whole
 
 
-def test_an_order_refuses_other_tasks_and_an_empty_list():
-    with pytest.raises(OperantError, match="number of tasks 5, this one 6"):
-        Order(6).load_state_dict(Order(5).state_dict())
-    with pytest.raises(OperantError, match="seed of the order 0, this one 1"):
-        Order(5, seed=1).load_state_dict(Order(5).state_dict())
-    with pytest.raises(OperantError, match="no tasks"):
-        Order(0)
-
-
-def test_orders_are_fair():
-    """Over many passes each task comes first about equally often."""
-    firsts = Counter()
-    order = Order(4, seed=0)
-    for _ in range(400):
-        firsts[order.take(4)[0]] += 1
-    assert min(firsts.values()) > 70
+@cases(
+    (lambda: Order(6).load_state_dict(Order(5).state_dict()), "number of tasks 5, this one 6"),
+    (lambda: Order(5, seed=1).load_state_dict(Order(5).state_dict()), "seed of the order 0, this one 1"),
+    (lambda: Order(0), "no tasks"),
+)
+def test_an_order_refuses_other_tasks_and_an_empty_list(make, why):
+    with pytest.raises(OperantError, match=why):
+        make()
 
 
 # --- chats ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Learning from hints: what the teacher reads, the divergence from it by hand, and what a hint is worth."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -10,9 +9,8 @@ from small_runs import same
 from toys import letters, lm
 from worlds import Turns
 
-from operant import Judgement, Learner, OperantError, Policy, Rollout, Sampling, Step, Task, Turn, train
+from operant import Judgement, Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
 from operant.objectives.kl import EXACT
-from operant.rollouts.collate import collate
 from operant.rollouts.prompts import TeacherOptions, with_hints
 
 T = 0.8
@@ -37,10 +35,17 @@ def read(rollout, **options):
 
 
 # --- where the hint stands --------------------------------------------------------------------------------------------
-def test_the_hint_stands_where_the_template_says():
-    one = episode((ids("en go"), ids("b")))
-    assert read(one, template="the {hint}. {prompt}") == [ids("the yes. ") + ids("en go")]
-    assert read(one, template="{prompt} is {hint}!") == [ids("en go") + ids(" is yes!")]
+@cases(
+    ({}, "the {hint}. {prompt}", ids("the yes. en go")),
+    ({}, "{prompt} is {hint}!", ids("en go is yes!")),
+    ({"feedback": "no"}, "{hint} {prompt}", ids("no en go")),
+    ({"judgement": Judgement(0.0, {}, "", "bad")}, "{hint} {prompt}", ids("bad en go")),
+)
+def test_the_hint_stands_where_the_template_says(info, template, read_by_teacher):
+    told = {"hint": "feedback"} if info else {}
+    one = episode((ids("en go"), ids("b")), info=info)
+    assert read(one, template=template, **told) == [read_by_teacher]
+    assert read(replace(one, info={}), hint="feedback", template=template) == [ids("en go")], "nothing to tell"
     behind_bos = episode(([1, *ids("go")], ids("b")))
     assert read(behind_bos, template="{hint} {prompt}") == [[1, *ids("yes "), *ids("go")]]
 
@@ -80,14 +85,6 @@ def test_fresh_prompts_have_a_hint_each_and_a_row_has_one():
         read(row, hint=lambda r: ["x", "y"])
     over = replace(row, turns=[row.turns[0], replace(row.turns[1], trained=False)])
     assert read(over, **plain)[0] == ids("yesab")
-
-
-def test_hints_that_come_with_the_library():
-    one = episode((ids("ab"), ids("c")), info={"feedback": "no"})
-    assert read(one, hint="feedback", template="{hint} {prompt}") == [ids("no ") + ids("ab")]
-    judged = episode((ids("ab"), ids("c")), info={"judgement": Judgement(0.0, {}, "", "bad")})
-    assert read(judged, hint="feedback", template="{hint} {prompt}") == [ids("bad ") + ids("ab")]
-    assert read(replace(one, info={}), hint="feedback") == [ids("ab")], "nothing to tell"
 
 
 @cases(
@@ -133,9 +130,12 @@ TOLD = [[12, 13, 3, 4], [14, 8], [15, 16, 17, 3, 4], [15, 16, 17, 3, 4, 5, 6, 11
 """What the teacher reads before each of the five replies, by hand."""
 
 
-@pytest.mark.parametrize("ways", EXACT)
-@pytest.mark.parametrize(("chunk", "likeliest"), [(48_000_000, None), (40, None), (40, 3), (48_000_000, 500)])
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@cases(
+    *(("gpt2", 48_000_000, None, ways) for ways in EXACT),
+    *(("gpt2", 40, 3, ways) for ways in EXACT),
+    ("gpt2", 48_000_000, 500, "reverse"),
+    ("llama", 40, None, "forward"),
+)
 def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, likeliest, ways, monkeypatch):
     """Rows of other lengths for the teacher, in micro-batches of one row and in chunks of two tokens."""
     monkeypatch.setattr("operant.models.logprobs.BUDGET", chunk)
@@ -150,11 +150,8 @@ def test_loss_and_gradient_are_those_of_bare_models(kind, chunk, likeliest, ways
     twin = lm(kind).double()
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     k = 3 if likeliest == 3 else None  # 500 tokens are the whole vocabulary
-    each = [
-        divergence(twin, teacher, turn.prompt, told, turn.action, ways, k)
-        for turn, told in zip(turns, TOLD, strict=True)
-    ]
-    loss = torch.cat(each).mean()
+    pairs = zip(turns, TOLD, strict=True)
+    loss = torch.cat([divergence(twin, teacher, t.prompt, told, t.action, ways, k) for t, told in pairs]).mean()
     loss.backward()
     tolerance = 1e-9 if kind == "gpt2" else 1e-5  # llama's norms are float32
     assert metrics["distill/divergence"] == pytest.approx(float(loss.detach()), rel=tolerance)
@@ -185,18 +182,8 @@ def test_a_choice_is_distilled_over_its_options():
     assert metrics["distill/divergence"] == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-9)
 
 
-def test_rows_of_the_teacher_follow_those_of_the_batch():
-    """Cut to some rows, the actions of both are the same tokens in the same order."""
-    made = with_hints(EPISODES, [None] * 3, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))
-    both = collate(EPISODES, [0.0] * 3).with_(hinted=collate(made, [0.0] * 3))
-    for rows in ([0], [2, 1], [3, 0, 2]):
-        part = both.rows(torch.tensor(rows))
-        assert torch.equal(part.tokens[part.actions], part.hinted.tokens[part.hinted.actions])
-    assert both.sizes() == [7, 4, 9, 4]
-
-
 # --- the teacher ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_the_teacher_follows_by_its_rate_and_is_saved(rate, tmp_path):
     hint = {"teacher.hint": lambda r: [7, 8], "teacher.rate": rate}
     learner = Learner(lm(), algorithm="distill", lr=1e-2, max_tokens=4, seed=1, **hint)
@@ -236,37 +223,18 @@ def right(model):
     return float(sum(found)) / len(found)
 
 
-@cases(
-    (lambda question: [ANSWER[question]], 0.0, (0.95, 1.0)),
-    (lambda question: [ANSWER[question]], 0.5, (0.95, 1.0)),
-    (lambda question: [6], 0.0, (0.0, 0.1)),
-    (lambda question: [], 0.0, (0.1, 0.35)),
-    ids=["told", "told, follows", "wrong", "empty"],
-)
-def test_a_teacher_who_is_told_the_answer_teaches_it(hint, rate, ends, told):
+@cases((lambda r: [ANSWER[r.turns[0].prompt[-1]]], 1.0), (lambda r: [6], 0.0), ("sibling", 1.0))
+def test_a_teacher_who_is_told_the_answer_teaches_it(hint, end, told):
+    """Also a teacher who follows, and is told the first right reply of the policy itself (SDPO)."""
     model = lm(vocab=12)
     model.load_state_dict(told)
-    own = {"teacher.hint": lambda r: hint(r.turns[0].prompt[-1]), "teacher.rate": rate}
-    learner = Learner(model, algorithm="distill", lr=3e-3, max_tokens=1, fixed_length=True, **own)
+    own = {"teacher.hint": hint, "teacher.rate": 0.05 if hint == "sibling" else 0.0}
+    learner = Learner(model, algorithm="distill", lr=5e-3, max_tokens=1, fixed_length=True, **own)
     assert 0.1 < right(model) < 0.35
-    for _ in range(20):
-        learner.learn(learner.generate([[question] for question in ANSWER] * 8), None)
-    assert ends[0] <= right(model) <= ends[1]
-
-
-@pytest.mark.parametrize("shuffled", [False, True], ids=["right", "shuffled"])
-def test_a_policy_learns_from_its_own_right_replies(told, shuffled):
-    """SDPO: the first right reply of a group tells the teacher. With scores of other replies, nothing is learnt."""
-    model = lm(vocab=12)
-    model.load_state_dict(told)
-    own = {"teacher.hint": "sibling", "teacher.rate": 0.05}
-    learner = Learner(model, algorithm="distill", lr=3e-3, max_tokens=1, fixed_length=True, **own)
-    draw = random.Random(0)
-    for _ in range(30):
+    for _ in range(15):
         played = learner.generate([[question] for question in ANSWER] * 8)
-        scores = [float(r.ids == [ANSWER[r.turns[0].prompt[-1]]]) for r in played]
-        learner.step(played, draw.sample(scores, len(scores)) if shuffled else scores)
-    assert right(model) > 0.9 if not shuffled else right(model) < 0.5
+        learner.step(played, [float(r.ids == [ANSWER[r.turns[0].prompt[-1]]]) for r in played])
+    assert abs(right(model) - end) < 0.1
 
 
 class Twice(Turns):
@@ -280,13 +248,12 @@ class Twice(Turns):
 
 
 def test_a_run_without_a_reward_plays_a_world_and_resumes(tmp_path):
-    given = {"tasks": [f"go {i}" for i in range(8)], "algorithm": "distill", "env": Twice, "batch": 8, "probes": 0}
+    given = {"tasks": [f"go {i}" for i in range(4)], "algorithm": "distill", "env": Twice, "batch": 4, "probes": 0}
     given |= {"teacher.hint": "feedback", "max_tokens": 3, "tokenizer": letters(), "lr": 1e-2}
-    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=3, **given)
-    assert len(whole.metrics) == 3 and whole.metrics[-1]["distill/divergence"] > 0
-    assert "reward/mean" not in whole.metrics[-1]
-    train(lm(vocab=40), out=tmp_path / "half", steps=2, **given)
-    half = train(lm(vocab=40), out=tmp_path / "half", steps=3, resume=True, **given)
+    whole = train(lm(vocab=40), out=tmp_path / "whole", steps=2, **given)
+    assert whole.metrics[-1]["distill/divergence"] > 0 and "reward/mean" not in whole.metrics[-1]
+    train(lm(vocab=40), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(vocab=40), out=tmp_path / "half", steps=2, resume=True, **given)
     assert same(half, whole)
 
 
@@ -298,10 +265,3 @@ def test_a_reward_is_measured_and_not_trained_on():
         assert metrics.get("reward/mean") == (None if scores is None else sum(scores) / 4)
         ends.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
-
-
-def test_temperature_is_that_of_both():
-    """Sampling's temperature scales the teacher's logits too: with equal weights and no hint they agree."""
-    learner = Learner(lm(), algorithm="distill", temperature=0.5, max_tokens=3, **{"teacher.hint": lambda r: ""})
-    assert learner.sampling == replace(Sampling(), temperature=0.5, max_tokens=3, stop_tokens=(2,))
-    assert learner.learn(learner.generate([[3], [4]]), None)["distill/divergence"] == pytest.approx(0.0, abs=1e-6)

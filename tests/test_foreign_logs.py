@@ -55,9 +55,8 @@ def trainer_state(path, table):
 
 def verl_console(path, table):
     """`verl.utils.logger.aggregate_logger.concat_dict_to_str`, behind what Ray prints before a line."""
-    lines = [
-        f"(pid=7) step:{s} - " + " - ".join(f"{k}:{v!r}" for k, v in row.items()) for s, row in enumerate(table, 1)
-    ]
+    told = [" - ".join(f"{name}:{value!r}" for name, value in row.items()) for row in table]
+    lines = [f"(pid=7) step:{step} - {numbers}" for step, numbers in enumerate(told, 1)]
     (path / "train.log").write_text("\n".join(["Loading checkpoint shards: 100%", *lines]))
     return path / "train.log"
 
@@ -125,10 +124,7 @@ def table_of_w_and_b(path, table, monkeypatch):
     return path / "export.csv"
 
 
-@pytest.mark.parametrize(
-    "write",
-    [slow(wandb_offline), tensorboard_events, json_lines, table_of_w_and_b],
-)
+@cases(tensorboard_events, json_lines, table_of_w_and_b, slow(wandb_offline))
 def test_every_writer_is_read_back(write, tmp_path, monkeypatch):
     table = rows("verl", "not_finite")
     read = read_log(write(tmp_path, table, monkeypatch))
@@ -149,25 +145,21 @@ def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):
     assert "unmeasured" not in {finding.name for finding in found}  # it has the KL of a token
 
 
-BROKEN = {
-    "nothing.json": (None, "there is no file"),
-    "half.json": (b'{"log_history": [{"step"', "not valid JSON"),
-    "other.json": (b'{"loss": 1}', "no log_history"),
-    "some.jsonl": (b'{"loss": 1\n{"loss": 2}', "line 1: invalid JSON"),
-    "list.jsonl": (b"[1]\n", "line 1 is"),
-    "words.log": (b"nothing to see\n", "no metrics that can be read"),
-    "names.csv": (b"step,apples\n1,2\n", "none of its 1 names is a metric of operant.*apples"),
-    "picture.bin": (b"\x89PNG\0\0\0", "no text"),
-    "run.wandb": (b":W&B", "no metrics"),
-    "other.wandb": (b"RIFF0000", "does not begin as a file of W&B"),
-    "odd.wandb": (b":W&B\x1e\xbe\0" + b"\0\0\0\0\x03\0\x01\xff\xff\xff", "broken at byte"),
-    "events.out.tfevents.1": (b"\0" * 100, "zeros alone"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_log_is_a_sentence(name, tmp_path, capsys):
-    data, why = BROKEN[name]
+@cases(
+    ("nothing.json", None, "there is no file"),
+    ("half.json", b'{"log_history": [{"step"', "not valid JSON"),
+    ("other.json", b'{"loss": 1}', "no log_history"),
+    ("some.jsonl", b'{"loss": 1\n{"loss": 2}', "line 1: invalid JSON"),
+    ("list.jsonl", b"[1]\n", "line 1 is"),
+    ("words.log", b"nothing to see\n", "no metrics that can be read"),
+    ("names.csv", b"step,apples\n1,2\n", "none of its 1 names is a metric of operant.*apples"),
+    ("picture.bin", b"\x89PNG\0\0\0", "no text"),
+    ("run.wandb", b":W&B", "no metrics"),
+    ("other.wandb", b"RIFF0000", "does not begin as a file of W&B"),
+    ("odd.wandb", b":W&B\x1e\xbe\0" + b"\0\0\0\0\x03\0\x01\xff\xff\xff", "broken at byte"),
+    ("events.out.tfevents.1", b"\0" * 100, "zeros alone"),
+)
+def test_a_broken_log_is_a_sentence(name, data, why, tmp_path, capsys):
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(OperantError, match=why) as raised:

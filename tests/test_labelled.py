@@ -1,6 +1,5 @@
 """Labelled replies: the forms of rows, the weights of groups, and the losses of reward models, by hand calculations."""
 
-import itertools
 import math
 
 import pytest
@@ -73,15 +72,6 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
-def plackett_luce(scores, order):
-    """The probability of an order, drawn one by one without putting back."""
-    left, probability = list(range(len(scores))), 1.0
-    for chosen in order:
-        probability *= math.exp(scores[chosen]) / sum(math.exp(scores[i]) for i in left)
-        left.remove(chosen)
-    return probability
-
-
 S = [0.3, -1.2, 0.9, 0.1]
 
 
@@ -108,21 +98,21 @@ def test_pairwise_and_rating_and_good_by_hand():
     assert loss_of(S[:3], steps, kind="good")[0] == pytest.approx(sum(wanted) / 2)
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_ranking_is_plackett_luce_and_its_orders_sum_to_one(order):
-    labels = [0.0] * 4
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (3, 1, 0, 2)])
+def test_ranking_is_plackett_luce(order):
+    """The probability of an order, drawn one by one without putting back."""
+    labels, left, probability = [0.0] * 4, [0, 1, 2, 3], 1.0
     for place, chosen in enumerate(order):
         labels[chosen] = -place
-    found = loss_of(S, batch_of(labels, [0] * 4), kind="ranking")[0]
-    assert found * 3 == pytest.approx(-math.log(plackett_luce(S, order)))
-    assert sum(plackett_luce(S, o) for o in itertools.permutations(range(4))) == pytest.approx(1)
+        probability *= math.exp(S[chosen]) / sum(math.exp(S[i]) for i in left)
+        left.remove(chosen)
+    assert loss_of(S, batch_of(labels, [0] * 4), kind="ranking")[0] * 3 == pytest.approx(-math.log(probability))
 
 
 def test_best_of_k_is_a_softmax_and_of_two_pairwise():
     softmax = math.exp(S[2]) / sum(map(math.exp, S))
     best = batch_of([0, 0, 1, 0], [0] * 4)
     assert loss_of(S, best, kind="best")[0] == pytest.approx(-math.log(softmax))
-    assert loss_of(S, best, kind="ranking")[0] == pytest.approx(-math.log(softmax))
     assert loss_of(S, batch_of([1, 2, 3, 0], [0] * 4), kind="best")[0] == pytest.approx(-math.log(softmax))
     two = batch_of([1, 0, 0, 1], [0, 0, 1, 1])
     kinds = [loss_of(S, two, kind=kind)[0] for kind in ("best", "pairwise", "ranking")]

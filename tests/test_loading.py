@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from toys import CAUSAL, letters, lm
+from toys import letters, lm
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from operant import Learner, OperantError, ValueOptions, export, load_policy
@@ -64,7 +64,7 @@ def test_bfloat16_on_disk_is_trained_from_float32(tmp_path):
     assert {p.dtype for p in load_policy(str(tmp_path)).parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_value_head_starts_at_zero_and_the_reference_stays(kind):
     learner = Learner(lm(kind), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
     before = learner.reference.fingerprint
@@ -81,12 +81,6 @@ def test_a_detached_value_head_sends_no_gradient_to_the_model(detach):
     head = ValueHead(8, ValueOptions(init="normal", detach=detach))
     head(states).sum().backward()
     assert (states.grad is None) == detach and float(head.net[0].weight.grad.abs().sum()) > 0
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "no-such-thing"}', encoding="utf-8")
-    with pytest.raises(OperantError, match=str(tmp_path)):
-        load_policy(str(tmp_path))
 
 
 def test_a_folder_without_a_tokenizer_has_none(tmp_path):

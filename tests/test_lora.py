@@ -3,15 +3,14 @@
 import json
 import shutil
 import sys
-from copy import deepcopy
 
 import pytest
 import torch
 from cases import cases
 from page_commands import snippets
-from rigs import state_of
+from rigs import alike, state_of
 from safetensors.torch import load_file, save_file
-from toys import CAUSAL, lm, on_disk
+from toys import lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
@@ -24,16 +23,11 @@ from operant.models.reference import digest, fingerprint
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
 FAST = {"optimizer.lr": 3e-2}
 LORA = FAST | {"lora.rank": 4}
-AUTO = {"causal": AutoModelForCausalLM, "t5": AutoModelForSeq2SeqLM}
 
 
 def base_of(model):
     """Copies of the weights without the adapter's, under their names in a model without an adapter."""
     return {n.replace(".base_layer", ""): p.detach().clone() for n, p in model.named_parameters() if ".lora_" not in n}
-
-
-def equal(a, b):
-    return list(a) == list(b) and all(torch.equal(a[n], b[n]) for n in a)
 
 
 def shaken(model, rank=4, **more):
@@ -64,7 +58,7 @@ def scores(policy):
 
 
 # --- what starts, and what stays --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [*CAUSAL, "t5", "bart"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
     plain = Policy(lm(kind, vocab=40))
     learner = Learner(lm(kind, vocab=40), **LORA)
@@ -75,34 +69,18 @@ def test_a_new_adapter_starts_at_nothing_and_alone_is_trained(kind):
     assert learner.step(*REPLIES)["kl/per_reply"] == 0.0
     learner.step(*REPLIES)
     assert float((scores(policy) - scores(plain)).abs().max()) > 0.05
-    assert equal(base_of(policy.model), before) and equal(before, base_of(plain.model))
+    assert alike(base_of(policy.model), before) and alike(before, base_of(plain.model))
     assert learner.reference.fingerprint == fingerprint(learner.reference.policy)
 
 
-@pytest.mark.slow
-def test_it_learns_under_ppo():
-    options = LORA | {"kl.coef": 0.0, "sampling.max_tokens": 6, "update.minibatch": 16}
-    learner = Learner(lm("llama", vocab=12), **options)
-    history = []
-    for _ in range(8):
-        replies = learner.generate([[5, 3, 4]] * 32)
-        history.append(learner.step(replies, [r.ids.count(7) / len(r.ids) for r in replies]))
-    rewards = [m["reward/mean"] for m in history]
-    assert rewards[0] < 0.4 and sum(rewards[-2:]) / 2 > 0.8
-    assert max(m["rollout/logprob_gap"] for m in history) < 1e-4
-
-
-@pytest.mark.parametrize("kind, turned", [("llama", False), ("gpt2", True)])
 @pytest.mark.parametrize("rslora", [False, True])
-def test_what_an_adapted_layer_computes(kind, turned, rslora):
+def test_what_an_adapted_layer_computes(rslora):
     """The output equals the formula x W + s (x A') B'."""
-    model = shaken(lm(kind), alpha=6.0, rslora=rslora)
+    model = shaken(lm("gpt2"), alpha=6.0, rslora=rslora)
     layer = next(m for m in model.modules() if hasattr(m, "lora_A"))
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    a, b, base = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.base_layer
     x = torch.randn(3, a.shape[1])
-    weight = layer.base_layer.weight if turned else layer.base_layer.weight.T
-    bias = layer.base_layer.bias if getattr(layer.base_layer, "bias", None) is not None else 0.0
-    wanted = x @ weight + bias + (6.0 / (2 if rslora else 4)) * (x @ a.T) @ b.T
+    wanted = x @ base.weight + base.bias + (6.0 / (2 if rslora else 4)) * (x @ a.T) @ b.T
     assert torch.allclose(layer(x), wanted, atol=1e-5)
 
 
@@ -110,45 +88,22 @@ def test_its_random_numbers_are_those_of_the_seed():
     def drawn(seed, noise):
         torch.manual_seed(noise)
         learner = Learner(lm("gpt2"), **LORA, seed=seed)
-        after = torch.rand(3)
-        return digest({n: p for n, p in learner.policy.model.named_parameters() if "lora_A" in n}), after
+        return digest({n: p for n, p in learner.policy.model.named_parameters() if "lora_A" in n})
 
-    assert drawn(0, 1)[0] == drawn(0, 2)[0] != drawn(1, 1)[0]
+    assert drawn(0, 1) == drawn(0, 2) != drawn(1, 1)
 
 
-@pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_a_trunk_or_recomputed_blocks_change_no_gradient(gradient_checkpointing):
-    """The gradients of the top block's adapter, with and without the shorter forward pass."""
-
-    def gradients(options):
-        policy = Policy(shaken(lm("llama")), options=options)
+def test_a_trunk_or_recomputed_blocks_change_no_gradient():
+    def gradients(**options):
+        policy = Policy(shaken(lm("llama")), options=ModelOptions(**options))
         policy.forward(Batch.given([[3, 4, 5, 6]], [[9, 10, 11]])).logprobs.sum().backward()
         return {n: p.grad for n, p in policy.model.named_parameters() if p.requires_grad}
 
-    whole = gradients(ModelOptions())
-    cut = gradients(ModelOptions(train_layers=1, gradient_checkpointing=gradient_checkpointing))
-    again = gradients(ModelOptions(gradient_checkpointing=gradient_checkpointing))
-    assert set(cut) == {n for n in whole if "layers.1." in n} and set(again) == set(whole)
-    assert all(torch.allclose(whole[n], other[n], atol=1e-6) for other in (cut, again) for n in other)
-    assert all(float(g.abs().sum()) > 0 for g in again.values())
-
-
-def test_the_reference_and_a_copied_critic_cost_only_an_adapter():
-    how = {"model.gradient_checkpointing": True, "model.packing": "off"}
-    learner = Learner(lm("gpt2"), **LORA, **how, **{"value.critic": "copy"})
-    assert learner.policy.critic.options == learner.policy.options
-
-    def places(policy):
-        return {n: p.data_ptr() for n, p in policy.model.named_parameters()}
-
-    own = places(learner.policy)
-    for other in (learner.reference.policy, learner.policy.critic):
-        assert {n for n, at in places(other).items() if at != own[n]} == {n for n in own if ".lora_" in n}
-    before = base_of(learner.policy.model)
-    learner.step(*REPLIES)
-    assert equal(base_of(learner.policy.model), before)
-    critic = {n: p for n, p in learner.policy.critic.model.named_parameters() if ".lora_" in n}
-    assert any(not torch.equal(p, learner.policy.model.get_parameter(n)) for n, p in critic.items())
+    whole, again = gradients(), gradients(gradient_checkpointing=True)
+    cut = [gradients(train_layers=1, gradient_checkpointing=twice) for twice in (False, True)]
+    assert set(cut[0]) == set(cut[1]) == {n for n in whole if "layers.1." in n} and set(again) == set(whole)
+    assert all(torch.allclose(whole[n], other[n], atol=1e-6) for other in (*cut, again) for n in other)
+    assert all(float(g.abs().sum()) > 0 for g in whole.values())
 
 
 # --- tests 6, 12 and 13 of what breaks such libraries -----------------------------------------------------------------
@@ -168,15 +123,12 @@ def test_6_dropout_of_model_and_adapter_changes_no_ratio(folders):
 def test_12_the_reference_is_the_adapter_as_it_was(folders):
     base, adapter = folders
     learner = Learner(base, **FAST | {"lora.adapter": adapter, "kl.coef": 1.0})
-    without = Learner(base, **FAST)  # what an adapter switched off would compute
-    assert float((scores(learner.policy) - scores(without.policy)).abs().max()) > 0.3
+    held = scores(learner.policy)
+    without = load_policy(base)  # what an adapter switched off would compute
+    assert float((held - scores(without)).abs().max()) > 0.3
     replies = learner.generate([[3, 4, 5], [6, 7]] * 4, max_new_tokens=6)
     first = learner.step(replies, [1.0, 0.0] * 4)
     assert abs(first["kl/per_reply"]) < 1e-5 > abs(first["kl/paid"])
-    rewards = learner.last_step.batch.rewards.sum(1)
-    assert torch.allclose(rewards.cpu(), torch.tensor([1.0, 0.0] * 4), atol=1e-5)  # the KL adds nothing to it
-    held = scores(learner.reference.policy)
-    assert torch.equal(scores(Learner(base, **FAST | {"lora.adapter": adapter}).policy), held)
     assert learner.step(*REPLIES)["kl/per_reply"] != 0.0
     assert torch.equal(scores(learner.reference.policy), held)
 
@@ -188,18 +140,16 @@ def test_13_a_thousand_syncs_leave_the_base_to_the_bit(precision):
     model, before = learner.policy.model, base_of(learner.policy.model)
     for cycle in range(1000):
         with torch.no_grad():
-            for p in learner.policy.trainable()[:2]:
-                p.add_(1e-2)
+            learner.policy.trainable()[0].add_(1e-2)
         learner.engine.sync(learner.policy, cycle)
         if cycle % 20 == 0:
             adapters.merged(model)
             learner.generate([[3, 4]], max_new_tokens=2)
-    learner.step(*REPLIES)
-    assert equal(base_of(model), before)
+    assert alike(base_of(model), before)
 
 
 # --- out and in again -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
 def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
     from peft import PeftModel
 
@@ -208,11 +158,11 @@ def test_an_export_is_plain_and_its_adapter_is_pefts(kind, tmp_path):
     learner.step(*REPLIES)
     policy, before = learner.policy, base_of(learner.policy.model)
     export(policy, tmp_path / "out")
-    assert equal(base_of(policy.model), before)
-    auto = AUTO["t5" if kind == "t5" else "causal"]
+    assert alike(base_of(policy.model), before)
+    auto = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
     bare = auto.from_pretrained(tmp_path / "out")
     assert sorted(dict(bare.named_parameters())) == sorted(dict(lm(kind, vocab=40).named_parameters()))
-    assert not equal(base_of(bare), before)
+    assert not alike(base_of(bare), before)
     beside = PeftModel.from_pretrained(auto.from_pretrained(tmp_path / "base"), str(tmp_path / "out/adapter"))
     ids = {"input_ids": torch.tensor([[3, 4, 5, 8]])}
     ids |= {"decoder_input_ids": torch.tensor([[0, 8, 9]])} if kind == "t5" else {}
@@ -243,68 +193,66 @@ def test_an_adapters_folder_goes_on_as_a_policy(tmp_path, folders):
 def test_a_model_of_pefts_own_is_taken_as_it_is():
     from peft import IA3Config, LoraConfig, get_peft_model
 
-    given = get_peft_model(lm("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    small = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    given = get_peft_model(lm("gpt2"), LoraConfig(r=2, **small))
     learner = Learner(given, **FAST)
     before = base_of(learner.policy.model)
     learner.step(*REPLIES)
     assert {n for n, p in learner.policy.model.named_parameters() if p.requires_grad} == {
         f"transformer.h.{i}.attn.c_attn.lora_{x}.default.weight" for i in range(2) for x in "AB"
     }
-    assert equal(base_of(learner.policy.model), before)
-    two = get_peft_model(lm("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
-    two.add_adapter("second", LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    assert alike(base_of(learner.policy.model), before)
+    given.add_adapter("second", LoraConfig(r=2, **small))
     with pytest.raises(OperantError, match="adapters default, second: keep one"):
-        Learner(two, **FAST)
-    other = IA3Config(target_modules=["c_attn"], feedforward_modules=[], fan_in_fan_out=True)
+        Learner(given, **FAST)
     with pytest.raises(OperantError, match="of kind IA3"):
-        Learner(get_peft_model(lm("gpt2"), other), **FAST)
+        Learner(get_peft_model(lm("gpt2"), IA3Config(feedforward_modules=[], **small)), **FAST)
 
 
-def test_a_critic_network_is_exported_merged(tmp_path, folders):
-    learner = Learner(folders[0], **LORA, **{"value.critic": "copy"})
+def test_the_reference_and_a_copied_critic_cost_only_an_adapter(tmp_path, folders):
+    """The critic trains an adapter of its own, which an export merges."""
+    learner = Learner(folders[0], **LORA, **{"value.critic": "copy", "model.gradient_checkpointing": True})
+    policy, before = learner.policy, base_of(learner.policy.model)
+    assert policy.critic.options == policy.options
+
+    def places(policy):
+        return {n: p.data_ptr() for n, p in policy.model.named_parameters()}
+
+    own = places(policy)
+    for other in (learner.reference.policy, policy.critic):
+        assert {n for n, at in places(other).items() if at != own[n]} == {n for n in own if ".lora_" in n}
     learner.step(*REPLIES)
-    export(learner.policy, tmp_path / "out")
+    assert alike(base_of(policy.model), before)
+    critic = {n: p for n, p in policy.critic.model.named_parameters() if ".lora_" in n}
+    assert any(not torch.equal(p, policy.model.get_parameter(n)) for n, p in critic.items())
+    export(policy, tmp_path / "out")
     again = load_policy(str(tmp_path / "out"), value=ValueOptions())
     rows = Batch.given([[3, 4, 5, 6]], [[9, 10]])
-    assert torch.allclose(again.values(rows), learner.policy.values(rows), atol=1e-5)
+    assert torch.allclose(again.values(rows), policy.values(rows), atol=1e-5)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("options", [LORA, FAST | {"model.train_layers": 1}], ids=["adapter", "trunk"])
-def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(options, tmp_path, folders):
-    first = Learner(folders[0], **options)
-    state = state_of(first)
-    first.step(*REPLIES)
-    path = state.save(tmp_path / "checkpoints", 1).path
-    trained = sum(p.numel() * 4 for p in first.policy.trainable())
-    assert (path / "tensors.safetensors").stat().st_size < 3 * trained + 20_000  # weights and Adam's two moments
-    first.step(*REPLIES)
-
-    torch.manual_seed(77)
-    second = Learner(folders[0], **options)
-    state_of(second).load(path)
-    second.step(*REPLIES)
-    assert torch.equal(scores(first.policy), scores(second.policy))
-    ours, theirs = dict(first.policy.named_parameters()), dict(second.policy.named_parameters())
-    assert equal(ours, theirs)
 
 
 def test_a_checkpoint_of_other_frozen_weights_is_refused(tmp_path, folders):
-    first = Learner(folders[0], **LORA, reference=None)
-    path = state_of(first).save(tmp_path / "checkpoints", 1).path
-    other = Learner(lm("gpt2", vocab=40, seed=1), **LORA, reference=None)
-    with pytest.raises(OperantError, match="frozen weights have the hash"):
-        state_of(other).load(path)
-    with pytest.raises(OperantError, match="trains other weights"):
-        state_of(Learner(folders[0], **FAST, reference=None)).load(path)
-    with pytest.raises(OperantError, match="trains other weights"):
-        state_of(Learner(folders[0], **LORA | {"lora.targets": "c_attn"}, reference=None)).load(path)
+    path = state_of(Learner(folders[0], **LORA, reference=None)).save(tmp_path / "checkpoints", 1).path
+    for model, options, why in (
+        (lm("gpt2", vocab=40, seed=1), LORA, "frozen weights have the hash"),
+        (folders[0], FAST, "trains other weights"),
+        (folders[0], LORA | {"lora.targets": "c_attn"}, "trains other weights"),
+    ):
+        with pytest.raises(OperantError, match=why):
+            state_of(Learner(model, **options, reference=None)).load(path)
 
 
 def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
+    """A checkpoint holds the trained weights and Adam's two moments of them; test_saved_learner.py resumes from one."""
     learner = Learner(folders[0], **LORA)
     state = state_of(learner)
-    state.save(tmp_path / "checkpoints", 1)
+    learner.step(*REPLIES)
+    path = state.save(tmp_path / "checkpoints", 1).path
+    trained = sum(p.numel() * 4 for p in learner.policy.trainable())
+    assert (path / "tensors.safetensors").stat().st_size < 3 * trained + 20_000
     with torch.no_grad():
         learner.policy.model.transformer.h[0].mlp.c_fc.base_layer.weight[0, 0] += 1e-6
     with pytest.raises(OperantError, match="frozen weights have changed"):
@@ -312,14 +260,6 @@ def test_writing_into_the_base_is_noticed_at_the_next_save(tmp_path, folders):
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
-@cases(
-    ({"lora.rank": 4, "lora.targets": "q_projj"}, "its linear layers are c_attn, c_fc, c_proj"),
-    ({"lora.rank": 4, "lora.targets": "c_attn,lm_head"}, "output head"),
-    ({"lora.rank": 4, "lora.targets": "wte"}, "the adapter changes the"),
-)
-def test_layers_that_cannot_be_adapted_are_refused(options, message, folders):
-    with pytest.raises(OperantError, match=message):
-        Learner(folders[0], **options)
 
 
 def test_a_missing_package_is_named(monkeypatch, folders):
@@ -327,29 +267,25 @@ def test_a_missing_package_is_named(monkeypatch, folders):
     with pytest.raises(OperantError, match=r"pip install 'operant\[lora\]'"):
         Learner(folders[0], **LORA)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OperantError, match=r"pip install 'operant\[quantise\]'"):
-        adapters.check(LoraOptions(quantise="4bit"), torch.device("cuda"))
-    with pytest.raises(OperantError, match=r"needs a GPU, this is cpu"):
-        adapters.check(LoraOptions(quantise="8bit"), torch.device("cpu"))
+    for bits, device, why in (("4bit", "cuda", r"'operant\[quantise\]'"), ("8bit", "cpu", "needs a GPU, this is cpu")):
+        with pytest.raises(OperantError, match=why):
+            adapters.check(LoraOptions(quantise=bits), torch.device(device))
+    monkeypatch.setattr(adapters, "check", lambda *arguments: None)
     with pytest.raises(OperantError, match=r"are not trained; set lora.rank"):
-        monkeypatch.setattr(adapters, "check", lambda *arguments: None)
         load_policy(folders[0], lora=LoraOptions(quantise="4bit"))
 
 
-def test_an_existing_policy_gets_no_adapter_and_no_trunk(folders):
-    for given in (LORA, {"model.train_layers": 1}):
-        with pytest.raises(OperantError, match="an existing Policy"):
-            Learner(Policy(lm("gpt2"), value=ValueOptions()), **given)
-    with pytest.raises(OperantError, match="already has an adapter"):
-        Learner(shaken(lm("gpt2")), **LORA)
-    with pytest.raises(OperantError, match="is itself an adapter"):
-        Learner(folders[1], **LORA)
-
-
-def change(folder, **fields):
-    path = folder / "adapter_config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(config | fields), encoding="utf-8")
+@cases(
+    (LORA | {"lora.targets": "q_projj"}, None, "its linear layers are c_attn, c_fc, c_proj"),
+    (LORA | {"lora.targets": "c_attn,lm_head"}, None, "output head"),
+    (LORA | {"lora.targets": "wte"}, None, "the adapter changes the"),
+    (LORA, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
+    ({"model.train_layers": 1}, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
+    (LORA, lambda: shaken(lm("gpt2")), "already has an adapter"),
+)
+def test_what_cannot_be_adapted_is_refused(options, make, message, folders):
+    with pytest.raises(OperantError, match=message):
+        Learner(make() if make else folders[0], **options)
 
 
 @cases(
@@ -362,33 +298,35 @@ def change(folder, **fields):
     ids=str,
 )
 def test_an_adapter_of_another_kind_is_refused(fields, message, folders, tmp_path):
-    change(tmp_path / "adapter", **fields)
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")
     with pytest.raises(OperantError, match=message):
         Learner(folders[0], **{"lora.adapter": folders[1]})
 
 
 def test_a_damaged_or_foreign_adapter_is_refused(folders, tmp_path):
     base, adapter = folders
-    with pytest.raises(OperantError, match="does not fit this LlamaForCausalLM"):
-        Learner(lm("llama", vocab=40), **{"lora.adapter": adapter})
+
+    def refused(message, model=base, **options):
+        with pytest.raises(OperantError, match=message):
+            Learner(model, **options)
+
+    refused("is itself an adapter", adapter, **LORA)
+    refused("does not fit this LlamaForCausalLM", lm("llama", vocab=40), **{"lora.adapter": adapter})
     path = tmp_path / "adapter/adapter_model.safetensors"
     held = load_file(path)
     save_file({k: v for k, v in list(held.items())[1:]}, path)
-    with pytest.raises(OperantError, match="does not fit"):
-        Learner(base, **{"lora.adapter": adapter})
+    refused("does not fit", **{"lora.adapter": adapter})
     path.unlink()
-    with pytest.raises(OperantError, match="has no adapter_model"):
-        Learner(base, **{"lora.adapter": adapter})
+    refused("has no adapter_model", **{"lora.adapter": adapter})
     shutil.rmtree(base)
-    with pytest.raises(OperantError, match=r"is an adapter of .*give the model, and lora.adapter="):
-        Learner(adapter)
+    refused(r"is an adapter of .*give the model, and lora.adapter=", adapter)
 
 
 def test_an_adapter_is_transplanted_onto_plain_weights():
     model = shaken(lm("gpt2"))
     other = adapters.transplant(model, lm("gpt2"))
-    assert equal(adapters.tensors(model), adapters.tensors(other))
-    assert equal(base_of(other), base_of(deepcopy(model)))
+    assert alike(adapters.tensors(model), adapters.tensors(other)) and alike(base_of(other), base_of(model))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -4,14 +4,11 @@ import json
 import math
 
 import pytest
+from cases import slow_but
 from old_runs import CASES, OLD, machine, resumed
 
 
-@pytest.fixture(params=CASES)
-def case(request):
-    return request.param
-
-
+@pytest.mark.parametrize("case", slow_but(("ppo", "lora", "world"), CASES))
 def test_a_run_of_an_older_version_goes_on_bit_identically(case, tmp_path):
     expected = json.loads((OLD / case / "expected.json").read_text(encoding="utf-8"))
     found = resumed(case, tmp_path / "run")

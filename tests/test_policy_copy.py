@@ -4,14 +4,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+from cases import cases
 from toys import lm
 
-from operant import Batch, Learner, OperantError, Policy, ValueOptions
+from operant import Batch, OperantError, Policy, ValueOptions
 from operant.models.options import ModelOptions
 from operant.models.reference import PolicyCopy, fingerprint
 
 REPLIES = ([[3, 4, 5], [6, 7]], [[8, 9, 10], [11, 12, 13, 14]], [1.0, -1.0])
-RULES = ["frozen", ("polyak", 0.25), ("every", 1)]
 
 
 def memory(model) -> dict[str, int]:
@@ -39,8 +39,7 @@ def move(policy):
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("kind, top", [("gpt2", ".h.1."), ("llama", "layers.1."), ("gpt_neox", "layers.1.")])
+@cases(("gpt2", ".h.1.", "frozen"), ("llama", "layers.1.", ("polyak", 0.25)), ("gpt_neox", "layers.1.", ("every", 1)))
 def test_only_what_is_trained_is_copied(kind, top, rule):
     policy = frozen_below(kind, trained=[top])
     twin = PolicyCopy(policy, rule)
@@ -49,13 +48,6 @@ def test_only_what_is_trained_is_copied(kind, top, rule):
     assert {b.data_ptr() for b in twin.policy.model.buffers()} == {b.data_ptr() for b in policy.model.buffers()}
     assert not any(p.requires_grad for p in twin.policy.parameters())
     assert [n for n, p in policy.model.named_parameters() if p.requires_grad] == [n for n in mine if top in n]
-
-
-def test_without_a_frozen_part_every_weight_is_copied():
-    policy = Policy(lm("gpt2"), value=ValueOptions())
-    twin = PolicyCopy(policy)
-    assert not set(memory(policy.model).values()) & set(memory(twin.policy.model).values())
-    assert policy.value_head is not None and twin.policy.value_head is None
 
 
 @pytest.mark.parametrize("trained, shared", [(["wte", ".h.1."], False), ([".h.1."], True)])
@@ -72,30 +64,18 @@ def test_a_tied_head_is_copied_where_it_is_trained(trained, shared):
 
 
 def test_a_frozen_weight_in_memory_of_a_trained_one_is_copied():
-    policy = Policy(lm("llama", tie_word_embeddings=False))
+    policy = Policy(lm("llama", tie_word_embeddings=False), value=ValueOptions())
     head, embedding = policy.model.lm_head, policy.model.get_input_embeddings()
     head.weight = torch.nn.Parameter(embedding.weight.data, requires_grad=False)  # two parameters, one memory
     twin = PolicyCopy(policy)
-    before = scores(twin.policy)
-    move(policy)
-    assert torch.equal(scores(twin.policy), before)
-
-
-def test_training_leaves_the_shared_reference_where_it_was():
-    learner = Learner(frozen_below(trained=[".h.1."]), **{"optimizer.lr": 1e-2, "kl.coef": 0.1})
-    before, twin = scores(learner.policy), learner.reference
-    alone = deepcopy(learner.policy.model)
-    first = learner.step(*REPLIES)
-    assert abs(first["kl/per_reply"]) < 1e-5
-    assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
-    assert torch.equal(scores(twin.policy), before)
-    assert not torch.allclose(scores(learner.policy), before, atol=1e-3)
-    assert twin.fingerprint == fingerprint(twin.policy) == fingerprint(Policy(alone)) != fingerprint(learner.policy)
+    assert not set(memory(policy.model).values()) & set(memory(twin.policy.model).values())
+    assert policy.value_head is not None and twin.policy.value_head is None
 
 
 def test_the_fingerprint_covers_what_is_shared_too():
     policy = frozen_below(trained=[".h.1."])
     twin = PolicyCopy(policy)
+    assert twin.fingerprint == fingerprint(twin.policy) == fingerprint(policy)
     with torch.no_grad():
         policy.model.transformer.h[0].ln_1.bias[3] += 1e-3  # a write into the shared base
     assert fingerprint(twin.policy) != twin.fingerprint
@@ -118,15 +98,14 @@ def test_a_share_of_the_distance_is_not_lost_in_16_bits():
         assert torch.equal(p, other.policy.model.get_parameter(name))
 
 
-@pytest.mark.parametrize("rule", RULES[1:], ids=str)
-def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule):
+@cases((("polyak", 0.25), 0.25), (("every", 1), 1.0))
+def test_a_shadow_that_follows_moves_and_keeps_only_its_own(rule, share):
     policy = frozen_below(trained=[".h.1.", "wte"])
     twin, begun = PolicyCopy(policy, rule), deepcopy(policy.model)
     first = twin.fingerprint
     move(policy)
     twin.update(policy, 1)
     assert first != twin.fingerprint == fingerprint(twin.policy)
-    share = {"polyak": 0.25, "every": 1.0}[rule[0]]
     for name, p in twin.policy.model.named_parameters():
         old, new = begun.get_parameter(name), policy.model.get_parameter(name)
         assert torch.allclose(p, old + share * (new - old), atol=1e-6), name

@@ -10,7 +10,7 @@ from sampled import model_of
 from toys import letters, lm, says
 from worlds import Turns
 
-from operant import Batch, Learner, OperantError, Policy, Sampling, Step, Task, ValueOptions
+from operant import Batch, OperantError, Policy, Sampling, Step, Task, ValueOptions
 from operant.engines.native import engine as native
 from operant.engines.native.capabilities import chooses_on, continues
 from operant.engines.native.cuda_graphs import static
@@ -23,7 +23,7 @@ from operant.rollouts.play import play
 
 FIRST = [[5, 6, 7, 8, 9], [12, 13, 14, 4, 3], [10, 11, 4, 5, 6], [15, 16, 17, 3, 4]]
 NEXT = [[11, 5, 12], [6, 7, 13], [14, 15, 8], [9, 9, 16]]
-TURNS = 4
+TURNS = 3
 EXACT = Sampling(max_tokens=4, min_tokens=4)
 KEPT = ("gpt2", "llama", "gpt_neox", "opt")
 
@@ -73,36 +73,43 @@ def both(engine, prompts, keys, turn):
 
 
 # --- the same numbers -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [*KEPT, "bloom", "mistral", "t5"])
-@pytest.mark.parametrize(("ask", "at_once"), [(generated, 3), (both, 4), (both, 2)])
+@cases(
+    ("gpt2", generated, 3),
+    ("gpt2", both, 4),
+    ("llama", both, 2),
+    ("gpt_neox", generated, 3),
+    ("opt", both, 2),
+    ("bloom", both, 4),
+    ("mistral", generated, 3),
+    ("t5", both, 2),
+)
 def test_numbers_are_those_of_a_fresh_pass(kind, ask, at_once):
     """Also where calls of some episodes and of others alternate; a model that does not allow it reads all again."""
     policy = policy_of(kind)
     assert chooses_on(policy, 50) == continues(policy) == (kind in KEPT)
     ragged = {"at_once": at_once, "text": lambda i, turn: NEXT[i][: 1 + (i + turn) % 3]}
-    fresh = episodes(NativeEngine(policy, kept_gb=0), ask=ask, **ragged)
     fed = reading(policy)
+    fresh = episodes(NativeEngine(policy, kept_gb=0, batch=3), ask=ask, **ragged)
+    whole = sum(fed)
+    fed.clear()
     kept = episodes(NativeEngine(policy, batch=3), ask=ask, **ragged)
+    assert sum(fed) < 0.7 * whole if kind in KEPT else sum(fed) == whole
     for (prompt, mine), (_, plain) in zip(kept, fresh, strict=True):
         assert mine.action == plain.action
         assert mine.logprobs == pytest.approx(plain.logprobs, abs=1e-9)
         assert mine.values == pytest.approx(plain.values, abs=1e-9)
         if ask is generated:
             assert says(policy.model, prompt, mine, atol=1e-9)
-    again = sum(fed)
-    fed.clear()
-    episodes(NativeEngine(policy, kept_gb=0, batch=3), ask=ask, **ragged)
-    assert again < 0.7 * sum(fed) if kind in KEPT else again == sum(fed)
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_every_token_is_read_once(kind):
-    """Of each episode: 5 tokens of the first prompt, 3 new ones in 3 turns, and all 16 of the replies but the last."""
+    """Of each episode: 5 tokens of the first prompt, 3 new ones in 2 turns, and all 12 of the replies but the last."""
     policy = policy_of(kind)
     assert continues(policy)
     fed = reading(policy)
     made = episodes(NativeEngine(policy), ask=generated)
-    assert sum(fed) == 4 * (5 + 3 * 3 + 16 - 1)
+    assert sum(fed) == 4 * (5 + 2 * 3 + 12 - 1)
     assert all(len(c.action) == 4 for _, c in made)
 
 
@@ -111,11 +118,10 @@ def test_a_choice_reads_the_prompt_once_and_each_option():
     policy = policy_of("gpt2")
     episodes(NativeEngine(policy), ask=chosen)
     fed = reading(policy)
-    made = episodes(NativeEngine(policy), ask=chosen)
+    episodes(NativeEngine(policy), ask=chosen)
     longest = 5 + 1 + 3
     assert fed[0] == 4 * longest and len(fed) == TURNS
-    assert fed[1:] == [4 * (1 + 3 + 1 + 3)] * 3, "the last token of the reply, three new ones, a column, the options"
-    assert len(made[-1][0]) > 2 * longest
+    assert fed[1:] == [4 * (1 + 3 + 1 + 3)] * 2, "the last token of the reply, three new ones, a column, the options"
 
 
 def test_a_fresh_prompt_reads_what_follows_the_common_beginning():
@@ -154,7 +160,7 @@ def test_a_fixed_buffer_goes_on_too(monkeypatch):
     fed = reading(policy)
     for (_, mine), (_, plain) in zip(episodes(NativeEngine(policy), ask=generated), fresh, strict=True):
         assert mine.action == plain.action and mine.logprobs == pytest.approx(plain.logprobs, abs=1e-9)
-    assert sum(n for n in fed if n != 4) < 4 * (5 + 4 * 3 + 4 * 8)
+    assert sum(n for n in fed if n != 4) < 4 * (5 + 3 * 3 + 3 * 8)
 
 
 def test_a_model_that_goes_on_otherwise_reads_everything(monkeypatch):
@@ -166,7 +172,7 @@ def test_a_model_that_goes_on_otherwise_reads_everything(monkeypatch):
     fed = reading(policy)
     for prompt, c in episodes(NativeEngine(policy), ask=generated):
         assert says(policy.model, prompt, c, atol=1e-9)
-    assert sum(fed) > 4 * (5 + 12 + 19)
+    assert sum(fed) > 4 * (5 + 8 + 15)
 
 
 # --- how long, and how much -------------------------------------------------------------------------------------------
@@ -214,11 +220,11 @@ def test_new_weights_compute_everything_anew():
     assert says(policy.model, prompt, c, atol=1e-9)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2.5, 4])
+@pytest.mark.parametrize("rows", [0, 1, 2.5])
 def test_no_more_is_kept_than_allowed(rows):
-    """A token has 2 layers x keys and values x 32 numbers of 8 bytes; the longest row has 33 tokens."""
+    """A token has 2 layers x keys and values x 32 numbers of 8 bytes; the longest row has 23 tokens."""
     policy = policy_of("gpt2")
-    most = rows * 33 * 2 * 2 * 32 * 8
+    most = rows * 23 * 2 * 2 * 32 * 8
     engine, sizes = NativeEngine(policy, kept_gb=most / 1e9), []
 
     def looking(engine, prompts, keys, turn):
@@ -243,25 +249,11 @@ def test_the_longest_common_beginning_is_found():
     rows = [tuple(chance.integers(0, 3, size=chance.integers(1, 9)).tolist()) for _ in range(60)]
     for row in rows:
         kept.add(row, torch.zeros(1, 2, 1, len(row), 1))
-    left = [row for row in rows if kept.find([*row, 0])[1] == len(row)]
     assert 10 < len(kept) < len(set(rows)) and kept.bytes == sum(8 * len(row) for row in kept._rows)
-    assert {row for row in rows if row not in kept._rows} <= {other[:n] for other in left for n in range(len(other))}
+    beginnings = {row[:n] for row in kept._rows for n in range(len(row) + 1)}
+    assert set(rows) <= beginnings
     for _ in range(300):
         prompt = chance.integers(0, 3, size=chance.integers(1, 9)).tolist()
-        longest = max(
-            next((i for i, (a, b) in enumerate(zip(prompt, row, strict=False)) if a != b), min(len(prompt), len(row)))
-            for row in kept._rows
-        )
         prefix, shared = kept.find(prompt)
-        assert shared == min(longest, len(prompt) - 1)
+        assert shared == max(n for n in range(len(prompt)) if tuple(prompt[:n]) in beginnings)
         assert shared == 0 or prefix.ids[:shared] == tuple(prompt[:shared])
-
-
-def test_with_unchanged_weights_every_ratio_is_one():
-    learner = Learner(
-        Policy(lm("llama", 40), letters(), value=ValueOptions()),
-        env=Rooms(),
-        **{"rescore": True, "sampling.max_tokens": 5, "epochs": 1},
-    )
-    metrics = learner.learn(learner.play([Task(str(i), "find the key.") for i in range(6)]), None)
-    assert metrics["rollout/logprob_gap"] < 1e-5 and metrics["policy/ratio_max"] == pytest.approx(1, abs=1e-4)

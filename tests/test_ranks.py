@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import cases
 from rigs import DEALT, REPLIES, SCORES, on_ranks, said
 from toys import lm
 
@@ -20,9 +21,8 @@ from operant.tally import Tally
 UNEVEN = [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0]]
 """Three clipped tokens of 3, and none of 5: 3 / 8 of all, where a mean of two means would say a half."""
 OPTIONS = {"epochs": 2, "micro_tokens": 30, "score.scale": True, "stop_tokens": (2,), "lr": 1e-3, "max_grad_norm": 1.0}
-
-MINIBATCHES = {"minibatch": 3, "advantage.whiten_scope": "minibatch"}
-EMPTY = {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.0}
+OPTIONS |= {"minibatch": 1, "update.ratio_threshold": 1.2, "update.target_kl": 100.0}
+OPTIONS |= {"kl.control": "adaptive", "kl.horizon": 50}
 """One reply in each minibatch, so one of the two ranks has no action in it; some ratios are above the threshold."""
 PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1}, "idle": {"loss.value_coef": 0.0}}
 """Where parameters have no gradient: a separate critic's output head, a frozen trunk; or one of 0, a value head."""
@@ -31,11 +31,10 @@ PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 0.6, "critic_minib
 PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
 
 
-def learnt(which: list[int], **more) -> tuple[dict, dict]:
+def learnt(which: list[int]) -> tuple[dict, dict]:
     """Metrics of two steps on these replies; and what is left of the learner."""
     policy = Policy(lm(), value=ValueOptions(init="zero"))
-    known = {"kl.control": "adaptive", "kl.horizon": 50} | OPTIONS | more
-    learner = Learner(policy, reference=Policy(lm(seed=1)), **known)
+    learner = Learner(policy, reference=Policy(lm(seed=1)), **OPTIONS)
     logged = {}
     for step in range(2):
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
@@ -65,11 +64,25 @@ def numbers() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 9, generator=draw) * 3 + 2, torch.rand(6, 9, generator=draw) < 0.6
 
 
+def probed() -> str:
+    """What a rank hears where the reward fails on the probes of rank 1."""
+
+    def fails(rollouts):
+        if distributed.rank() == 1:
+            raise ValueError("no judge here")
+        return [1.0] * len(rollouts)
+
+    learner = Learner(lm(), max_tokens=4, stop_tokens=(2,))
+    with pytest.raises(OperantError) as raised:
+        Probes(learner, [Task("a", [5, 6]), Task("b", [7])], fails).ask()
+    return str(raised.value)
+
+
 def ranks_work(rank: int, world: int) -> dict:
     """Everything that is asked of one rank."""
     x, where = numbers()
     rows = slice(0, 4) if rank == 0 else slice(4, 6)
-    white = {(u, m): whiten(x[rows], where[rows], unbiased=u, shift_mean=m) for u in (0, 1) for m in (0, 1)}
+    white = {(u, m): whiten(x[rows], where[rows], unbiased=u, shift_mean=m) for u, m in ((0, 0), (1, 1))}
     moments = RunningMoments()
     for part in ([SCORES[0:4], SCORES[4:5]], [SCORES[5:7], []]):
         moments.update(part[rank])
@@ -84,11 +97,10 @@ def ranks_work(rank: int, world: int) -> dict:
         "white": white,
         "moments": (moments.count, moments.mean, moments.var, moments.std),
         "tally": distributed.pool(tally).result(),
-        "used": judged.used if hasattr(judged, "used") else judged.scores,
+        "used": judged.scores,
         "learnt": learnt(DEALT[rank]),
-        "minibatches": learnt(DEALT[rank], **MINIBATCHES),
-        "empty": learnt(DEALT[rank], **EMPTY),
         "parts": learnt_in_parts(DEALT[rank]),
+        "probed": probed(),
     }
 
 
@@ -97,43 +109,27 @@ def ranks():
     return on_ranks(ranks_work, 2)
 
 
-@pytest.mark.parametrize("unbiased", [0, 1])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_whitening_is_over_all_ranks(ranks, unbiased, shift):
+@cases((0, 0), (1, 1))
+def test_whitening_is_over_all_ranks(unbiased, shift, ranks):
     x, where = numbers()
     picked = x[where].double()
     truth = (picked - picked.mean()) / (picked.var(correction=unbiased) + 1e-8).sqrt() + (1 - shift) * picked.mean()
     mine = torch.cat([ranks[r]["white"][unbiased, shift] for r in (0, 1)])
     assert torch.allclose(mine[where].double(), truth, atol=1e-6) and not mine[~where].any()
-    assert torch.equal(mine, whiten(x, where, unbiased=bool(unbiased), shift_mean=bool(shift)))
 
 
-def test_running_moments_are_those_of_every_score_on_every_rank(ranks):
-    mean = math.fsum(SCORES) / 7
+@pytest.mark.parametrize("rank", [0, 1])
+def test_numbers_of_all_ranks_by_hand(rank, ranks):
+    """The reward is 0.7 (1 + i) + 0.3 x 10 for attempt i; its parts are logged without their weights."""
+    mean, logged = math.fsum(SCORES) / 7, ranks[rank]["tally"]
     var = math.fsum((s - mean) ** 2 for s in SCORES) / 7
-    for rank in (0, 1):
-        assert ranks[rank]["moments"] == pytest.approx((7, mean, var, (var * 7 / 6) ** 0.5))
-
-
-def test_a_metric_is_pooled_by_its_counts(ranks):
-    for rank in (0, 1):
-        logged = ranks[rank]["tally"]
-        assert logged["clipped"] == 3 / 8 and logged["clipped_max"] == 1.0
-        assert logged["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
-
-
-def test_the_logged_reward_is_the_one_that_is_learnt_from(ranks):
-    """0.7 (1 + i) + 0.3 x 10 for attempt i; the parts are logged without their weights."""
-    for rank in (0, 1):
-        assert ranks[rank]["used"] == pytest.approx([0.7 * (1 + i) + 3.0 for i in DEALT[rank]])
-        logged = ranks[rank]["tally"]
-        assert any(value == pytest.approx(4.0) for value in logged.values())  # the mean of part a over all seven
-    world, _ = ranks[0]["learnt"]
-    assert world["0/reward/mean"] == pytest.approx(sum(SCORES) / 7)
-    std = (math.fsum((s - sum(SCORES) / 7) ** 2 for s in SCORES) / 6) ** 0.5
-    assert world["0/reward/scaled_mean"] == pytest.approx(sum(SCORES) / 7 / std, rel=1e-5)
-    expected = world["0/reward/scaled_mean"] - world["0/reward/kl_penalty"]
-    assert world["0/reward/return"] == pytest.approx(expected, rel=1e-5)
+    std = (var * 7 / 6) ** 0.5
+    assert ranks[rank]["moments"] == pytest.approx((7, mean, var, std))
+    assert logged["clipped"] == 3 / 8 and logged["clipped_max"] == 1.0
+    assert logged["clipped_std"] == pytest.approx((3 / 8 * 5 / 8) ** 0.5)
+    assert ranks[rank]["used"] == pytest.approx([0.7 * (1 + i) + 3.0 for i in DEALT[rank]])
+    assert pytest.approx(4.0) in logged.values()  # the mean of part a over all seven
+    assert ranks[rank]["learnt"][0]["0/reward/scaled_mean"] == pytest.approx(mean / std, rel=1e-5)
 
 
 def test_an_advantage_of_rounding_is_none_beside_all_ranks(monkeypatch):
@@ -146,26 +142,15 @@ def test_an_advantage_of_rounding_is_none_beside_all_ranks(monkeypatch):
     assert tally.result()["policy/advantage_zero"] == pytest.approx(2 / 3)
 
 
-def test_counts_and_lengths_are_those_of_all_ranks(ranks):
-    logged, _ = ranks[1]["learnt"]
-    lengths = [len(reply) for _, reply in REPLIES]
-    assert logged["0/rollout/count"] == logged["0/episodes"] == 7 and logged["1/episodes"] == 14
-    assert logged["0/rollout/reply_tokens"] == pytest.approx(sum(lengths) / 7)
-    assert logged["0/update/epochs"] == 2 and logged["0/rollout/ended_stop"] == 1.0  # all are below the limit
-
-
-@pytest.mark.parametrize(("how", "more"), [("learnt", {}), ("minibatches", MINIBATCHES), ("empty", EMPTY)])
-def test_two_ranks_log_and_learn_the_same_as_one_process(ranks, how, more):
+def test_two_ranks_log_and_learn_the_same_as_one_process(ranks):
     """Every metric of two steps, the controller and the moments; both ranks end with the same weights, to the bit."""
-    truth, held = learnt(list(range(7)), **more)
-    assert (0 < truth["0/policy/skipped_steps"] < 1) is (how == "empty"), "some steps are above the threshold, not all"
-    for rank in (0, 1):
-        logged, mine = ranks[rank][how]
-        assert logged.keys() == truth.keys()
-        assert not {k: (logged[k], v) for k, v in truth.items() if logged[k] != pytest.approx(v, rel=2e-3, abs=1e-4)}
+    truth, held = learnt(list(range(7)))
+    assert 0 < truth["0/policy/skipped_steps"] < 1, "some steps are above the threshold, not all"
+    for logged, mine in (ranks[rank]["learnt"] for rank in (0, 1)):
+        assert logged == pytest.approx(truth, rel=2e-3, abs=1e-4)
         for name in ("coef", "mean", "var"):
             assert mine[name] == pytest.approx(held[name], rel=1e-5), name
-        assert torch.equal(mine["weights"], ranks[0][how][1]["weights"])
+        assert torch.equal(mine["weights"], ranks[0]["learnt"][1]["weights"])
 
 
 def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
@@ -176,22 +161,6 @@ def test_two_ranks_move_what_one_process_moves_without_gradients(ranks):
             assert float(apart) < 1e-5, (name, rank, float(apart))
 
 
-def probed(rank: int, world: int) -> str:
-    """What a rank hears where the reward fails on the other one's probes."""
-
-    def fails(rollouts):
-        if distributed.rank() == 1:
-            raise ValueError("no judge here")
-        return [1.0] * len(rollouts)
-
-    learner = Learner(lm(), max_tokens=4, stop_tokens=(2,))
-    try:
-        Probes(learner, [Task("a", [5, 6]), Task("b", [7])], fails).ask()
-    except OperantError as error:
-        return str(error)
-    return "nothing"
-
-
-def test_a_reward_that_fails_on_one_ranks_probes_is_heard_on_all():
-    first, second = on_ranks(probed, 2)
+def test_a_reward_that_fails_on_one_ranks_probes_is_heard_on_all(ranks):
+    first, second = (ranks[rank]["probed"] for rank in (0, 1))
     assert "no judge here" in first and first == second

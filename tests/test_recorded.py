@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cases import cases
 from small_runs import model, options
 from toys import bare_logprobs, letters
 
@@ -73,45 +74,45 @@ def test_a_run_says_once_what_is_lost(tmp_path):
     assert [m["step"] for m in resumed.metrics] == [1, 2, 3]
 
 
+@pytest.fixture(scope="module")
+def one():
+    return learner()
+
+
 BARE = {k: v for k, v in ONE.items() if k != "logprobs"}
 SAID = {"role": "assistant", "content": "zebra"}
-BROKEN = {
-    "half a line": ('{"token_ids": [4', "line 2: invalid JSON"),
-    "no object": ("[4]", "line 2 is .*is an object"),
-    "no prompt": ({"token_ids": [4]}, "line 2: prompt_token_ids is None; .*return_token_ids"),
-    "no ids": ({"responses": [{"choices": [{"text": "a"}]}]}, "line 2, response 1: prompt_token_ids is None"),
-    "two choices": ({"responses": [{"choices": [{}, {}]}]}, "response 1: it has 2 choices"),
-    "beyond the vocabulary": (ONE | {"token_ids": [6, 999]}, "line 2 holds the id 999"),
-    "another tokenizer": ({"messages": [ONE | SAID]}, "'zebra'.*another tokenizer"),
-    "length": (ONE | {"logprobs": [-1.0]}, "line 2: 1 log-probs for 2 token_ids"),
-    "NaN": (ONE | {"logprobs": [-1.0, float("nan")]}, "nan is no log-prob"),
-    "above 0": (ONE | {"logprobs": [-1.0, 0.5]}, "0.5 is no log-prob"),
-    "no token": ({"messages": [SAID | {"logprobs": [-1.0]}]}, "message 1: .*no token_ids"),
-    "reward": (ONE | {"reward": float("nan")}, "line 2: the reward nan must be a finite number"),
-    "rewards": (ONE | {"reward": [1.0, 2.0]}, "2 rewards for 1 turns"),
-    "unpaid": ({"token_ids": [6], "prompt_token_ids": [4]}, "line 2: all records have a reward, or none; it has none"),
-    "unscored": (BARE, "line 2 has a reply without log-probs"),
-    "newer": (ONE | {"version": 3}, "has replies of version 3, newer than replies_version=2"),
-    "version": (ONE | {"version": -1}, "line 2: version=-1"),
-    "temperature": (ONE | {"temperature": 0.7}, "temperature 0.7, and the run scores at 1: --sampling.temperature 0.7"),
-    "too long": (ONE | {"prompt_token_ids": [4] * 64}, "line 2 .*64"),
-    "group": (ONE | {"group": [1]}, r"line 2: group=\[1\]"),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_record_is_a_sentence(name, tmp_path):
-    row, why = BROKEN[name]
-    row = {"reward": 0.0, **row} if isinstance(row, dict) and name != "unpaid" else row
+@cases(
+    ('{"token_ids": [4', "line 2: invalid JSON"),
+    ("[4]", "line 2 is .*is an object"),
+    ({"token_ids": [4]}, "line 2: prompt_token_ids is None; .*return_token_ids"),
+    ({"responses": [{"choices": [{"text": "a"}]}]}, "line 2, response 1: prompt_token_ids is None"),
+    ({"responses": [{"choices": [{}, {}]}]}, "response 1: it has 2 choices"),
+    (ONE | {"token_ids": [6, 999]}, "line 2 holds the id 999"),
+    ({"messages": [ONE | SAID]}, "'zebra'.*another tokenizer"),
+    (ONE | {"logprobs": [-1.0]}, "line 2: 1 log-probs for 2 token_ids"),
+    (ONE | {"logprobs": [-1.0, float("nan")]}, "nan is no log-prob"),
+    (ONE | {"logprobs": [-1.0, 0.5]}, "0.5 is no log-prob"),
+    ({"messages": [SAID | {"logprobs": [-1.0]}]}, "message 1: .*no token_ids"),
+    (ONE | {"reward": float("nan")}, "line 2: the reward nan must be a finite number"),
+    (ONE | {"reward": [1.0, 2.0]}, "2 rewards for 1 turns"),
+    ({"token_ids": [6], "prompt_token_ids": [4]}, "line 2: all records have a reward, or none; it has none"),
+    (ONE | {"version": 3}, "has replies of version 3, newer than replies_version=2"),
+    (ONE | {"version": -1}, "line 2: version=-1"),
+    (ONE | {"temperature": 0.7}, "temperature 0.7, and the run scores at 1: --sampling.temperature 0.7"),
+    (ONE | {"prompt_token_ids": [4] * 64}, "line 2 .*64"),
+    (ONE | {"group": [1]}, r"line 2: group=\[1\]"),
+)
+def test_a_broken_record_is_a_sentence(row, why, one, tmp_path):
+    row = {"reward": 0.0, **row} if isinstance(row, dict) and "it has none" not in why else row
     path = tmp_path / "calls.jsonl"
     path.write_text(json.dumps(ONE) + "\n" + (row if isinstance(row, str) else json.dumps(row)))
     with pytest.raises(OperantError, match=f"calls.jsonl.*{why}"):
-        given = options(batch=1, replies=str(path), algorithm="reinforce", replies_version=2)
-        operant.train(model(), out=tmp_path / "run", **given)
-    assert not (tmp_path / "run").exists()
+        operant.recorded_replies(str(path), one, 2)
 
 
-REFUSED = [
+@cases(
     ({"algorithm": "sft"}, "algorithm=sft: it learns from demonstrations .*in tasks"),
     ({"algorithm": "nlpo"}, "algorithm=nlpo: its mask decides"),
     ({"algorithm": "coderl"}, "algorithm=coderl: it also needs demonstrations"),
@@ -120,14 +121,14 @@ REFUSED = [
     ({"rollouts_ahead": 1}, "rollouts_ahead=1"),
     ({"samples": 2, "batch": 2}, "samples=2: the largest group .* has 1 replies"),
     ({"batch": 2}, "batch=2: .* has 1 groups; use batch=1"),
-]
-
-
-@pytest.mark.parametrize(("given", "why"), REFUSED)
+    ({"replies": [ONE | {"logprobs": [-1.0]}]}, "1 log-probs for 2 token_ids"),
+    ({"replies": [ONE, BARE]}, "has a reply without log-probs"),
+)
 def test_what_must_play_itself_refuses(given, why, tmp_path):
     given = {"batch": 1, "algorithm": "reinforce", "env": None, "replies": [ONE], **given}
     with pytest.raises(OperantError, match=why):
         operant.train(model(), out=tmp_path / "run", tokenizer=letters(), steps=1, probes=0, **given)
+    assert not (tmp_path / "run").exists()
 
 
 def test_log_probs_in_the_file_turn_importance_weights_on():

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from cases import cases
-from processes import free_port
+from processes import Child, free_port
 from rigs import on_ranks
 from small_runs import told
 from toys import letters, lm, on_disk
@@ -37,73 +36,72 @@ def test_a_restart_finds_no_keys_of_the_last_start():
     assert not again.check(["key"])
 
 
-FACTS = {
-    "nothing": ([{"operant": "1", "learner.seed": 0}] * 3, None),
-    "a version": ([{"operant": v, "learner.seed": s} for v, s in (("1", 0), ("2", 1), ("1", 0))],
-                  "operant is '1' on ranks 0, 2; '2' on rank 1"),
-    "a seed": ([{"learner.seed": s} for s in (0, 0, 5)], "learner.seed is 0 on ranks 0, 1; 5 on rank 2"),
-    "an option that one rank lacks": ([{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}],
-                                      "b is None on rank 0; 2 on ranks 1, 2"),
-}  # fmt: skip
+FACTS = [
+    ([{"operant": "1", "learner.seed": 0}] * 3, None),
+    (
+        [{"operant": v, "learner.seed": s} for v, s in (("1", 0), ("2", 1), ("1", 0))],
+        "operant is '1' on ranks 0, 2; '2' on rank 1",
+    ),
+    ([{"learner.seed": s} for s in (0, 0, 5)], "learner.seed is 0 on ranks 0, 1; 5 on rank 2"),
+    ([{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2}], "b is None on rank 0; 2 on ranks 1, 2"),
+]
 
 
-def compared(number: int, count: int) -> dict:
-    said = {}
-    for name, (facts, _) in FACTS.items():
+def compared(number: int, count: int) -> list:
+    said = []
+    for facts, _ in FACTS:
         try:
-            said[name] = distributed.check_equal("facts", facts[number])
+            said.append(distributed.check_equal("facts", facts[number]))
         except OperantError as error:
-            said[name] = (str(error), isinstance(error, HeardError))
+            said.append((str(error), isinstance(error, HeardError)))
     return said
 
 
 def test_ranks_that_disagree_hear_where_and_one_of_them_says_it():
-    ranks = on_ranks(compared, 3)
-    for name, (_, expected) in FACTS.items():
+    for (_, expected), *ranks in zip(FACTS, *on_ranks(compared, 3), strict=True):
         if expected is None:
-            assert [said[name] for said in ranks] == [None] * 3
+            assert ranks == [None] * 3
         else:
-            assert all(f"the ranks have different facts: {expected}." in said[name][0] for said in ranks), name
-            assert [said[name][1] for said in ranks] == [False, True, True]
+            assert all(f"the ranks have different facts: {expected}." in sentence for sentence, _ in ranks)
+            assert [heard for _, heard in ranks] == [False, True, True]
 
 
-MEETS = """
-import sys, time
-from operant import distributed, types
-try:
-    with distributed.launched(float(sys.argv[1])):
-        distributed.total_float(1.0)
-        if distributed.rank():
-            time.sleep(600)
-        distributed.total_float(1.0)
-except types.OperantError as error:
-    sys.exit(str(error))
-"""
+def meets(port: int, number: int, minutes: float, output: Path) -> Child:
+    """A rank of two, of which rank 1 hangs."""
 
+    def work():
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(number)}
+        os.environ |= place | {"GLOO_SOCKET_IFNAME": "lo"}
+        try:
+            with distributed.launched(minutes):
+                distributed.total_float(1.0)
+                time.sleep(600 if number else 0)
+                distributed.total_float(1.0)
+        except OperantError as error:
+            print(error)
+            return 1
 
-def launch(port: int, number: int, minutes: float) -> subprocess.Popen:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(number)}
-    command = [sys.executable, "-c", MEETS, str(minutes)]
-    return subprocess.Popen(command, env=ENVIRONMENT | place, stderr=subprocess.PIPE, text=True)
+    return Child(work, output=str(output))
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_others_in_time():
+def test_a_rank_that_hangs_ends_the_others_in_time(tmp_path):
     port = free_port()
-    first, second = launch(port, 0, 3 / 60), launch(port, 1, 3 / 60)
-    said = first.communicate(timeout=200)[1]
-    assert second.poll() is None  # it still hangs; torchrun would end it now
+    first, second = (meets(port, number, 3 / 60, tmp_path / str(number)) for number in (0, 1))
+    assert first.ends() == 1
+    assert second.running()  # it still hangs; torchrun would end it now
     second.kill()
-    assert first.returncode == 1
+    said = (tmp_path / "0").read_text(encoding="utf-8")
     assert "rank 0 of 2 lost another rank, which has ended or has not answered for 0.05 minutes" in said
 
 
-def test_a_port_in_use_is_a_sentence():
+def test_a_port_in_use_is_a_sentence(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = launch(port, 0, 1).communicate(timeout=200)[1]
+        assert meets(port, 0, 1, tmp_path / "said").ends() == 1
+    said = (tmp_path / "said").read_text(encoding="utf-8")
     assert f"rank 0 did not find the other 1 at 127.0.0.1:{port}" in said and "address already in use" in said.lower()
     assert "--master-port" in said and "Traceback" not in said
 
@@ -182,22 +180,15 @@ def test_the_ranks_that_are_left_go_on(folder):
 
 
 @pytest.mark.slow
-@cases(
-    (("--seed={RANK}",), "learner.seed is 0 on rank 0; 1 on rank 1"),
-    (("--tasks=few.txt",), "1 tasks for 2 ranks: each needs one"),
-)
-def test_one_rank_says_what_is_wrong_and_all_end(more, expected, folder):
-    (folder / "few.txt").write_text("ab", encoding="utf-8")
+def test_one_rank_says_what_is_wrong_and_all_end(folder):
     start = "import os, runpy, sys; sys.argv = ['operant', *(w.format(**os.environ) for w in sys.argv[1:])]; "
     (folder / "each.py").write_text(f"{start}runpy.run_module('operant', run_name='__main__')", encoding="utf-8")
-    words = [f"--{name}={value}" for name, value in {"policy": "model", "tasks": "tasks.txt", **OPTIONS}.items()]
-    if more[0].startswith("--tasks"):
-        words = [word for word in words if not word.startswith("--tasks")]
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "each.py", "train", *words, *more, "--out", "none"]
-    done = subprocess.run(
-        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode != 0 and done.stderr.count(expected) == 1, done.stderr[-3000:]
+    given = {"policy": "model", "tasks": "tasks.txt", **OPTIONS, "out": "none", "seed": "{RANK}"}
+    words = [f"--{name}={value}" for name, value in given.items()]
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "each.py", "train", *words]
+    how = {"cwd": folder, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 100}
+    done = subprocess.run(command, **how, check=False)
+    assert done.returncode != 0 and done.stderr.count("learner.seed is 0 on rank 0; 1 on rank 1") == 1, done.stderr
     assert not (folder / "none").exists()
 
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,44 +28,35 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 TINY = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
-def save(folder: Path, kind: str, **more) -> str:
+def save(folder: Path, kind: str = "gpt2", pad: str | None = "<pad>") -> str:
     """A tiny trunk with a tokenizer of letters."""
     torch.manual_seed(1)
-    if kind == "bert":
-        model = t.BertModel(t.BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY))
-    else:
-        model = lm(kind, 40)
+    config = t.BertConfig(intermediate_size=48, max_position_embeddings=64, pad_token_id=0, **TINY)
     tokenizer = letters()
-    for name, value in more.items():
-        setattr(tokenizer, name, value)
-    return on_disk(folder, model, tokenizer)
+    tokenizer.pad_token = pad
+    return on_disk(folder, t.BertModel(config) if kind == "bert" else lm(kind, 40), tokenizer)
 
 
-def labels(count: int, shuffled: bool = False) -> list[dict]:
-    """Of two replies, the one with more of the letter e is better."""
+def labels(count: int) -> list[dict]:
+    """Of three replies, the one with more of the letter e is better."""
     chance, rows = torch.Generator().manual_seed(count), []
     for i in range(count):
         replies = [" " + "".join("abcdefgh"[k] for k in torch.randint(8, (6,), generator=chance)) for _ in range(3)]
-        scores = [reply.count("e") for reply in replies]
-        if shuffled:
-            scores = [scores[k] for k in torch.randperm(3, generator=chance)]
-        rows.append({"prompt": "go " + "abc"[i % 3], "replies": replies, "ratings": scores})
+        ratings = [reply.count("e") for reply in replies]
+        rows.append({"prompt": "go " + "abc"[i % 3], "replies": replies, "ratings": ratings})
     return rows
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
-@pytest.mark.parametrize("pad", ["<pad>", None])
+@cases(("gpt2", "<pad>"), ("gpt2", None), ("llama", "<pad>"), ("bert", "<pad>"))
 def test_training_and_the_reward_read_as_transformers_does(kind, pad, tmp_path):
-    model = RewardModel(save(tmp_path / "trunk", kind, pad_token=pad), seed=3)
+    model = RewardModel(save(tmp_path / "trunk", kind, pad), seed=3)
     texts = ["go a the end.a", "abc", "go b dddd ee ff gg"]
-    tasks = [
-        Task(str(i), text[:4], replies=(text[4:],), scores=(1.0,)) for i, text in enumerate(texts) if len(text) > 4
-    ]
+    ids = [model.tokenizer(text).input_ids for text in texts]
+    tasks = [Task(text, text[:4], replies=(text[4:],), scores=(1.0,)) for text in texts if len(text) > 4]
     given = WholeTexts(model.tokenizer, None, longest=model.context).rollouts(tasks)
-    rows = [rollout.turns[0].prompt + rollout.turns[0].action for rollout in given]
-    assert rows == [model.tokenizer(text).input_ids for text in texts if len(text) > 4]
-    model.calibrate([model.tokenizer(text).input_ids for text in texts])
-    ours = model.scores([model.tokenizer(text).input_ids for text in texts])
+    assert [rollout.turns[0].prompt + rollout.turns[0].action for rollout in given] == [ids[0], ids[2]]
+    model.calibrate(ids)
+    ours = model.scores(ids)
     assert float(ours.mean()) == pytest.approx(0, abs=1e-5)
     assert float(ours.std(correction=0)) == pytest.approx(1, abs=1e-5)
     folder = operant.models.loading.export(model, tmp_path / "export")
@@ -80,65 +70,59 @@ def test_training_and_the_reward_read_as_transformers_does(kind, pad, tmp_path):
     rollouts = [Rollout(Task("t", ""), 0, [], [text[4:]], query=text[:4]) for text in texts]
     assert RewardModelScore(str(folder))(rollouts) == pytest.approx(by_hand, abs=1e-5)
     again = RewardModel(str(folder))
-    assert again.scores([tokenizer(text).input_ids for text in texts]).tolist() == pytest.approx(by_hand, abs=1e-5)
+    assert again.scores(ids).tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
 def test_the_head_is_drawn_as_in_the_paper(tmp_path):
-    heads = [RewardModel(save(tmp_path / "trunk", "gpt2"), seed=seed).network.score.weight for seed in range(30)]
+    trunk = save(tmp_path / "trunk")
+    heads = [RewardModel(trunk, seed=seed).network.score.weight for seed in range(12)]
     drawn = torch.cat([head.flatten() for head in heads])
     assert float(drawn.std()) == pytest.approx(33**-0.5, rel=0.1)
 
 
 @pytest.mark.slow
-@cases(("ranking", 40, False, 0.85, 1.0), ("ranking", 40, True, 0.3, 0.7), ("rating", 60, False, 0.85, 1.0))
-def test_it_learns_preferences_and_nothing_from_shuffled_labels(kind, steps, shuffled, least, most, tmp_path):
-    trunk = save(tmp_path / "trunk", "gpt2")
-    given = {"steps": steps, "batch": 16, "lr": 2e-3, "loss": {"kind": kind}, "quiet": True, "out": tmp_path / "run"}
-    rows = write_rows(tmp_path / "labels.jsonl", labels(200, shuffled))
-    run = operant.train({"name": "reward_model", "trunk": trunk}, rows, algorithm="reward-model", **given)
-    model = RewardModel(str(run.path))
-    right = []
+def test_it_learns_preferences(tmp_path):
+    rows = write_rows(tmp_path / "labels.jsonl", labels(200))
+    given = {"steps": 40, "batch": 16, "lr": 2e-3, "loss": {"kind": "ranking"}, "quiet": True, "out": tmp_path / "run"}
+    policy = {"name": "reward_model", "trunk": save(tmp_path / "trunk")}
+    model, right = RewardModel(str(operant.train(policy, rows, algorithm="reward-model", **given).path)), []
     for row in labels(101):
-        ids = [model.tokenizer(row["prompt"] + reply).input_ids for reply in row["replies"]]
-        scores = model.scores(ids).tolist()
-        pairs = [(i, j) for i in range(3) for j in range(3) if row["ratings"][i] > row["ratings"][j]]
-        right += [scores[i] > scores[j] for i, j in pairs]
-    assert least < sum(right) / len(right) <= most
+        scores = model.scores([model.tokenizer(row["prompt"] + reply).input_ids for reply in row["replies"]]).tolist()
+        rated = [*zip(row["ratings"], scores)]
+        right += [one[1] > other[1] for one in rated for other in rated if one[0] > other[0]]
+    assert sum(right) / len(right) > 0.85
 
 
 def test_a_run_is_resumed_to_the_bit_and_its_reward_is_frozen(tmp_path, capsys):
-    trunk, rows = save(tmp_path / "trunk", "gpt2"), write_rows(tmp_path / "rows.jsonl", labels(40))
-    common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "4"]
+    trunk, rows = save(tmp_path / "trunk"), write_rows(tmp_path / "rows.jsonl", labels(24))
+    common = ["--tasks", rows, "--trunk", trunk, "--batch", "8", "--quiet", "--kind", "ranking", "--steps", "2"]
     common += ["--evaluate", rows]
     assert main(["reward-model", *common, "--out", str(tmp_path / "whole")]) == 0
-    pairs = [(a, b) for row in labels(40) for a in row["ratings"] for b in row["ratings"] if a > b]
+    pairs = [(a, b) for row in labels(24) for a in row["ratings"] for b in row["ratings"] if a > b]
     judged = page_data(tmp_path / "whole")["labels"]
     named = {"name": "unnamed", "of": len(pairs), "right": judged["right"]}
     assert judged["of"] == len(pairs) and judged["labellers"] == [named]
     assert brief(tmp_path / "whole").startswith("share of pairs in the right order 0.")
-    given = {"evaluate": rows, "recipe": "reward-model", "tasks": rows}
-    given |= {"trunk": trunk, "batch": 8, "kind": "ranking", "steps": 4}
-    for run in operant.api.runs(**given, quiet=True, out=tmp_path / "parts"):
-        if len(run.metrics) == 2:
+    given = {"evaluate": rows, "recipe": "reward-model", "tasks": rows, "trunk": trunk, "batch": 8, "kind": "ranking"}
+    for run in operant.api.runs(**given, steps=2, quiet=True, out=tmp_path / "parts"):
+        if len(run.metrics) == 1:
             break
     assert main(["train", "--resume", str(tmp_path / "parts")]) == 0
     ends = [load_tensors(tmp_path / name / "export/model.safetensors") for name in ("whole", "parts")]
     assert digest(ends[0]) == digest(ends[1])
-    out, policy = tmp_path / "ppo", save(tmp_path / "policy", "gpt2")
+    out, policy = tmp_path / "ppo", save(tmp_path / "policy")
     reward = resolve(str(tmp_path / "whole"))
     reward.check()
     before = digest(reward.members[0]._load()[0].state_dict())
     (tmp_path / "prompts.txt").write_text("go a\ngo b\n")
     operant.train(policy, str(tmp_path / "prompts.txt"), reward, steps=2, batch=4, max_tokens=4, quiet=True, out=out)
     assert digest(reward.members[0]._load()[0].state_dict()) == before
-    named = ["--policy", policy, "--tasks", str(tmp_path / "prompts.txt"), "--reward", str(tmp_path / "whole")]
-    sizes = ["--steps", "1", "--batch", "4", "--max-tokens", "4", "--quiet", "--out", str(tmp_path / "named")]
-    assert main(["train", *named, *sizes]) == 0
-    again = ["--policy", str(tmp_path / "named"), *named[2:], *sizes[:-1], str(tmp_path / "again")]
-    assert main(["train", *again]) == 0  # a run's folder is a model
-    assert operant.runs.folder.read_config(tmp_path / "again")["policy"].endswith("named/export")
+    named = ["--tasks", str(tmp_path / "prompts.txt"), "--reward", str(tmp_path / "whole"), "--steps", "1"]
+    named += ["--batch", "4", "--max-tokens", "4", "--quiet", "--out"]
+    assert main(["train", "--policy", str(out), *named, str(tmp_path / "again")]) == 0  # a run's folder is a model
+    assert operant.runs.folder.read_config(tmp_path / "again")["policy"].endswith("ppo/export")
     capsys.readouterr()
-    assert main(["train", "--policy", str(tmp_path / "whole"), *named[2:], *sizes[:-1], str(tmp_path / "odd")]) == 2
+    assert main(["train", "--policy", str(tmp_path / "whole"), *named, str(tmp_path / "odd")]) == 2
     assert "is a classifier or a reward model, and no language model" in capsys.readouterr().err
     assert main(["reward-model", *common, "--reward", "letters:e", "--out", str(tmp_path / "odd")]) == 2
     assert "it generates no replies that could be scored" in capsys.readouterr().err
@@ -156,23 +140,21 @@ class Fixed:
         return [self.known[text] for text in texts]
 
 
-@pytest.mark.parametrize(("combine", "wanted"), [("mean", [2.0, 5.0]), ("min", [1.0, 5.0]), ("lower", [1.0, 5.0])])
+@cases(("mean", [2.0, 5.0]), ("min", [1.0, 5.0]), ("lower", [1.0, 5.0]))
 def test_ensembles_and_references_by_hand(combine, wanted):
     reward = RewardModelScore("a,b", combine=combine)
-    members: list[Any] = [Fixed({"pa": 1.0, "pb": 5.0, "pr": 0.5}), Fixed({"pa": 3.0, "pb": 5.0, "pr": 0.5})]
-    reward.members = members
+    reward.members = [Fixed({"pa": 1.0, "pb": 5.0, "pr": 0.5}), Fixed({"pa": 3.0, "pb": 5.0, "pr": 0.5})]
     rollouts = [Rollout(Task(n, "p", references=("r",) * (n == "a")), 0, [], [n], query="p") for n in "ab"]
     assert reward(rollouts) == pytest.approx(wanted)
     reward.minus_reference = True
     assert reward(rollouts) == pytest.approx([wanted[0] - 0.5, wanted[1]])
 
 
-@pytest.mark.parametrize(("steps", "wanted"), [("min", -1.0), ("mean", 2.0), ("last", 4.0), ("none", 4.0)])
+@cases(("min", -1.0), ("mean", 2.0), ("last", 4.0), ("none", 4.0))
 def test_the_score_of_steps_by_hand(steps, wanted):
     """Each line that has text ends a step; the reply is read from its beginning to that end."""
     reward = RewardModelScore("a", steps=steps)
-    member: Any = Fixed({"p1": 3.0, "p1\n\n2": -1.0, "p1\n\n2\n3": 4.0})
-    reward.members = [member]
+    reward.members = [Fixed({"p1": 3.0, "p1\n\n2": -1.0, "p1\n\n2\n3": 4.0})]
     assert reward([Rollout(Task("a", "p"), 0, [], ["1\n\n2\n3"], query="p")]) == [pytest.approx(wanted)]
 
 
@@ -180,10 +162,8 @@ def test_held_out_labels_by_hand():
     """Anna prefers x to y (2 nats right) and y to z (1 nat wrong); Bo says that a and b are equal, and c is worse."""
 
     def replies(place, who, **labels):
-        task = Task(who, "q", who)
-        return [
-            Rollout(task, place, [Turn([1], [2], reward=label)], [text], query="q") for text, label in labels.items()
-        ]
+        given = {text: [Turn([1], [2], reward=label)] for text, label in labels.items()}
+        return [Rollout(Task(who, "q", who), place, turns, [text], query="q") for text, turns in given.items()]
 
     rollouts = replies(0, "anna", x=3.0, y=2.0, z=1.0) + replies(1, "bo", a=1.0, b=1.0, c=0.0)
     found = list(judged_labels.judgements(rollouts, [2.0, 0.0, 1.0, 0.5, 1.0, 0.5], single=False))
@@ -207,49 +187,46 @@ def test_a_new_head_is_loaded_without_a_report_of_its_missing_weights(caplog):
 
 
 def test_what_cannot_work_is_refused(tmp_path):
-    trunk = save(tmp_path / "trunk", "gpt2")
-    (tmp_path / "bare").mkdir()
-    lm("gpt2", 40).save_pretrained(tmp_path / "bare")
-    with pytest.raises(OperantError, match="has no tokenizer"):
-        RewardModel(str(tmp_path / "bare"))
-    three = t.DistilBertForSequenceClassification(
-        t.DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
-    )
-    on_disk(tmp_path / "three", three)
-    with pytest.raises(OperantError, match="a classifier with 3 labels"):
-        RewardModel(str(tmp_path / "three"))
-    with pytest.raises(OperantError, match="has 3 labels: use classifier:"):
-        RewardModelScore(str(tmp_path / "three")).check()
-    with pytest.raises(OperantError, match="use policy=reward_model"):
-        Learner(trunk, algorithm="reward-model")
-    with pytest.raises(OperantError, match="judges replies and generates none: train it with algorithm=reward-model"):
-        Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"])
-    impossible = [({"combine": "max"}, "mean, min or lower"), ({"combine": "min"}, "there is one model")]
-    for options, words in [*impossible, ({"steps": "max"}, "none, min, mean or last")]:
-        with pytest.raises(OperantError, match=words):
-            RewardModelScore("a", **options)
-    with pytest.raises(OperantError, match="the same score"):
-        RewardModel(trunk).calibrate([[5, 6]] * 3)
+    trunk, bare, three = save(tmp_path / "trunk"), str(tmp_path / "bare"), str(tmp_path / "three")
+    lm("gpt2", 40).save_pretrained(bare)
+    config = t.DistilBertConfig(vocab_size=40, dim=32, n_layers=1, n_heads=2, id2label={0: "a", 1: "b", 2: "c"})
+    on_disk(tmp_path / "three", t.DistilBertForSequenceClassification(config))
     learner = Learner(RewardModel(trunk), algorithm="reward-model")
-    with pytest.raises(OperantError, match=r"use step\(queries, responses, scores\)"):
-        learner.step(["go"], ["a"])
     assert "preference/loss" in learner.step(["go", "go"], ["a", "b"], [1.0, 0.0])
+
+    def trained(rows, **options):
+        given = {"name": "reward_model", "trunk": trunk}
+        operant.train(given, rows, algorithm="reward-model", steps=1, out=tmp_path / "run", **options)
+
     one_class = [{"prompt": "go", "replies": ["a", "b"], "ratings": [1, 1]}]
-    refusals = {"pairwise": "two replies with different labels", "rating": "all ratings are 1"}
-    for kind, words in (refusals | {"good": "all labels are"}).items():
-        options = {"algorithm": "reward-model", "steps": 1, "loss": {"kind": kind}}
+    for make, words in (
+        (lambda: RewardModel(bare), "has no tokenizer"),
+        (lambda: RewardModel(three), "a classifier with 3 labels"),
+        (lambda: RewardModelScore(three).check(), "has 3 labels: use classifier:"),
+        (lambda: Learner(trunk, algorithm="reward-model"), "use policy=reward_model"),
+        (
+            lambda: Learner(RewardModel(trunk), algorithm="rloo", reference=None).generate(["go"]),
+            "judges replies and generates none: train it with algorithm=reward-model",
+        ),
+        (lambda: RewardModelScore("a", combine="max"), "mean, min or lower"),
+        (lambda: RewardModelScore("a", combine="min"), "there is one model"),
+        (lambda: RewardModelScore("a", steps="max"), "none, min, mean or last"),
+        (lambda: RewardModel(trunk).calibrate([[5, 6]] * 3), "the same score"),
+        (lambda: learner.step(["go"], ["a"]), r"use step\(queries, responses, scores\)"),
+        (lambda: trained(one_class, loss={"kind": "pairwise"}), "two replies with different labels"),
+        (lambda: trained(one_class, loss={"kind": "rating"}), "all ratings are 1"),
+        (lambda: trained(one_class, loss={"kind": "good"}), "all labels are"),
+        (lambda: trained([{"text": "x"}]), "no labelled replies"),
+    ):
         with pytest.raises(OperantError, match=words):
-            operant.train({"name": "reward_model", "trunk": trunk}, one_class, **options)
-    with pytest.raises(OperantError, match="no labelled replies"):
-        operant.train({"name": "reward_model", "trunk": trunk}, [{"text": "x"}], algorithm="reward-model", steps=1)
+            make()
 
 
 def test_a_model_that_only_guesses_is_named():
     measured = {"preference/accuracy": 0.51, "preference/longer_is_better": 0.56}
     history = History([{"step": 1, "preference/loss": 0.7}], evaluation={"after": {"metrics": measured}})
     (finding,) = diagnose(history)
-    assert finding.name == "guesses"
-    assert "51 % of the held-out pairs" in finding.message
+    assert finding.name == "guesses" and "51 % of the held-out pairs" in finding.message
     assert "the longer reply gets 56 %" in finding.message
     measured["preference/accuracy"] = 0.62
     assert diagnose(history) == []

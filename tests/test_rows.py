@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import letters, lm
 
-from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions
+from operant import Batch, Learner, Outputs, Policy, Rollout, Sampling, Task, Turn, ValueOptions, train
 from operant.algorithms import find
 from operant.data.demonstrations import Demonstrations
 from operant.objectives.kl import KLOptions
@@ -54,8 +54,7 @@ def test_the_gradient_of_two_sources_is_the_sum_of_both():
     at = batch.actions & last.demonstrated[:, None]
     assert metrics["given/logprob"] == pytest.approx(float(out.logprobs.detach()[at].mean()), rel=1e-5)
     assert metrics["given/loss"] == pytest.approx(-0.5 * metrics["given/logprob"], rel=1e-5)
-    per_token = [len(r.ids) for r in played]
-    assert metrics["rollout/reply_tokens"] == sum(per_token) / 3
+    assert metrics["rollout/reply_tokens"] == sum(len(r.ids) for r in played) / 3
 
 
 def test_metrics_of_played_replies_do_not_see_the_given_ones():
@@ -119,12 +118,8 @@ def test_units_by_hand():
         made = [Turn(prompt, action, logprobs=[-1.0] * len(action), reward=0.0) for prompt, action in turns]
         return Rollout(Task("t", "a"), group, made, [""] * len(made))
 
-    rollouts = [
-        rollout(7, ([4], [5]), ([4, 5, 6], [7])),
-        rollout(3, ([4], [6])),
-        rollout(7, ([4], [8, 9])),
-        rollout(3, ([4], [4])),
-    ]
+    rollouts = [rollout(7, ([4], [5]), ([4, 5, 6], [7])), rollout(3, ([4], [6]))]
+    rollouts += [rollout(7, ([4], [8, 9])), rollout(3, ([4], [4]))]
     joined, apart = collate(rollouts, [0.0] * 4), collate(rollouts, [0.0] * 4, joined=False)
     assert units(joined) == [[0], [1], [2], [3]] and units(apart) == [[0, 1], [2], [3], [4]]
     assert units(apart, "turn") == [[0], [1], [2], [3], [4]]
@@ -133,14 +128,12 @@ def test_units_by_hand():
 
 
 def test_a_run_of_two_sources_logs_them_apart_and_resumes(tmp_path):
-    from operant import train
-
     rows = [{"prompt": word, "completion": "ab"} for word in ["abc", "bcd", "cde", "def"]]
     given = {"tasks": rows, "reward": lambda rs: [float(len(r.reply)) for r in rs], "algorithm": PTX, "batch": 4}
-    given |= {"max_tokens": 4, "probes": 2, "evaluate": rows[:2]}
-    whole = train(lm(), tokenizer=letters(), out=tmp_path / "whole", steps=2, **given)
-    train(lm(), tokenizer=letters(), out=tmp_path / "half", steps=1, **given)
-    half = train(lm(), tokenizer=letters(), out=tmp_path / "half", steps=2, resume=True, **given)
+    given |= {"max_tokens": 2, "epochs": 1, "probes": 0, "evaluate": rows[:1], "tokenizer": letters()}
+    whole = train(lm(), out=tmp_path / "whole", steps=2, **given)
+    train(lm(), out=tmp_path / "half", steps=1, **given)
+    half = train(lm(), out=tmp_path / "half", steps=2, resume=True, **given)
     names = ("given/count", "given/loss", "rollout/count", "reward/mean", "kl/per_reply", "loss/total")
     assert [half.metrics[1][n] for n in names] == [whole.metrics[1][n] for n in names]
     assert whole.metrics[0]["given/count"] == 4 and whole.metrics[0]["rollout/count"] == 4

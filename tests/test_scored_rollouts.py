@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from cases import cases
 from small_runs import told
 from toys import letters, lm
 
@@ -24,8 +25,7 @@ def vowels(rollouts):
     return [{"vowels": sum(r.reply.count(v) for v in "aeiou") / 8, "length": len(r.ids) / 8} for r in rollouts]
 
 
-@pytest.mark.parametrize("chunks", [2, 3, 6])
-@pytest.mark.parametrize("tasks", [TASKS[:6], TWICE], ids=["different", "again"])
+@cases((2, TASKS[:6]), (3, TWICE))
 def test_rewards_of_chunks_are_those_of_one_call(chunks, tasks):
     whole, judged = play_and_score(learner(), tasks, vowels)
     parts, also = play_and_score(learner(), tasks, vowels, chunks=chunks)
@@ -74,45 +74,34 @@ def test_a_reward_that_fails_says_the_same_and_stops_the_step(chunks):
     assert not [t for t in threading.enumerate() if t.name.startswith("reward")]
 
 
-def test_chunks_are_nearly_equal_and_keep_groups_together():
+def test_chunks_are_nearly_equal_and_keep_groups_together(tmp_path):
     assert [len(range(12)[s]) for s in chunk_slices(12, 5, 1)] == [2, 3, 2, 3, 2]
     assert [range(12)[s] for s in chunk_slices(12, 4, 3)] == [range(0, 3), range(3, 6), range(6, 9), range(9, 12)]
     assert [range(8)[s] for s in chunk_slices(8, 2, 2)] == [range(0, 4), range(4, 8)]
     assert [range(3)[s] for s in chunk_slices(3, 8, 1)] == [range(0, 1), range(1, 2), range(2, 3)]
+    with pytest.raises(OperantError, match="reward_chunks=4: a step has only 3 prompts; use at most 3"):
+        train("./none", TASKS, vowels, out=tmp_path / "x", batch=6, samples=2, reward_chunks=4)
 
 
-@pytest.mark.parametrize("reward", [vowels, {"letters:a": 1.0, "length:3": 0.5}, lambda rs: [None] * len(rs)])
+@cases(
+    vowels,
+    {"letters:a": 1.0, "length:3": 0.5},
+    lambda rs: [None] * len(rs),
+    lambda rs: [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": 0.5} for r in rs],
+)
 def test_judgements_of_chunks_are_joined_as_if_said_at_once(reward):
-    def sometimes(rollouts):
-        said = judge(resolve(reward), rollouts)
-        return [None if i.task.id in ("t/0", "t/1") else s for i, s in zip(rollouts, said.scores)]
-
-    for each in (resolve(reward), sometimes):
-        rollouts = learner().play(TASKS[:6])
-        assert join_judgements([judge(each, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == judge(each, rollouts)
-
-
-def test_parts_stay_whole_where_a_chunk_is_not_judged():
-    def half(rollouts):
-        return [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": None} for r in rollouts]
-
-    rollouts = learner().play(TASKS[:4])
-    told = join_judgements([judge(half, rollouts[:2]), judge(half, rollouts[2:])])
-    assert told.parts["a"] == judge(half, rollouts).parts["a"] == [None, None, 1.0, 1.0] and "half" not in told.parts
+    """Also where a whole chunk is not judged."""
+    rollouts, reward = learner().play(TASKS[:6]), resolve(reward)
+    said = judge(reward, rollouts)
+    assert join_judgements([judge(reward, rollouts[s]) for s in chunk_slices(6, 3, 1)]) == said
 
 
 def test_a_run_in_chunks_is_the_run_without(tmp_path):
-    """Every metric of four steps, and the weights: chunks change how often the reward is asked, and nothing else."""
-    given = {"steps": 4, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
+    """Every metric of two steps: chunks change how often the reward is asked, and nothing else."""
+    given = {"steps": 2, "probes": 0, "batch": 6, "samples": 2, "max_tokens": 6, "minibatch": 3, "score.scale": True}
     runs = []
     for chunks in (1, 3):
         known = given | {"out": tmp_path / str(chunks), "tokenizer": letters(), "reward_chunks": chunks}
         runs.append(told(train(lm("gpt2", vocab=len(letters()), spread=0.3), TASKS, vowels, **known)))
     for a, b in zip(*runs, strict=True):
-        assert a.keys() == b.keys()
-        assert not {k: (a[k], b[k]) for k in a if a[k] != pytest.approx(b[k], rel=1e-3, abs=1e-5)}
-
-
-def test_more_chunks_than_prompts_are_refused(tmp_path):
-    with pytest.raises(OperantError, match="reward_chunks=4: a step has only 3 prompts; use at most 3"):
-        train("./none", TASKS, vowels, out=tmp_path / "x", batch=6, samples=2, reward_chunks=4)
+        assert a == pytest.approx(b, rel=1e-3, abs=1e-5)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import slow, slow_but
+from cases import cases, slow, slow_but
 from rigs import DEALT, REPLIES, SCORES, gap, on_ranks, state_of
 from toys import lm
 
@@ -13,7 +13,7 @@ from operant import Learner
 from operant.apps.rlhf.reward_model import RewardModel
 
 BASE = {"max_tokens": 12, "stop_tokens": (2,), "micro_tokens": 20, "optimizer.eps": 1.0}
-BASE |= {"optimizer.lr": 1e-3, "watch_every": 1, "minibatch": 4, "epochs": 2}
+BASE |= {"optimizer.lr": 1e-3, "watch_every": 1, "minibatch": 4, "epochs": 1}
 """With so large an eps, weights move as the gradients say; some minibatches have several micro-batches."""
 CASES = {
     "value head, tied": ("gpt2", {}),
@@ -26,7 +26,7 @@ CASES = {
     "rejection": ("gpt2", {"algorithm": "rejection", "learner.select": "top:4"}),
     "sft": ("llama", {"algorithm": "sft"}),
     "float32": ("gpt2", {"value.init": "zero"}),
-    "bfloat16": ("gpt2", {"model.precision": "bfloat16", "optimizer.lr": 0.1, "update.epochs": 1}),
+    "bfloat16": ("gpt2", {"model.precision": "bfloat16", "optimizer.lr": 0.1}),
     "reward model": ("reward model", {"algorithm": "reward-model", "minibatch": 1}),
     "dpo": ("gpt2", {"algorithm": "dpo", "minibatch": 1}),
 }
@@ -73,7 +73,8 @@ def learnt(name: str, which: list[int], parallel: str = "fsdp") -> dict:
     return {"moved": weights(learner) - before, "metrics": told, "sizes": sizes}
 
 
-DAILY = ("value head, tied", "adapter, exact KL", "rejection", "bfloat16")
+DAILY = ("adapter, exact KL",)
+"""A checkpoint's next step compares others with one process, every day."""
 
 
 def work(rank: int, world: int, names: list[str]) -> dict:
@@ -109,7 +110,7 @@ def many(rank: int, world: int, parallel: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "parallel"), [(4, "fsdp"), (8, "fsdp"), (8, "ddp")])
+@cases((4, "fsdp"), (8, "ddp"), (8, "fsdp"))
 def test_more_ranks_learn_the_same_also_one_without_replies(world, parallel):
     """Of eight ranks, the last one has no reply at all."""
     ranks = on_ranks(many, world, parallel, deadline=900)
@@ -159,16 +160,8 @@ def folder(tmp_path_factory) -> tuple[Path, dict]:
     return path, on_ranks(saved, 2, path, deadline=400)[0]
 
 
-WORLDS = [
-    (1, "fsdp"),
-    slow(2, "fsdp"),
-    slow(2, "ddp"),
-    slow(4, "fsdp"),
-]
-
-
-@pytest.mark.parametrize(("world", "parallel"), WORLDS)
-def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(folder, world, parallel):
+@cases((1, "fsdp"), slow(2, "fsdp"), slow(2, "ddp"), slow(4, "fsdp"))
+def test_a_checkpoint_of_two_ranks_resumes_on_any_number_of_them(world, parallel, folder):
     path, truth = folder
     found = resumed(0, 1, path) if world == 1 else on_ranks(resumed, world, path, parallel, deadline=400)[0]
     for name in SAVED:

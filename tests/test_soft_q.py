@@ -13,11 +13,9 @@ from cases import cases
 from toys import letters, lm
 
 from operant import Batch, Learner, OperantError, export, load_policy, train
-from operant.algorithms import find, presets
+from operant.algorithms import find
 from operant.models import output_mlp
 from operant.models.adapters import OutputMlpOptions
-from operant.options import values
-from operant.training.options import learner_options
 
 PROMPTS, REPLIES, SCORES = [[3, 4], [5], [3, 4]], [[6, 7, 2], [8], [9, 6]], [0.5, -1.0, 2.0]
 WIDE = OutputMlpOptions(width=6, gain=1.5, bias=0.1, logit_bias=-0.5)
@@ -45,7 +43,7 @@ def logits_by_hand(bare, mlp, prompt, action):
 
 
 # --- the MLP ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5", "bart"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "t5"])
 def test_logprobs_go_through_the_mlp_which_alone_is_trained(kind):
     policy, bare = mlp_policy(kind), lm(kind, V).double()
     mlp, batch = output_mlp.find(policy.model), Batch.given(PROMPTS, REPLIES)
@@ -70,12 +68,12 @@ def test_an_untrained_mlp_makes_tokens_almost_equally_likely(tmp_path):
 def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
     base, other, out = tmp_path / "base", tmp_path / "other", tmp_path / "out"
     export(load_policy(lm("gpt2", V), tokenizer=letters()), base)
-    before = {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()}
+    before = [path.read_bytes() for path in sorted(base.glob("*.*"))]
     run = train(
         str(base), ["ab"], reward="letters:e", algorithm="soft_q", out=tmp_path / "run", steps=2, batch=4, max_tokens=2,
         quiet=True, probes=0, **{"output_mlp.width": 6, "output_mlp.gain": 1.0, "lr": 0.1},
     )  # fmt: skip
-    assert {path.name: path.read_bytes() for path in base.iterdir() if path.is_file()} == before
+    assert [path.read_bytes() for path in sorted(base.glob("*.*"))] == before
     export(run.learner.policy, out)
     assert sum(path.stat().st_size for path in out.glob("*.safetensors")) < 10_000
     again = load_policy(out)
@@ -125,16 +123,14 @@ def twin(version, q, v, q_copy, v_copy, rewards, freeze):
     return total
 
 
-@pytest.mark.parametrize("kind, reference", [("gpt2", None), ("t5", None), ("llama", "copy")])
 @cases(
-    ("v1", 1.0, False),
-    ("v2", 1.0, False),
-    ("v2", 0.3, False),
-    ("v3", 1.0, False),
-    ("v3", 1.0, True),
-    ("v3", 0.3, False),
-    ("v2_v3", 1.0, False),
-    ("v2_v3", 0.6, True),
+    ("v1", 1.0, False, "gpt2", None),
+    ("v2", 1.0, False, "gpt2", None),
+    ("v2", 0.3, False, "llama", "copy"),
+    ("v3", 1.0, False, "gpt2", None),
+    ("v3", 0.3, True, "gpt2", None),
+    ("v2_v3", 0.6, True, "t5", None),
+    ("v2_v3", 1.0, False, "llama", "copy"),
 )
 def test_every_loss_and_gradient_is_that_of_a_twin(version, share, freeze, kind, reference):
     policy = mlp_policy(kind)
@@ -193,42 +189,6 @@ def test_rewards_are_standardised_and_mapped_to_a_range():
 
 
 # --- what it learns ---------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-@cases(
-    # The configurations of RLPrompt's few-shot classification and of its style transfer, as shipped.
-    ("rlprompt", {"top_k": 256, "logit_bias": 0.0, "shape": [0, 1, 0, 5], "steps": 12_000, "batch": 16}),
-    ("rlprompt-transfer", {"top_k": 50, "logit_bias": -10, "shape": [0, 1, -20, 80], "steps": 12_000, "batch": 8}),
-    ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
-)
-def test_presets_have_the_published_numbers(preset, wanted):
-    chosen = presets()[preset]
-    options = learner_options(str(chosen["algorithm"]), preset, {})[0]
-    known = {name: value for own in options.values() for name, value in values(own).items()} | chosen
-    assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted
-
-
-@pytest.mark.slow  # test_replies_of_another_sampler_lead_to_the_optimum is quicker
-def test_a_bandits_policy_becomes_proportional_to_exp_reward():
-    """Two tokens of eight letters: the optimum is p(x, y) = exp(r(x, y)) / Z, and old replies of anyone teach it."""
-    chance = torch.Generator().manual_seed(3)
-    rewards = 2 * torch.rand(8, 8, generator=chance, dtype=torch.float64)
-    policy = load_policy(lm("gpt2", 8), mlp=OutputMlpOptions(width=64, gain=1.0), seed=2).double()
-    learner = Learner(
-        policy, algorithm="soft_q", reference=None, lr=1e-2, minibatch=64, max_tokens=2, stop_tokens=-1,
-        max_grad_norm=None, **{"target.rate": 0.1},
-    )  # fmt: skip
-    replies = [[x, y] for x in range(8) for y in range(8)]  # all of them, as no policy would draw them
-    scores = [float(rewards[x, y]) for x, y in replies]
-
-    def distance():
-        logprobs = policy.forward(Batch.given([[3]] * 64, replies)).logprobs.sum(1)
-        best = torch.tensor(scores).double().log_softmax(0)
-        return float((best.exp() * (best - logprobs)).sum())
-
-    before = distance()
-    for _ in range(400):
-        learner.step([[3]] * 64, replies, scores)
-    assert before > 0.1 and distance() < 1e-3
 
 
 def test_a_mask_needs_the_model_that_it_names():

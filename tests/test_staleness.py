@@ -28,12 +28,10 @@ def two_episodes() -> list[Rollout]:
 
 
 def test_every_action_has_the_age_of_its_turn():
+    """Current turns have none, and neither have replies from elsewhere."""
     batch = with_staleness(collate(two_episodes(), [0.0, 0.0]), two_episodes(), 7)
     assert batch.staleness.tolist() == [[0, 4, 4, 0], [0, 2, 0, 0], [0, 0, 0, 0]]
     assert batch.rows(torch.tensor([1])).staleness.tolist() == [[0, 2]]
-
-
-def test_current_turns_and_replies_from_elsewhere_have_no_age():
     current = [said([1], [2], logprobs=[-1.0], version=7), said([1], [2], group=1)]
     assert with_staleness(collate(current, [0.0, 0.0]), current, 7).staleness is None
 
@@ -69,9 +67,8 @@ OF_RLOO = {"kl.coef": BETA, "importance_cap": None}
 
 
 @cases(
-    ("ppo", "one", 1, "token", OF_PPO),
     ("ppo", "two", 1, "sequence", OF_PPO),
-    ("rloo", "one", 2, "token", OF_RLOO),
+    slow("rloo", "one", 2, "token", OF_RLOO),
     slow("rloo", "ragged", 2, "sequence", OF_RLOO),
 )
 def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, importance, options, monkeypatch):
@@ -81,14 +78,6 @@ def test_with_exact_weights_the_gradient_is_that_on_policy(name, shape, size, im
     without = expected(name, shape, size, monkeypatch, stale=True, **options)
     assert gap(mine[: len(truth)], truth) < EXACT
     assert gap(without[: len(truth)], truth) > 0.01
-
-
-def test_weights_of_tokens_do_not_correct_what_came_before(monkeypatch):
-    """Nor does a cap: both trade the exact expectation for less noise."""
-    truth = of(best_return, "two") / 2
-    for options in ({"importance": "token"}, {"importance": "sequence", "importance_cap": 1.0}):
-        mine = expected("ppo", "two", 1, monkeypatch, stale=True, **OF_PPO | options)
-        assert gap(mine[: len(truth)], truth) > 0.01, options
 
 
 # --- through the learner ----------------------------------------------------------------------------------------------
@@ -110,7 +99,7 @@ def two_steps_later(**options) -> tuple[Learner, list[Rollout]]:
     return learner, old
 
 
-@cases(("token", 1.25, False), ("token", 1.25, True), ("sequence", None, False))
+@cases(("token", 1.25, True), ("sequence", None, False))
 def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
     learner, old = two_steps_later(importance=importance, importance_cap=cap, importance_mask=mask)
     now = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in old]
@@ -128,7 +117,7 @@ def test_a_step_on_replies_from_two_steps_ago(importance, cap, mask):
     assert not {"rollout/logprob_gap", "rollout/likelihood_gap"} & metrics.keys()
 
 
-@pytest.mark.parametrize("charge", ["k1", "reverse", "forward"])
+@pytest.mark.parametrize("charge", ["k1", "reverse"])
 def test_a_kl_in_the_loss_is_weighed_by_the_sampler(charge):
     """An exact charge needs a pass of the policy, and the log-probs of the sampler stay those that are stored."""
     learner, old = two_steps_later(**{"kl.coef": 0.01, "kl.kind": charge, "kl.loss_coef": 0.01, "kl.loss_kind": "k2"})
@@ -170,12 +159,10 @@ def test_replies_above_the_bound_are_left_out_and_counted():
 
 def test_without_replies_of_a_sampler_there_are_no_weights():
     learner = Learner(lm(), **LARGE, importance="token")
-    refusal = r"log-probs under the sampler.*learner.importance=none"
-    with pytest.raises(OperantError, match=refusal):
-        learner.step([[3, 4]], [[5, 6]], [1.0])
-    mixed = [*learner.generate(QUERIES), said([3, 4], [5, 6], group=9)]  # as a weight, its own probability would be 0
-    with pytest.raises(OperantError, match=refusal):
-        learner.step(mixed, by_length(mixed))
+    given = said([3, 4], [5, 6], group=9)  # as a weight, its own probability would be 0
+    for made in ([given], [*learner.generate(QUERIES), given]):
+        with pytest.raises(OperantError, match=r"log-probs under the sampler.*learner.importance=none"):
+            learner.step(made, by_length(made))
 
 
 def test_a_current_sampler_has_weights_of_one():

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from cases import cases
+from cases import cases, slow
 from toys import letters, lm
 
 import operant
@@ -26,14 +26,13 @@ class Scripted:
     """An engine that gives written replies, one for each turn of the only episode."""
 
     def __init__(self, tokenizer, replies, stop=True, token=True):
-        self.tokenizer, self.replies, self.prompts = tokenizer, list(replies), []
-        self.stop, self.token = stop, stop and token
+        self.tokenizer, self.replies, self.prompts = tokenizer, iter(replies), []
+        self.end, self.last = "stop" if stop else "length", [tokenizer.eos_token_id] * (stop and token)
 
     def generate(self, prompts, sampling, keys):
         self.prompts += prompts
-        ids = self.tokenizer(self.replies.pop(0), add_special_tokens=False)["input_ids"]
-        ids = [*ids, self.tokenizer.eos_token_id] if self.token else ids
-        return [Completion(ids, [0.0] * len(ids), None, "stop" if self.stop else "length", 0)]
+        ids = self.tokenizer(next(self.replies), add_special_tokens=False)["input_ids"] + self.last
+        return [Completion(ids, [0.0] * len(ids), None, self.end, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,17 @@ def tokenizer():
     return operant.load_policy("builtin:reviews-lm").tokenizer
 
 
-def slow(text: str) -> str:
-    """Wait.
+def tool(name, work):
+    """A function of a text that a policy may call."""
 
-    Args:
-        text: Anything.
-    """
-    time.sleep(30)
-    return text
+    def called(text: str) -> str:
+        return work(text)
+
+    called.__name__, called.__doc__ = name, "Work.\n\nArgs:\n    text: Anything.\n"
+    return called
+
+
+SLOW, RAISES = tool("slow", lambda text: time.sleep(30)), tool("raises", lambda text: {}[text])
 
 
 def boils(text: str, degrees: int) -> dict:
@@ -64,15 +66,6 @@ def boils(text: str, degrees: int) -> dict:
 def noon() -> int:
     """When."""
     return 12
-
-
-def raises(text: str) -> str:
-    """Raise.
-
-    Args:
-        text: Anything.
-    """
-    raise KeyError(text)
 
 
 def episode(tokenizer, replies, tools="python", *, template=None, fits=lambda *_: True, **options):
@@ -110,8 +103,8 @@ def test_a_chat_template_writes_the_tools_and_the_results(tokenizer):
     ("<python>while True: pass</python>", "python", "time"),
     ("<python>open('/etc/shadow').read()</python>", "python", "Error"),
     ("<python>None</python>", "python", "<result></result>"),
-    ("<raises>k</raises>", [raises], "KeyError: 'k'"),
-    pytest.param("<slow>k</slow>", [slow], "the call took longer than 2 seconds", marks=pytest.mark.slow),
+    ("<raises>k</raises>", [RAISES], "KeyError: 'k'"),
+    slow("<slow>k</slow>", [SLOW], "the call took longer than 2 seconds"),
     ('<boils>{"heat": 3}</boils>', [boils], "boils has no argument 'heat'; it has text, degrees"),
     ("<boils>3</boils>", [boils], "TypeError"),
     ("if vector<int> is meant, <boils>{}</boils>", [boils], "TypeError"),
@@ -142,19 +135,9 @@ def test_a_stop_string_that_a_program_writes_again_is_not_doubled(tokenizer):
 def test_calls_are_bounded(tokenizer):
     rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
     assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
-    ran = []
-
-    def note(text: str) -> None:
-        """Note.
-
-        Args:
-            text: Anything.
-        """
-        ran.append(text)
-
     assert rollout.reply == "" and rollout.texts[-1] == "<python>1</python>"  # a call is no answer to judge
-    rollout, prompts = episode(tokenizer, ["<note>a</note><note>b</note>"], [note], calls=1)
-    assert ran == ["a"] and len(prompts) == 1 and rollout.info["numbers"]["calls"] == 2
+    rollout, prompts = episode(tokenizer, ["<noon></noon><noon></noon>"], [noon], calls=1)
+    assert rollout.info["numbers"] == {"calls": 2, "failed_calls": 0} and len(prompts) == 1
 
 
 def test_a_call_whose_result_does_not_fit_is_counted_and_leaves_no_answer(tokenizer):
@@ -178,22 +161,22 @@ def test_a_function_without_a_name_and_types_is_no_tool():
 
 def test_a_command_line_may_name_several(tmp_path):
     (tmp_path / "a.txt").write_text("Cats sleep.", encoding="utf-8")
-    named = {"env": "tools", "env.tools": "python,search", "env.folder": str(tmp_path)}
-    assert list(ToolWorld(**named_parts.stored_options("env", named)).tools) == ["python", "search"]
-    named = {"env": "program", "env.command": "true", "env.ignore": "temperature,max_tokens"}
-    assert AgentWorld(**named_parts.stored_options("env", named)).ignore == {"temperature", "max_tokens"}
     (tmp_path / "agent.py").write_text("def play(task, client):\n    return 1.0\n", encoding="utf-8")
-    named = {"env": f"{tmp_path}/agent.py:play", "env.ignore": "temperature,max_tokens"}
-    options = named_parts.stored_options("env", named)
-    made = named_parts.make("env", named["env"], options)
-    assert isinstance(made, AgentWorld) and made.ignore == {"temperature", "max_tokens"}
+
+    def made(env, **options):
+        named = {"env": env, **{f"env.{name}": value for name, value in options.items()}}
+        return named_parts.make("env", env, named_parts.stored_options("env", named))
+
+    assert list(made("tools", tools="python,search", folder=str(tmp_path)).tools) == ["python", "search"]
+    for env, more in (("program", {"command": "true"}), (f"{tmp_path}/agent.py:play", {})):
+        world = made(env, ignore="temperature,max_tokens", **more)
+        assert isinstance(world, AgentWorld) and world.ignore == {"temperature", "max_tokens"}
     with pytest.raises(OperantError, match=r"env\.ignore='heat': it may name temperature"):
-        named_parts.make("env", named["env"], named_parts.stored_options("env", named | {"env.ignore": "heat"}))
+        made(f"{tmp_path}/agent.py:play", ignore="heat")
 
 
 def test_a_run_logs_the_calls(tmp_path):
     options = {"env": "tools", "env.tools": "python", "reward": lambda rollouts: [len(r.reply) for r in rollouts]}
     options |= {"steps": 1, "batch": 4, "max_tokens": 4, "probes": 0, "quiet": True, "out": tmp_path / "r"}
-    policy = operant.Policy(lm("llama", 40), letters(), value=operant.ValueOptions())
-    run = operant.train(policy, ["a b"], **options)
+    run = operant.train(lm("llama", 40), ["a b"], tokenizer=letters(), **options)
     assert run.metrics[0]["world/calls"] == 0

@@ -15,7 +15,6 @@ from operant.apps.maths.rewards import Maths
 from operant.data.sources import SOURCES
 from operant.data.tasks import load_tasks
 from operant.rewards import judge
-from operant.tools.cli import main
 
 ODD = """
 import asyncio
@@ -126,21 +125,18 @@ def said(task: Task, reply: str) -> Rollout:
 REPLIES = [(0, "abcde"), (2, "banana"), (1, "raise"), (1, ""), (0, "nan")]
 
 
-@pytest.mark.parametrize("kind", ["text", "chat"])
 @pytest.mark.slow
-def test_scores_are_those_of_verifiers_itself(kind):
+@cases(
+    ("text", "Say it 1"),
+    ("chat", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it 1"}]),
+)
+def test_scores_are_those_of_verifiers_itself(kind, prompt):
     """Weighted, summed over functions and over the names that a function returns; what raises is a crash."""
-    tasks = tasks_of(kind=kind)
-    assert [task.prompt for task in tasks][1] == (
-        "Say it 1"
-        if kind == "text"
-        else [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say it 1"}]
-    )
-    reward = Maths()
+    tasks, reward, heard = tasks_of(kind=kind), Maths(), float(kind == "chat")
+    assert tasks[1].prompt == prompt
     rewards.prepare(reward, tasks)
-    warned = "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
-    assert reward.notes[0].startswith(warned)
-    heard = float(kind == "chat")
+    note = "verifiers:odd_words, 3 problems tested: it has no answers of its own; nonsense such as 'I do"
+    assert reward.notes[0].startswith(note)
     judged = judge(reward, [said(tasks[i], text) for i, text in REPLIES])
     assert judged.scores == pytest.approx([1.0 + heard, 1.2 - 0.75, 0, heard, 0])
     outcomes = [remark.classes[0] for remark in judged.remarks]
@@ -199,14 +195,3 @@ def test_options_are_the_fields_of_its_config():
 def test_what_cannot_be_played_is_a_sentence(name, options, why):
     with pytest.raises(OperantError, match=f"(?s){why}"):
         tasks_of(name, **options)
-
-
-@pytest.mark.slow
-def test_the_command_of_the_page_trains(tmp_path, capsys):
-    words = "--tasks.largest 30 --evaluate 10% --max-tokens 8 --steps 2 --batch 16 --probes 2 --out run".split()
-    command = ["train", "maths", "--policy", "builtin:maths-lm", "--tasks", "verifiers:my_sums", *words]
-    assert main(command) == 0, capsys.readouterr()
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert rows[0]["outcome/right"] == rows[0]["reward/mean"] > 0
-    assert main([*command[:5], "verifiers:my_sums", "--tasks.largst", "30"]) == 2
-    assert "did you mean 'tasks.largest'" in capsys.readouterr().err

@@ -44,11 +44,6 @@ def test_a_sample_measures_this_process():
     assert summary(STEADY, 400)["growth_kb"] == pytest.approx(0.0, abs=1)
 
 
-def soak(*words):
-    command = [sys.executable, "-m", "benchmarks.soak", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def leaking(rank, world):
     """What is said of a process in which every leak but that of time is planted."""
     samples = []
@@ -68,7 +63,8 @@ def test_leaks_are_found():
 def test_a_run_is_steady(tmp_path):
     """Handles and threads as in the long form. Memory grows in pieces of some 10 MB, too large for so few steps, and
     steps may be slow on a loaded machine: only the 2,000 steps of the command check those two."""
-    done = soak("--steps", "160", "--results", str(tmp_path / "soak.json"))
+    command = [sys.executable, "-m", "benchmarks.soak", "--steps", "160", "--results", str(tmp_path / "soak.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     output = done.stdout + done.stderr
     assert "growth_kb: " in done.stdout, output
     assert not re.search("^(handles|threads): .* after it", done.stdout, re.M), output
