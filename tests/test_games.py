@@ -1,8 +1,6 @@
 """Text games: their metrics, verdict and findings, and their transcripts in the report, against hand-made ones."""
 
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
@@ -12,9 +10,9 @@ from pages import low_contrast, overflows
 from processes import served
 from toys import letters, lm
 
-from operant import Rollout, Task, Turn, check_env
+from operant import Rollout, Task, Turn
 from operant.api import runs
-from operant.metrics.games import of_games, of_replies, transcript
+from operant.metrics.games import of_games, of_replies
 from operant.runs.folder import RunFolder
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.report import games, parquet, run_report
@@ -56,20 +54,14 @@ def test_the_metrics_of_two_games_by_hand():
     assert of_games([Rollout(Task("a", "b"), 0, [], [])]).result() == {} == of_replies([])
 
 
-def test_a_transcript_has_the_options_and_their_probabilities():
-    game = record(["kitchen"])
-    turns = [Turn([5], [7], values=[0.25], options=[[7], [8]], chosen=0, probabilities=[0.75, 0.25])]
-    (turn,) = transcript(replace(rollout(game), turns=turns), lambda ids: f" {ids[0]}")["turns"]
-    assert (turn["options"], turn["chosen"], turn["value"]) == ([["7", 0.75], ["8", 0.25]], 0, 0.25)
-
-
 # --- a run ------------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A short run in houses, with held-out ones."""
     path, tokenizer = tmp_path_factory.mktemp("runs") / "house", letters()
     tasks, held = ([Task(f"{name}/{i}", "go") for i in range(n)] for name, n in (("house", 4), ("unseen", 40)))
-    options = {"steps": 12, "batch": 32, "evaluate_every": 6, "max_tokens": 8, "optimizer.lr": 3e-3, "kl.coef": 0.0}
+    options = {"steps": 12, "batch": 16, "evaluate_every": 12, "max_tokens": 8, "optimizer.lr": 1e-2, "kl.coef": 0.0}
+    options |= {"epochs": 1, "minibatch": 16, "probes": 0, "watch_every": 0}
     given = {"policy": lm("gpt2", len(tokenizer), spread=0.05), "tokenizer": tokenizer, "env": House(), "tasks": tasks}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *a, **k: None)
@@ -78,17 +70,12 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_the_house_is_a_world():
-    check_env(House(), [Task("a", "go"), Task("b", "go")], replies=["kitchen", "garden", "vault", "x"])
-
-
-@pytest.mark.slow
 def test_the_table_of_rollouts_keeps_every_game(folder):
     path = folder / "rollouts" / "step-00012.parquet"
     found, metrics = parquet.games(path), read_history(folder).metrics[-1]
-    assert len(found) == 32
-    assert sum(game["won"] for game in found) / 32 == metrics["game/won"]
-    assert sum(len(game["turns"]) for game in found) / 32 == metrics["game/turns"]
+    assert len(found) == 16
+    assert sum(game["won"] for game in found) / 16 == metrics["game/won"]
+    assert sum(len(game["turns"]) for game in found) / 16 == metrics["game/turns"]
     turn = found[0]["turns"][0]
     assert turn["options"][turn["chosen"]][0] == turn["command"]
     assert sum(share for _, share in turn["options"]) == pytest.approx(1)
@@ -97,12 +84,12 @@ def test_the_table_of_rollouts_keeps_every_game(folder):
 
 def test_held_out_games_are_compared_before_and_after(folder):
     known = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    rates = [sum(r["metrics"]["game/won"] for r in known[when]["replies"]) / 40 for when in ("before", "after")]
-    kept = [sum("game" in r for r in known[when]["replies"]) for when in ("before", "after")]
-    assert kept == [32, 32]
-    last = read_history(folder).metrics[-1]
-    assert [last["evaluate/game/won_before"], last["evaluate/game/won"]] == rates
+    replies = [known[when]["replies"] for when in ("before", "after")]
+    rates = [sum(r["metrics"]["game/won"] for r in each) / 40 for each in replies]
+    assert [sum("game" in r for r in each) for each in replies] == [32, 32]
     history = read_history(folder)
+    last = history.metrics[-1]
+    assert [last["evaluate/game/won_before"], last["evaluate/game/won"]] == rates
     assert f"held-out success rate {100 * rates[0]:.0f} % -> {100 * rates[1]:.0f} % (" in verdict(history, [])
     run = results([read_run(folder)], held_out=True)["game/won"]
     assert [run.before.mean, run.after.mean] == rates
@@ -119,9 +106,6 @@ def test_the_page_embeds_games_of_the_first_and_the_last_step(folder, tmp_path):
     small = games.embedded(folder, budget=20_000)
     assert len(json.dumps(small["groups"])) < 25_000 and len(small["groups"]) >= 2
     assert games.embedded(tmp_path) is None
-
-
-def test_long_texts_and_games_are_cut_and_it_is_said():
     game = record(["kitchen", "hall"] * 150)
     game["turns"][0]["state"] = "x" * 5000
     short = games.shortened(game)
@@ -143,20 +127,15 @@ def played(steps=40, **series):
     ("never_won", {"game__won": 0.0, "game__score": 0.25}, "None of the 640 games of 40 steps"),
 )
 def test_a_rule_of_games_reports_its_fault_alone(name, series, said):
-    (finding,) = (f for f in diagnose(History(played(**series))) if f.name not in ("flat",))
+    (finding,) = (f for f in diagnose(History(played(**series))) if f.name != "flat")
     assert finding.name == name and said in finding.message and "--env" in finding.remedy
-
-
-def test_short_commands_that_repeat_are_no_fault_of_a_game():
-    spoken = {"text__top_word": 0.6, "text__repeated": 0.9, "rollout__reply_tokens": 2.0}
-    assert diagnose(History(played(**spoken))) == []
-    assert diagnose(History([m | {"game/won": 0.0} for m in played(20)])) == []  # too early
 
 
 def test_the_verdict_counts_wins_once_there_is_one():
     rates = [0.1] * 5 + [0.2 + 0.02 * i for i in range(35)]
     history = History([m | {"game/won": rate} for m, rate in zip(played(), rates)])
     assert verdict(history, []).startswith("It learned: success rate 10 % in steps 1 to 4 -> 84 % in steps 36 to 40 (+")
+    assert diagnose(History([m | {"game/won": 0.0} for m in played(20)])) == []  # too early
     never = History([m | {"game/won": 0.0, "reward/mean": 0.05 * i} for i, m in enumerate(played())])
     assert "reward 0" in verdict(never, []) and "success" not in verdict(never, [])
 
@@ -196,13 +175,10 @@ def panes(page):
     return both
 
 
-def here(pane):
-    return pane.locator("svg .here text").text_content()
-
-
 def test_a_lost_and_a_won_game_can_be_stepped_through(browser, url):
     with visit(browser, url) as page:
         early, late = panes(page)
+        here = lambda pane: pane.locator("svg .here text").text_content()  # noqa: E731
         assert "lost after 3 turns" in early.inner_text() and "won in 5 turns" in late.inner_text()
         assert here(early) == "kitchen" and here(late) == "vault"
         assert page.locator("#games figure").count() >= 2
@@ -211,8 +187,7 @@ def test_a_lost_and_a_won_game_can_be_stepped_through(browser, url):
         late.locator(".stage").press("Home")
         assert here(late) == "hall" and late.locator(".now").inner_text().splitlines()[-1] == "You are in the hall."
         late.locator(".stage").press("ArrowRight")
-        assert here(late) == "kitchen" and "kitchen" in late.locator(".now code").inner_text()
-        assert late.locator(".log > li[aria-current] .count").inner_text() == "1"
+        assert here(late) == "kitchen" and late.locator(".log > li[aria-current] .count").inner_text() == "1"
         assert here(early) == "kitchen"  # each pane by itself
         late.get_by_label("when").select_option("step 1")
         late.locator(".head", has_text="lost after 3 turns").wait_for()  # the live page fetches it
@@ -252,23 +227,9 @@ def test_branches_of_an_episode_are_a_tree(browser, tmp_path):
     known = {"task": "t", "query": "q", "reply": "r", "end": "stop", "rollout": 0, "ids": [1], "reward": 1.0}
     folder.rollouts(1, [known | {"turn": 3, "game": json.dumps({"name": "t", "turns": turns})}])
     folder.close()
-    with visit(browser, run_report.write_report(Path(folder.path)).as_uri()) as page:
+    with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         log = panes(page)[0].locator(".log > li")
-        assert [text.split() for text in log.all_inner_texts()] == [
-            ["start"],
-            ["1", "a", "two?"],
-            ["2", "branch", "1", "of", "2", "b", "go", "on"],
-            ["4", "d"],
-            ["3", "branch", "2", "of", "2", "c"],
-        ]
+        told = [" ".join(text.split()) for text in log.all_inner_texts()]
+        assert told == ["start", "1 a two?", "2 branch 1 of 2 b go on", "4 d", "3 branch 2 of 2 c"]
         left = [log.nth(i).bounding_box()["x"] for i in range(5)]
         assert left[1] < left[2] == left[3] == left[4]
-
-
-def test_a_run_without_games_shows_none_of_this(browser, tmp_path):
-    folder = RunFolder.create(tmp_path / "plain", {"steps": 1})
-    folder.log(1, {"reward/mean": 0.5})
-    folder.close()
-    with visit(browser, run_report.write_report(Path(folder.path)).as_uri()) as page:
-        page.locator(".verdict").wait_for()
-        assert not page.locator("#plays").is_visible() and not page.locator("nav a[href='#plays']").is_visible()

@@ -1,13 +1,12 @@
 """Isolated rewards: whatever a reward does, the batch is judged in time, no other score is lost and no process is left.
 
-Real processes throughout. Leftover processes are found among all of the machine by a mark in their environment, which
-no child can remove.
+Processes that are left are found among all of the machine by a mark in their environment, which no child can remove.
 """
 
 import os
 import re
+import runpy
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -20,6 +19,7 @@ import pytest
 from cases import cases, slow
 from isolation import STRONG, WEAK, marked_processes
 from page_commands import snippets
+from processes import Child, until
 from rigs import on_ranks
 from toys import letters, lm
 
@@ -29,26 +29,31 @@ from operant.rewards import judge, parts_of, resolve
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import IsolatedReward, under
-from operant.runs.scored_rollouts import join_judgements, play_and_score
+from operant.runs.scored_rollouts import play_and_score
 from operant.sandbox.levels import SUPERVISED
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, Limits, SupervisedProcess
 from operant.sandbox.worker import spec_of
-from operant.tally import Tally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
-SLOW_TO_FAIL = {hostile.closes_everything_and_hangs, hostile.huge_answer, hostile.floods_every_pipe}
 CASES = [(reward, outcome) for outcome, rewards in hostile.CASES.items() for reward in rewards]
-QUICK = [case for case in CASES if case[1] != "timeout" and case[0] not in SLOW_TO_FAIL]
+DAILY = "exits kills_its_group segfaults wrong_length itself raises_what_cannot_be_shown closes_everything "
+DAILY += "writes_to_every_pipe abstains chatters daemonises"
+QUICK = [case for case in CASES if case[0].__name__ in DAILY.split()]
 OTHERS = [float(i) for i in range(64) if f"t/{i}" != hostile.BAD]
 
 
-def rollouts(count: int = 64, **more) -> list[Rollout]:
+def rollouts(count: int = 64) -> list[Rollout]:
     turn = Turn([1, 2], [5, 6, 7], end="stop")
-    return [
-        Rollout(Task(f"t/{i}", "The film", target=i), i, [turn], [f" was {i}"], query="The film") for i in range(count)
-    ]
+    return [Rollout(Task(f"t/{i}", "The film", target=i), i, [turn], [f" was {i}"]) for i in range(count)]
+
+
+def processes_end(mark, *rewards, patience=1.0):
+    """No process is left once the rewards are closed."""
+    for reward in rewards:
+        reward.close()
+    assert marked_processes(mark, patience=patience) == []
 
 
 def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options):
@@ -65,8 +70,7 @@ def check_one_bad_sample(reward, outcome, mark, level, *, timeout=8.0, **options
     assert seconds < timeout + 2
     assert bool(judged.notes) == (outcome not in ("ok", "abstain") or reward is hostile.daemonises)
     assert len(marked_processes(mark)) <= 3, "a worker is a supervisor, the first of its namespace, and the reward"
-    isolated_reward.close()
-    assert marked_processes(mark, patience=1.0) == []
+    processes_end(mark, isolated_reward)
     return judged
 
 
@@ -76,8 +80,12 @@ def test_a_reward_that_fails_costs_one_sample(reward, outcome, mark):
     check_one_bad_sample(reward, outcome, mark, STRONG)
 
 
-@pytest.mark.parametrize("level", [STRONG, WEAK])
-@pytest.mark.parametrize("reward", [hostile.endless_regex, hostile.daemonises_and_hangs])
+@cases(
+    (hostile.endless_regex, STRONG),
+    (hostile.daemonises_and_hangs, WEAK),
+    slow(hostile.endless_regex, WEAK),
+    slow(hostile.daemonises_and_hangs, STRONG),
+)
 def test_a_reward_that_hangs_costs_one_sample_and_its_time(reward, level, mark):
     begun = time.monotonic()
     check_one_bad_sample(reward, "timeout", mark, level, timeout=30.0, each=True, sample_timeout=0.4)
@@ -105,8 +113,7 @@ def test_where_every_sample_hangs_the_deadline_holds(level, mark):
     judged = judge(everywhere, bad)
     assert time.monotonic() - begun < 4 + 2
     assert judged.outcomes == ["timeout"] * 64 and judged.scores == [None] * 64
-    everywhere.close()
-    assert marked_processes(mark, patience=1.0) == []
+    processes_end(mark, everywhere)
 
 
 def test_memory_and_processes_have_a_limit(mark):
@@ -118,8 +125,7 @@ def test_memory_and_processes_have_a_limit(mark):
         assert scores[0] is not None and 0 < scores[0] <= 20
     else:
         assert "no limit on its processes" in forks.level
-    forks.close()
-    assert marked_processes(mark, patience=1.0) == []
+    processes_end(mark, forks)
 
 
 def test_output_of_a_reward_is_a_message_and_no_answer():
@@ -137,9 +143,7 @@ def test_a_worker_has_no_torch_and_lives_from_batch_to_batch(mark):
     assert first == second
     stays.close()
     assert judge(stays, rollouts(2)).scores != first
-    for each in (reward, stays):
-        each.close()
-    assert marked_processes(mark, patience=1.0) == []
+    processes_end(mark, reward, stays)
 
 
 def test_a_rollout_arrives_as_it_was_sent():
@@ -167,43 +171,42 @@ def test_data_that_is_not_plain_is_refused(target, what):
 
 def test_samples_of_a_prompt_stay_together_in_a_worker():
     four = [Rollout(Task(f"t/{i}", "x"), i // 4, [Turn([1], [2])], ["y"]) for i in range(20)]
-    assert judge(isolated(hostile.how_many, workers=2), four).scores == [12.0] * 12 + [8.0] * 8
-    assert judge(isolated(hostile.how_many, workers=6), four).scores == [4.0] * 20
+    two = isolated(hostile.how_many, workers=2)
+    assert judge(two, four).scores == [12.0] * 12 + [8.0] * 8
+    assert judge(two, four[:4]).scores == [4.0] * 4
     assert judge(isolated(hostile.how_many), four).scores == [20.0] * 20
-    assert judge(isolated(hostile.how_many, each=True, workers=2), four).scores == [1.0] * 20
+    assert judge(isolated(hostile.how_many, each=True), four).scores == [1.0] * 20
 
 
-def test_a_class_without_code_of_its_own_is_found_by_its_file(tmp_path):
+def test_a_function_is_found_by_its_name_or_refused(tmp_path):
+    def inner(rollouts):
+        return []
+
+    nameless = r"no other process can find <lambda> by a name; .* isolated\('file.py:function'\)"
+    for reward, said in (
+        (lambda rs: [], nameless),
+        (inner, "isolated"),
+        (hostile.Unshowable().__str__, "isolated"),
+        (3, "isolated"),
+        (":good", r"module:function or file.py:function|there is no file"),
+        ("no_such_file.py:good", "there is no file"),
+    ):
+        with pytest.raises(OperantError, match=said):
+            isolated(reward)
+    with pytest.raises(OperantError, match=r"isolated reward 'hostile:god': .*has no 'god'; did you mean 'good'"):
+        train(lm(), ["a"], "isolated:hostile:god", out=tmp_path / "runs" / "run")
+    assert not (tmp_path / "runs").exists()
+    # A class without code of its own is found by its file.
     (tmp_path / "own.py").write_text("from collections import OrderedDict\nclass Mine(OrderedDict):\n    pass\n")
     mine = find_function("reward", str(tmp_path / "own.py"), "Mine")
     assert spec_of(mine) == f"{tmp_path / 'own.py'}:Mine" and spec_of(mine.__base__) == "collections:OrderedDict"
 
 
-def test_a_function_is_found_by_its_name_or_refused():
-    def inner(rollouts):
-        return []
-
-    for reward in (lambda rs: [], inner, hostile.Unshowable().__str__, 3):
-        with pytest.raises(OperantError, match="isolated"):
-            isolated(reward)
-    with pytest.raises(
-        OperantError, match=r"no other process can find <lambda> by a name; .* isolated\('file.py:function'\)"
-    ):
-        isolated(lambda rs: [])
-    for spec in ("good", ":good", "no_such_file.py:good"):
-        with pytest.raises(OperantError, match=r"module:function or file.py:function|there is no file"):
-            isolated(spec)
-    with pytest.raises(OperantError, match=r"isolated reward 'hostile:god': .*has no 'god'; did you mean 'good'"):
-        isolated("hostile:god").check()
-    with pytest.raises(OperantError, match="no module 'no_such_module_here'"):
-        isolated("no_such_module_here:f").check()
-
-
 @cases(
     ("if __name__ == '__main__':", "scored [2.0]"),
-    slow("if True:", "put the code that starts the run under"),
+    ("if True:", "put the code that starts the run under"),
 )
-def test_a_function_of_the_script_itself(guard, printed, tmp_path):
+def test_a_function_of_the_script_itself(guard, printed, tmp_path, capsys):
     """It is found by its file; if the worker would run the whole script again, the error says how to prevent that."""
     script = f"""
         import operant
@@ -221,33 +224,27 @@ def test_a_function_of_the_script_itself(guard, printed, tmp_path):
                 print(error)
     """
     (tmp_path / "mine.py").write_text(textwrap.dedent(script), encoding="utf-8")
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert printed in done.stdout, done.stderr
+    runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
+    assert printed in capsys.readouterr().out
 
 
 # --- handling of failures ---------------------------------------------------------------------------------------------
 def test_each_outcome_is_handled_as_configured():
     both = rollouts(19)
-    scored = isolated(hostile.raises, on_error=-1.0)
-    assert judge(scored, both).scores == [*map(float, range(17)), -1.0, 18.0]
-    with pytest.raises(
-        OperantError, match=r"'raises' raised ValueError: no such word .*while judging task 't/17'.*on_error"
-    ):
+    assert judge(isolated(hostile.raises, on_error=-1.0), both).scores == [*map(float, range(17)), -1.0, 18.0]
+    stopped = r"'raises' raised ValueError: no such word .*while judging task 't/17'.*on_error"
+    with pytest.raises(OperantError, match=stopped):
         judge(isolated(hostile.raises, on_error="stop"), both)
     with pytest.raises(OperantError, match=r"'abstains' returned None while judging task 't/17'.* on_abstain"):
         judge(isolated(hostile.abstains, on_abstain="stop"), both)
-    late = isolated(hostile.endless_sum, on_timeout=0.5, each=True, sample_timeout=0.2)
-    judged = judge(late, both)
-    assert judged.scores[17] == 0.5 and judged.outcomes[17] == "timeout"
-    for reward in (scored, late):
-        reward.close()
+    judged = judge(isolated(hostile.endless_sum, on_timeout=0.5, each=True, sample_timeout=0.2), both[17:])
+    assert judged.scores == [0.5, 18.0] and judged.outcomes[0] == "timeout"
 
 
 @cases(
     ({"retries": 3, "each": True}, "ok", 3),
     ({"retries": 3, "again": False}, "ok", 3),
     ({"retries": 1, "each": True}, "error", 2),
-    ({"each": True}, "error", 1),
     ({"retries": 9, "each": True, "retry_seconds": 9.0}, "error", 1),  # no time is left for the pause
 )
 def test_a_busy_server_is_asked_again_after_a_pause_that_doubles(options, outcome, calls, tmp_path, monkeypatch):
@@ -261,15 +258,14 @@ def asks(rollouts):
 """
     monkeypatch.chdir(tmp_path)
     Path("busy.py").write_text(busy, encoding="utf-8")
-    reward = isolated("busy.py:asks", **{"timeout": 8.0, "retry_seconds": 0.2, **options})
+    reward = isolated("busy.py:asks", **{"timeout": 8.0, "retry_seconds": 0.05, **options})
     assert judge(reward, rollouts(1)).outcomes == [outcome]
-    reward.close()
     times = [float(word) for word in Path("calls.txt").read_text(encoding="utf-8").split()]
     pauses = [later - before for before, later in pairwise(times)]
-    assert len(times) == calls and all(pause >= 0.2 * 2**i for i, pause in enumerate(pauses))
+    assert len(times) == calls and all(pause >= 0.05 * 2**i for i, pause in enumerate(pauses))
 
 
-@pytest.mark.parametrize("reward", [hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length])
+@cases(hostile.raises, hostile.not_a_number, hostile.text, hostile.wrong_length)
 def test_a_reward_without_isolation_stops_the_run_or_tolerates(reward):
     with pytest.raises(OperantError, match=reward.__name__):
         judge(under(reward, IsolationOptions()), rollouts())
@@ -288,10 +284,9 @@ def test_a_failed_part_differs_from_one_that_abstained():
         judged = judge(parts, sample)
         assert judged.scores[:17] == [2.0 * i for i in range(17)]
         assert judged.outcomes[17] == outcome and judged.scores[17] == (None if outcome == "error" else 0.0)
-    parts = weighted({"a": (isolated(hostile.raises, on_error=-3.0), 2.0), "b": (hostile.good, 1.0)})
-    assert judge(parts, sample).scores[17] == 2.0 * -3.0 + 17
-    judged = judge(MinusQuery(isolated(hostile.raises, on_error=-3.0)), sample)
-    assert judged.scores[16:18] == [0.0, -3.0]
+    priced = isolated(hostile.raises, on_error=-3.0)
+    assert judge(weighted({"a": (priced, 2.0), "b": (hostile.good, 1.0)}), sample).scores[17] == 2.0 * -3.0 + 17
+    assert judge(MinusQuery(priced), sample).scores[16:18] == [0.0, -3.0]
 
 
 def test_options_of_the_run_reach_rewards_without_their_own():
@@ -304,29 +299,16 @@ def test_options_of_the_run_reach_rewards_without_their_own():
     assert under(hostile.good, IsolationOptions()) is hostile.good
 
 
-def test_outcomes_are_counted_in_chunks_too():
-    reward = isolated(hostile.raises)
-    whole = judge(reward, rollouts())
-    parts = join_judgements([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
-    assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
-    mixed = join_judgements([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
-    tally = Tally()
-    mixed.report(tally)
-    counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
-    assert counts == {"ok": 63, "error": 1, "timeout": 0, "abstain": 0}
-
-
 # --- in a run ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
+def test_a_run_continues_and_logs_the_failures(tmp_path, mark):
     tasks = [Task(f"t/{i}", text) for i, text in enumerate(["ab", "cde", "fg", "h", "ijk", "lm"])]
     reward = {"isolated:hostile:vowels": 1.0, "length:3": 0.1}
-    known = {"steps": 3, "batch": 12, "samples": 2, "max_tokens": 12, "probes": 2, "reward_chunks": chunks}
+    known = {"steps": 2, "batch": 12, "samples": 2, "max_tokens": 12, "probes": 2, "reward_chunks": 3, "epochs": 1}
     known |= {"isolation": {"timeout": 60, "workers": 2}, "evaluate": [Task(f"e/{i}", "ab") for i in range(12)]}
     model = lm("gpt2", vocab=len(letters()), spread=0.3)
     run = train(model, tasks, reward, out=tmp_path / "run", tokenizer=letters(), **known)
     counted = [sum(m[f"reward/outcome/{o}"] for o in ("ok", "error", "timeout", "abstain")) for m in run.metrics]
-    assert counted == [12.0] * 3
+    assert counted == [12.0] * 2
     failed = sum(m["reward/outcome/error"] for m in run.metrics)
     assert failed == sum(m["reward/abstained"] * 12 for m in run.metrics) > 0
     log = (tmp_path / "run/log.txt").read_text(encoding="utf-8")
@@ -335,12 +317,6 @@ def test_a_run_continues_and_logs_the_failures(tmp_path, chunks, mark):
     assert "isolation" in (tmp_path / "run/environment.json").read_text(encoding="utf-8")
     assert "no security boundary" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
     assert marked_processes(mark, patience=1.0) == [], "the workers end with the run"
-
-
-def test_a_reward_that_cannot_be_imported_is_an_early_error(tmp_path):
-    with pytest.raises(OperantError, match=r"isolated reward 'hostile:no_such'.*has no 'no_such'"):
-        train(lm(), ["a"], "isolated:hostile:no_such", out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def _failing_on_one(rank: int, world: int, on_error: str) -> str:
@@ -379,43 +355,26 @@ def test_the_snippet_of_the_page_prints_what_it_claims(tmp_path, monkeypatch, ca
 
 
 # --- the life of workers ----------------------------------------------------------------------------------------------
-PARENT = """
-import os, sys, time
-import hostile, operant
-from operant.rewards import judge
-
-sample = operant.Rollout(operant.Task(hostile.BAD, "x"), 0, [operant.Turn([1], [2])], ["y"])
-reward = operant.isolated(hostile.daemonises_and_hangs, level=sys.argv[1], timeout=500, sample_timeout=400)
-reward.check()
-print("ready", flush=True)
-judge(reward, [sample])
-"""
-
-
 @pytest.mark.parametrize("level", [STRONG, slow(WEAK)])
 def test_a_run_that_is_killed_leaves_no_process(level, mark):
-    env = os.environ | {"PYTHONPATH": str(TESTS)}
-    with subprocess.Popen([sys.executable, "-c", PARENT, level], env=env, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
-        # The parent, the supervisor, the reward and its daemon; the first process of the namespace.
-        many = 4 + (level == "pid namespace")
-        end = time.monotonic() + 30
-        while len(marked_processes(mark)) < many and time.monotonic() < end:
-            time.sleep(0.02)
-        assert len(marked_processes(mark)) == many
-        parent.send_signal(signal.SIGKILL)
-    assert marked_processes(mark, patience=10.0) == []
+    def work():
+        reward = isolated(hostile.daemonises_and_hangs, level=level, timeout=500, sample_timeout=400)
+        judge(reward, [Rollout(Task(hostile.BAD, "x"), 0, [Turn([1], [2])], ["y"])])
+
+    parent = Child(work)
+    # The supervisor, the reward and its daemon; the first process of the namespace.
+    until(lambda: len(marked_processes(mark)) == 3 + (level == "pid namespace"), within=30)
+    parent.kill()
+    assert parent.ends() == -signal.SIGKILL
+    processes_end(mark, patience=10.0)
 
 
-def test_a_weaker_level_can_be_forced_and_no_other_name(monkeypatch):
+def test_a_weaker_level_can_be_forced(monkeypatch):
     monkeypatch.setenv(FORCED, WEAK)
     reward = isolated(hostile.good)
     reward.check()
     assert reward.level.startswith(WEAK)
     reward.close()
-    monkeypatch.setenv(FORCED, "jail")
-    with pytest.raises(OperantError, match="isolation level 'jail' is unknown: use auto, pid namespace"):
-        reward.check()
 
 
 def test_threads_and_forked_copies_share_no_worker(mark):
@@ -433,8 +392,7 @@ def test_threads_and_forked_copies_share_no_worker(mark):
     os.waitpid(child, 0)
     assert os.read(receive, 10) == b"other"
     assert judge(reward, rollouts(2)).scores == mine
-    reward.close()
-    assert marked_processes(mark, patience=1.0) == []
+    processes_end(mark, reward)
 
 
 TREE = """
@@ -452,11 +410,8 @@ time.sleep(1000)
 
 def grown(limits, mark):
     """The program, once all its descendants live."""
-    process, end = SupervisedProcess([sys.executable, "-c", TREE], limits), time.monotonic() + 20
-    while len(marked_processes(mark)) < 11 and time.monotonic() < end:
-        process.receive()
-        time.sleep(0.01)
-    assert len(marked_processes(mark)) >= 11
+    process = SupervisedProcess([sys.executable, "-S", "-c", TREE], limits)
+    until(lambda: process.receive() or len(marked_processes(mark)) >= 11, within=20)
     return process
 
 
@@ -466,7 +421,7 @@ def test_a_program_ends_with_all_its_descendants(level, mark):
     process = grown(Limits(level=level, processes=None), mark)  # and no cgroup that lists them
     assert process.level == level
     process.end()
-    assert marked_processes(mark, patience=2.0) == []
+    processes_end(mark, patience=2.0)
     assert process.ended == "was ended"
 
 
@@ -488,8 +443,8 @@ def test_the_death_of_a_supervisor_ends_its_program(level, mark):
 def test_answers_that_were_not_requested_are_ignored():
     """The worker that sent them is replaced before the next request."""
     pool = Pool(Job("hostile:answers_twice", None), Limits())
-    for request in (1, 2, 3):
+    for request in (1, 2):
         [response] = pool.run([request], until=time.monotonic() + 20)
         assert (response.outcome, response.content) == ("ok", request)
-        time.sleep(0.2)
+        time.sleep(0.1)
     pool.close()

@@ -10,7 +10,7 @@ from cases import cases, slow
 from labelling import post, serving, write
 
 from operant.tools.labels.items import Item
-from operant.tools.labels.server import LabelServer, moved, order
+from operant.tools.labels.server import LabelServer, order
 from operant.tools.labels.store import Store
 
 HOSTILE = [
@@ -69,6 +69,11 @@ def stored(page, done):
     page.locator("#count", has_text=f"{done} of").wait_for()
 
 
+def press(page, *keys):
+    for key in keys:
+        page.keyboard.press(str(key))
+
+
 def answers(server):
     return [(label.labeller, label.answer) for label in server.store.labels()]
 
@@ -77,28 +82,18 @@ def card(page, text):
     return page.locator(".card", has_text=text)
 
 
-def test_an_answer_follows_its_replies_into_another_order():
-    places, answer = [1, 2, 0], {"best": 1, "ranks": [3, 1, 2]}  # reply 1 is shown first
-    shown = moved(answer, places)
-    assert shown == {"best": 0, "ranks": [1, 2, 3]}
-    assert moved(shown, [places.index(i) for i in range(3)]) == answer
-
-
 # --- keys, mouse, touch -----------------------------------------------------------------------------------------------
 def test_picking_by_keys(browser, served):
     server = served()
     with labelling(browser, server) as page:
         shows(page, "Question 0")
-        page.keyboard.press(str(number(server, "0 green")))
+        press(page, number(server, "0 green"))
         shows(page, "Question 1")
-        page.keyboard.press("c")
-        page.keyboard.type("2 are the same")  # digits and letters of a comment are no keys
-        page.keyboard.press("Escape")
-        page.keyboard.press("t")
+        press(page, "c", *"2 are the same", "Escape", "t")  # digits and letters of a comment are no keys
         shows(page, "Question 2")
-        page.keyboard.press("0")
+        press(page, 0)
         shows(page, "Question 3")
-        page.keyboard.press("s")
+        press(page, "s")
         page.get_by_text("that was the last one").wait_for()
         assert page.locator("#count").inner_text() == "4 of 4"
     assert answers(server) == [
@@ -110,29 +105,32 @@ def test_picking_by_keys(browser, served):
     assert all(0 <= label.seconds < 60 for label in server.store.labels())
 
 
-def press(page, *keys):
-    for key in keys:
-        page.keyboard.press(str(key))
-
-
-def test_ranking_by_keys_with_a_tie(browser, served):
+def test_ranking_by_keys_with_a_tie_and_a_reload(browser, served):
     server = served("rank")
     red, green, blue = (number(server, f"0 {colour}") for colour in ("red", "green", "blue"))
     with labelling(browser, server) as page:
         press(page, blue, red, green, "t")  # blue, then red = green
         assert page.locator(".place:visible").all_inner_texts() == ["1st", "2nd", "2nd"]
-        press(page, "Shift+ArrowUp", "Shift+ArrowUp", "Enter")  # green goes to the top, without its tie
+        press(page, "Shift+ArrowUp", "Shift+ArrowUp", "c", *"hm")  # green goes to the top, without its tie
+        page.reload()
+        page.locator(".place:visible").nth(2).wait_for()
+        assert page.locator("#ranked .number").all_inner_texts() == [str(green), str(blue), str(red)]
+        assert page.get_by_label("Comment", exact=True).input_value() == "hm"
+        press(page, "Enter")
         shows(page, "Question 1")
         press(page, number(server, "1 red"), "Enter")
         shows(page, "Question 1")  # one reply is no order
         press(page, number(server, "1 green"), "e")
         shows(page, "Question 2")
-    assert [answer for _, answer in answers(server)] == [{"ranks": [3, 1, 2]}, {"ranks": [1, 2, None]}]
+    assert [answer for _, answer in answers(server)] == [
+        {"ranks": [3, 1, 2], "comment": "hm"},
+        {"ranks": [1, 2, None]},
+    ]
 
 
 @cases(
     ("rate", ("5", "ArrowDown", "1", "Enter"), {"ratings": [5, None, 1]}),
-    ("good", ("g", "b", "g", "Enter"), {"good": [True, False, True]}),
+    slow("good", ("g", "b", "g", "Enter"), {"good": [True, False, True]}),
     slow("rate", ("5", "2", "ArrowUp", "4", "3", "Enter"), {"ratings": [5, 4, 3]}),
     slow("good", ("2", "3", "3", "Enter"), {"good": [None, True, False]}),
     slow("good", ("x",), {"good": [False] * 3, "all_bad": True}),
@@ -219,17 +217,6 @@ def test_undo_goes_back_and_shows_what_was_chosen(browser, served):
 
 
 # --- closed, killed, several pages ------------------------------------------------------------------------------------
-def test_a_half_finished_ranking_survives_a_reload(browser, served):
-    server = served("rank")
-    with labelling(browser, server) as page:
-        press(page, 2, 3, "c")
-        page.keyboard.type("hm")
-        page.reload()
-        page.locator(".place:visible").nth(1).wait_for()
-        assert page.locator("#ranked .number").all_inner_texts() == ["2", "3"]
-        assert page.get_by_label("Comment", exact=True).input_value() == "hm"
-
-
 @pytest.mark.slow
 def test_a_label_survives_a_server_that_is_killed(browser, tmp_path):
     path = write(tmp_path / "replies.jsonl", *({"prompt": f"Question {i}", "replies": ["a", "b"]} for i in range(3)))
@@ -255,35 +242,18 @@ def test_a_label_survives_a_server_that_is_killed(browser, tmp_path):
         assert len(store.history()) == 2
 
 
-@pytest.mark.slow
-def test_a_label_that_was_never_answered_is_sent_when_the_page_comes_back(browser, served):
-    server = served()
-    with labelling(browser, server) as page:
-        page.evaluate(
-            "localStorage.setItem(mine('unsent', 'abcdefgh'), JSON.stringify({labeller: 'anna', item: 2, "
-            "answer: {best: 0}, seconds: 1, key: 'abcdefgh'}))"
-        )
-        page.reload()
-        stored(page, 1)
-        shows(page, "Question 0")
-    assert [label.item for label in server.store.labels()] == ["secret-id-1"]
-
-
 def test_two_people_see_the_same_prompts_in_orders_of_their_own(browser, served):
     server = served()
     with labelling(browser, server) as anna, labelling(browser, server, "ben", PHONE) as ben:
-        for i in range(4):
-            for page in (anna, ben):
-                shows(page, f"Question {i}")
-                page.keyboard.press("1")
         for page in (anna, ben):
+            for i in range(4):
+                shows(page, f"Question {i}")
+                press(page, 1)
             page.get_by_text("that was the last one").wait_for()
-    best = {
-        name: [label.answer["best"] for label in server.store.labels() if label.labeller == name]
-        for name in ("anna", "ben")
-    }
-    assert best == {name: [order(name, item.id, 3)[0] for item in ITEMS] for name in best}
-    assert best["anna"] != best["ben"]
+    names = ("anna", "ben")
+    best = [[answer["best"] for labeller, answer in answers(server) if labeller == name] for name in names]
+    assert best == [[order(name, item.id, 3)[0] for item in ITEMS] for name in names]
+    assert best[0] != best[1]
 
 
 @pytest.mark.slow
@@ -314,32 +284,25 @@ def test_a_page_without_replies_waits_for_those_of_another_process(browser, serv
 
 # --- hostile texts and requests ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["pick", slow("rank")])
-def test_replies_are_shown_as_text_and_nothing_else(browser, served, kind):
+def test_replies_are_shown_as_text_and_sources_are_not(browser, served, kind):
     hostile = Item("x", [{"role": "<u>system</u>", "content": HOSTILE[0]}], (*HOSTILE, "", " \n"))
-    with labelling(browser, served(kind, [hostile])) as page:
+    bodies = []
+    with labelling(browser, served(kind, [hostile, *ITEMS])) as page:
+        page.on("response", lambda response: bodies.append(response.text()))
         shown = page.locator(".card .text").evaluate_all("all => all.map(one => one.textContent)")
         assert sorted(shown) == sorted([*HOSTILE, "(empty reply)", "(only white space)"])
         assert page.locator("#prompt").evaluate("p => p.textContent") == "<u>system</u>" + HOSTILE[0]
         assert page.locator("main img, main b, main u, main script").count() == 0
         assert "owned" not in page.title()
-
-
-def test_the_browser_never_learns_sources_and_ids(browser, served):
-    bodies = []
-    server = served()
-    with visit(browser, server.url.partition("#")[0]) as page:
-        page.on("response", lambda response: bodies.append(response.text()))
-        page.goto(server.url)
-        page.get_by_label("Your name").fill("anna")
-        page.keyboard.press("Enter")
+        page.reload()
+        shows(page, "<u>system</u>")
+        press(page, "s")
         shows(page, "Question 0")
-        page.keyboard.press("1")
-        shows(page, "Question 1")
     assert any("0 red" in body for body in bodies)
     assert not any(secret in body for body in bodies for secret in ("model-a", "secret-id"))
 
 
-@cases(
+REQUESTS = (
         ({}, 200),
         ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example:80"}, 403),
@@ -365,25 +328,25 @@ def test_the_browser_never_learns_sources_and_ids(browser, served):
         ({"label": {"key": "short"}}, 400),
         ({"label": {"answer": {"best": 0, "comment": 5}}}, 400),
 )  # fmt: skip
-def test_requests_that_are_not_of_the_page_are_refused(change, status, served):
+
+
+def test_requests_that_are_not_of_the_page_are_refused(served):
     server = served()
-    headers = {
-        "Origin": f"http://127.0.0.1:{server.port}",
-        "Authorization": f"Bearer {server.token}",
-        "Content-Type": "application/json",
-    }
-    headers |= {name: value for name, value in change.items() if name[0].isupper()}
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
-    path, known = change.get("path", "/next"), {"labeller": "anna"}
-    if "label" in change:
-        path, known = "/label", known | {"item": 1, "answer": {"best": 0}, "key": "k" * 9} | change["label"]
-    connection.request(change.get("method", "POST"), path, change.get("body", json.dumps(known)), headers)
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    assert answer.status == status, text
-    assert ("Question 0" in text) == (status == 200) and ("error" in json.loads(text)) == (status != 200)
-    assert "script-src 'self'" in answer.headers["Content-Security-Policy"]
+    usual = {"Origin": f"http://127.0.0.1:{server.port}", "Authorization": f"Bearer {server.token}"}
+    usual["Content-Type"] = "application/json"
+    for change, status in REQUESTS:
+        headers = usual | {name: value for name, value in change.items() if name[0].isupper()}
+        path, known = change.get("path", "/next"), {"labeller": "anna"}
+        if "label" in change:
+            path, known = "/label", known | {"item": 1, "answer": {"best": 0}, "key": "k" * 9} | change["label"]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request(change.get("method", "POST"), path, change.get("body", json.dumps(known)), headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        assert answer.status == status, (change, text)
+        assert ("Question 0" in text) == (status == 200) and ("error" in json.loads(text)) == (status != 200), change
+        assert "script-src 'self'" in answer.headers["Content-Security-Policy"], change
     assert server.store.history() == []
 
 

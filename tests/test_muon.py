@@ -75,16 +75,12 @@ def test_what_its_state_takes_is_what_the_plan_says():
 
 @cases(
     ({"algorithm": "trpo"}, "no matrix of a hidden layer is trained"),  # but a value head
-    ({"soft_prompt.tokens": 2}, "no matrix of a hidden layer is trained; use adamw"),
     ({"optimizer.momentum": 0.9}, "momentum=0.9 with kind=muon"),
     ({"optimizer.states": "8bit"}, "states=8bit with kind=muon"),
 )
-def test_what_it_refuses(options, sentence):
+def test_what_it_refuses(options, sentence, monkeypatch):
     with pytest.raises(OperantError, match=sentence):
         Learner(lm("gpt2"), **OPTIONS, **options)
-
-
-def test_an_older_torch_is_refused(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
+    monkeypatch.delattr(torch.optim, "Muon")  # of an older torch
     with pytest.raises(OperantError, match=r"needs torch 2\.9"):
         Learner(lm("gpt2"), **OPTIONS)

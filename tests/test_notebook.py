@@ -1,6 +1,5 @@
 """The notebook of the first hour runs from its first cell to its last in a kernel of its own."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ NOTEBOOK = Path(__file__).parents[1] / "recipes" / "first_steps.ipynb"
 def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if "reviews-lm" not in builtin_models():
         pytest.skip("the built-in model is not in this checkout")
-    notebook = copy.deepcopy(nbformat.read(NOTEBOOK, as_version=4))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     folder = tmp_path_factory.mktemp("notebook")
     NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": str(folder)}}).execute()
     assert (folder / "runs/first-steps/report.html").is_file() and (folder / "runs/model/config.json").is_file()

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import math
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,7 @@ import warnings
 import pyarrow.parquet as pq
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from rigs import alike, on_ranks, said
 from safetensors.torch import load_file
 from toys import letters, lm
@@ -25,8 +26,6 @@ from operant import Learner, OperantError, export
 from operant.api import runs
 from operant.objectives import losses
 from operant.runs.replay import Replayed, replay
-from operant.storage.state_codec import NamedTensors, encode
-from operant.training.nonfinite import NonFinite
 
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
@@ -48,9 +47,9 @@ def learner(algorithm="ppo", **more) -> Learner:
     return student
 
 
-def stepped(student: Learner, scores=SCORES, **more) -> dict[str, float]:
+def stepped(student: Learner, scores=SCORES) -> dict[str, float]:
     """A step on the replies; without scores where they are given."""
-    return student.step(QUERIES, REPLIES, *([] if student.algorithm.source == "data" else [scores]), **more)
+    return student.step(QUERIES, REPLIES, *([] if student.algorithm.source == "data" else [scores]))
 
 
 def held(student: Learner) -> dict:
@@ -60,18 +59,17 @@ def held(student: Learner) -> dict:
     return copy.deepcopy(parts) | {"weights": {k: v.clone() for k, v in student.policy.state_dict().items()}}
 
 
-def refused(student: Learner, scores=SCORES, **more) -> dict[str, float]:
+def refused(student: Learner, scores=SCORES) -> None:
     """One step that must be refused as a whole, and change nothing."""
     before, step = held(student), student.progress.step
     with pytest.warns(UserWarning, match="a step was refused"):
-        told = stepped(student, scores, **more)
+        told = stepped(student, scores)
     assert student.refused is not None and student.refused.whole
     assert alike(held(student), before)
     assert told["step"] == student.progress.step == step + 1
     assert told["update/refused"] == 1 and not told.get("update/steps")
     assert all(math.isfinite(x) for x in told.values())
     assert student.algorithm.source == "data" or told["reward/mean"] == pytest.approx(sum(scores) / 8)
-    return told
 
 
 @torch.no_grad()
@@ -81,7 +79,7 @@ def word_without_norm(student: Learner) -> None:
 
 
 # --- where numbers break ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
+@cases("ppo", "grpo", "sft", slow("rloo"))
 def test_an_overflowing_forward_pass_is_refused(algorithm):
     student = learner(algorithm)
     word_without_norm(student)
@@ -97,45 +95,36 @@ def test_an_overflowing_forward_pass_is_refused(algorithm):
     assert stepped(student)["update/refused"] == 0 and student.progress.refused == 0
 
 
-def test_a_critic_that_overflows_is_refused():
-    student = learner()
-    with torch.no_grad():
-        student.policy.value_head.net[0].weight.fill_(HUGE)
-    refused(student)
-    assert student.refused.fault.what == "value"
-
-
 def test_a_return_that_cannot_be_squared_moves_nothing():
     """The reward is a number, and so is the advantage; its squared error is none."""
     student = learner(**{"score.scale": False, "value_clip": None, "minibatch": 8})
     refused(student, [1e30, *SCORES[1:]])
     assert student.refused.stage == "update" and student.refused.fault.what == "loss"
     assert student.refused.fault.value == "inf" and "nothing has changed" in student.refused.message()
+    with torch.no_grad():  # nor does a critic that overflows
+        student.policy.value_head.net[0].weight.fill_(HUGE)
+    refused(student)
+    assert student.refused.fault.what == "value"
 
 
-@pytest.mark.parametrize("what", [math.nan, math.inf])
-def test_a_gradient_that_is_none_is_refused(what):
+@cases(
+    (lambda gradient: gradient * math.nan, 1, "gradient of model.{}"),
+    (lambda gradient: gradient * math.inf, 1, "gradient of model.{}"),
+    (lambda gradient: torch.full_like(gradient, 1e25), None, "gradient norm"),  # which alone is infinite
+)
+def test_a_gradient_that_is_none_is_refused(spoil, count, what):
     student = learner()
-    name, p = list(student.policy.model.named_parameters())[3]
-    p.register_hook(lambda gradient: gradient * what)
+    parameters = list(student.policy.model.named_parameters())[3:]
+    for _, p in parameters[:count]:
+        p.register_hook(spoil)
     refused(student)
     fault = student.refused.fault
-    assert fault.what == f"gradient of model.{name}" and not math.isfinite(float(fault.value))
-
-
-def test_gradients_whose_norm_overflows_are_refused():
-    student = learner()
-    for p in student.policy.model.parameters():
-        p.register_hook(lambda gradient: torch.full_like(gradient, 1e25))
-    refused(student)
-    assert student.refused.fault == NonFinite("gradient norm", "inf")
+    assert fault.what == what.format(parameters[0][0]) and not math.isfinite(float(fault.value))
 
 
 def test_later_in_an_update_the_optimizer_steps_before_it_stand():
     """The fourth of four gradients is spoilt: three steps were made, and the weights are those after the third."""
-    calls, spoilt = [], learner()
-    whole = learner()
-    snapshots = []
+    spoilt, whole, calls, snapshots = learner(), learner(), [], []
     original = whole.optimizer.step
 
     def step(**more):
@@ -166,7 +155,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@cases(*VARIANTS)
 def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
     if name == "lora":
         pytest.importorskip("peft")
@@ -177,8 +166,7 @@ def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
     refused(student)
     assert student.refused.fault.what == "log-prob"
     student.bundle(tmp_path / "refused")
-    spoilt = norm.weight.requires_grad or name == "critic"
-    if spoilt:
+    if norm.weight.requires_grad or name == "critic":
         assert replay(tmp_path / "refused", policy=model()).same
     else:  # what is frozen comes from where the run began, and that is not broken
         with pytest.raises(OperantError, match="frozen weights have the hash"):
@@ -199,15 +187,6 @@ def test_replies_with_log_probs_that_are_none_are_refused():
     bad[5] = said(QUERIES[5], REPLIES[5], logprobs=[-1.0, math.nan, -1.0, -1.0], values=[0.0] * 4)
     with pytest.warns(UserWarning, match="the log-prob at row 5"):
         assert student.step(bad, SCORES)["update/refused"] == 1
-
-
-def test_a_policy_of_nan_still_draws_tokens_of_its_vocabulary():
-    student = learner()
-    word_without_norm(student)
-    replies = student.generate([[12, 3]] * 3, max_new_tokens=4)
-    assert all(0 <= token < 20 for r in replies for token in r.ids)
-    with pytest.warns(UserWarning, match="a step was refused"):
-        student.step(replies, [1.0, 2.0, 3.0])
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------
@@ -236,7 +215,7 @@ def test_the_command_makes_a_step_again_in_another_process(named, tmp_path):
     assert sorted(p.suffix for p in path.iterdir()) == [".json", ".json", ".safetensors"]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "sft"])
+@cases("ppo", "sft", slow("grpo"), slow("rloo"))
 def test_a_refused_update_is_repeated_from_its_weights(algorithm, tmp_path, monkeypatch):
     """The loss itself breaks in the last optimizer step, at one token; there the replay finds it as well."""
     student = learner(algorithm)
@@ -266,17 +245,25 @@ def test_a_refused_update_is_repeated_from_its_weights(algorithm, tmp_path, monk
     assert torch.equal(weight, student.policy.model.transformer.ln_f.weight)
 
 
-def test_without_its_model_a_bundle_says_what_it_needs(tmp_path):
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
     student = learner()
     word_without_norm(student)
     refused(student)
-    with pytest.raises(OperantError, match=r"the policy of .* was a Python object, <GPT2LMHeadModel>"):
-        replay(student.bundle(tmp_path / "b"))
-    with pytest.raises(OperantError, match=r"another policy than the run began with"):
-        replay(tmp_path / "b", policy=lm("llama"))
+    path = student.bundle(tmp_path_factory.mktemp("bundles") / "b")
     student.refused = None
     with pytest.raises(OperantError, match="was not refused"):
-        student.bundle(tmp_path / "c")
+        student.bundle(path.parent / "c")
+    replies = student.generate([[12, 3]] * 3, max_new_tokens=4)  # a policy of NaN draws tokens of its vocabulary
+    assert all(0 <= token < 20 for r in replies for token in r.ids)
+    return path
+
+
+def test_without_its_model_a_bundle_says_what_it_needs(bundle):
+    with pytest.raises(OperantError, match=r"the policy of .* was a Python object, <GPT2LMHeadModel>"):
+        replay(bundle)
+    with pytest.raises(OperantError, match=r"another policy than the run began with"):
+        replay(bundle, policy=lm("llama"))
 
 
 def rewritten(path, change):
@@ -291,20 +278,10 @@ def rewritten(path, change):
     lambda path: path.rename(path.parent / "elsewhere"),
     lambda path: [file.unlink() for file in path.iterdir()],
 )
-def test_a_damaged_bundle_is_refused_in_a_sentence(harm, tmp_path):
-    student = learner()
-    word_without_norm(student)
-    refused(student)
-    harm(path := student.bundle(tmp_path / "b"))
+def test_a_damaged_bundle_is_refused_in_a_sentence(harm, bundle, tmp_path):
+    harm(path := shutil.copytree(bundle, tmp_path / "b"))
     with pytest.raises(OperantError, match=r"no bundle of a refused step|is damaged"):
         replay(path, policy=model())
-
-
-def test_a_bundle_takes_what_a_checkpoint_refuses():
-    bad = torch.tensor([1.0, math.nan])
-    assert encode(bad, "x", NamedTensors(finite=False)) == {"tensor": "x"}
-    with pytest.raises(OperantError, match="x holds NaN"):
-        encode(bad, "x", NamedTensors())
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -355,36 +332,17 @@ def test_a_run_stops_after_three_refused_steps(named, tmp_path):
 
 
 def test_weights_that_are_none_reach_neither_best_nor_export(named, tmp_path):
+    student = learner()
+    student.policy.value_head.net[0].weight.data[0, 3] = math.inf
+    with pytest.raises(OperantError, match=r"value_head\.net\.0\.weight holds 1 numbers"):
+        export(student.policy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     with pytest.raises(OperantError, match=r"not finite|NaN"):
         for run in runs(tmp_path / "r", policy=named, steps=3, **GIVEN):
             if run.learner.progress.step == 2:
                 run.policy.value_head.net[0].weight.data.fill_(math.nan)
     held = weights_on_disk(tmp_path / "r")
     assert held and all(bool(x.isfinite().all()) for weights in held for x in weights.values())
-
-
-def test_a_model_with_a_weight_that_is_none_is_not_exported(tmp_path):
-    student = learner()
-    student.policy.value_head.net[0].weight.data[0, 3] = math.inf
-    with pytest.raises(OperantError, match=r"value_head\.net\.0\.weight holds 1 numbers"):
-        export(student.policy, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def test_another_step_draws_other_random_numbers(named, tmp_path):
-    """What a refused step said is not said again by the next one."""
-    replies = []
-
-    def reward(rollouts):
-        replies.append([r.ids for r in rollouts])
-        return scored(rollouts)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for run in runs(tmp_path / "r", policy=named, tasks=["ab"], reward=reward, steps=2, **SMALL | {"batch": 8}):
-            if run.learner.progress.step == 0:
-                run.policy.value_head.net[0].weight.data.fill_(HUGE)
-    assert replies[-2] != replies[-1] and [m["update/refused"] for m in told(tmp_path / "r")] == [1, 1]
 
 
 # --- several ranks ----------------------------------------------------------------------------------------------------

@@ -35,12 +35,9 @@ def loss(out, batch, *, clip: float = 0.2, entropy_coef: float = 0.0):
 SCHEMA = {"kl": Kl, "update": Update, "loss": loss}
 
 
-@cases({"kl.coef": 0.3}, {"kl": {"coef": 0.3}}, {"coef": "0.3"}, {"kl.coef": "3e-1"})
-def test_three_ways_to_say_one_thing(given):
-    assert compose(SCHEMA, given)["kl"] == Kl(coef=0.3)
-
-
-def test_a_functions_options_are_its_arguments():
+def test_an_option_may_be_said_in_several_ways():
+    for given in ({"kl.coef": 0.3}, {"kl": {"coef": 0.3}}, {"coef": "0.3"}, {"kl.coef": "3e-1"}):
+        assert compose(SCHEMA, given)["kl"] == Kl(coef=0.3)
     assert compose(SCHEMA, {"loss.clip": "0.1", "entropy-coef": 1})["loss"] == {"clip": 0.1, "entropy_coef": 1.0}
 
 
@@ -60,17 +57,17 @@ def test_mistakes_are_sentences(given, sentence):
         compose(SCHEMA, given)
 
 
-@cases(
-    ("none", float | None, None),
-    ("None", str | None, None),
-    ("1e-4", float, 1e-4),
-    ("1e2", int, 100),
-    ("yes", bool, True),
-    ("0.9,0.95", tuple[float, float], (0.9, 0.95)),
-    ("a,b", tuple[str, ...], ("a", "b")),
-)
-def test_values(value, kind, expected):
-    assert convert(value, kind, "x") == expected
+def test_values():
+    for value, kind, expected in (
+        ("none", float | None, None),
+        ("None", str | None, None),
+        ("1e-4", float, 1e-4),
+        ("1e2", int, 100),
+        ("yes", bool, True),
+        ("0.9,0.95", tuple[float, float], (0.9, 0.95)),
+        ("a,b", tuple[str, ...], ("a", "b")),
+    ):
+        assert convert(value, kind, "x") == expected
 
 
 @cases(({"kl.coef": 0.2, "gae": {}}, "gae, kl.coef"), ({"preset": "trl"}, "preset"))
@@ -121,9 +118,13 @@ def test_the_ends_of_bounds_are_allowed_or_not():
 
 
 # --- names of earlier versions ----------------------------------------------------------------------------------------
-def test_names_of_earlier_versions_are_read_with_todays(monkeypatch):
+@pytest.fixture
+def renamed(monkeypatch):
     monkeypatch.setattr(old_names, "SCHEMA", 3)
     monkeypatch.setattr(old_names, "RENAMED", {1: {"guests": "isolation"}, 2: {"kl.coef": "kl.price"}})
+
+
+def test_names_of_earlier_versions_are_read_with_todays(renamed):
     old = {"guests": {"timeout": 3}, "guests.workers": 2, "kl": {"coef": 0.1, "kind": "k1"}, "steps": 4}
     new = {"isolation": {"timeout": 3}, "isolation.workers": 2, "kl": {"price": 0.1, "kind": "k1"}, "steps": 4}
     assert old_names.current(old, "x") == new
@@ -137,9 +138,7 @@ def test_names_of_earlier_versions_are_read_with_todays(monkeypatch):
     ({"schema": 2, "kl": {"coef": 0.1, "price": 0.2}}, "'kl.coef' and 'kl.price'"),
     ({"schema": 2, "kl": {"coef": 0.1}, "kl.price": 0.2}, "'kl.coef' and 'kl.price'"),
 )
-def test_an_option_with_both_its_old_and_its_new_name_is_refused(options, names, monkeypatch):
-    monkeypatch.setattr(old_names, "SCHEMA", 3)
-    monkeypatch.setattr(old_names, "RENAMED", {1: {"guests": "isolation"}, 2: {"kl.coef": "kl.price"}})
+def test_an_option_with_both_its_old_and_its_new_name_is_refused(options, names, renamed):
     with pytest.raises(OperantError, match=rf"run/config\.yaml has both {names}.*: remove one of them"):
         old_names.current(options, "run/config.yaml")
 
@@ -168,15 +167,11 @@ def test_an_alias_is_accepted_for_its_option(alias, name, value, tmp_path):
     recipe.write_text("".join(f"{name}: {value}\n" for name, value in (usual | {alias: value}).items()))
     for config in (configure(usual | {alias: value}), configure({}, str(recipe))):
         assert getattr(config.train, name) == value
+    assert configure(usual | {"model": {"precision": "bfloat16"}}).train.policy == "builtin:reviews-lm"  # a group
     axes, fixed = divide({alias: str(value), "kl.coef": "0,1"}, "sentiment")
     assert fixed == {name: str(value)} and [axis.name for axis in axes] == ["kl.coef"]
     with pytest.raises(OperantError, match=f"option {name} is given twice, as {alias} too"):
         configure(usual | {alias: value, name: value})
-
-
-def test_the_group_model_is_no_alias():
-    config = configure({"tasks": "builtin:openings/train", "reward": "letters:e", "model": {"precision": "bfloat16"}})
-    assert config.learner["model"].precision == "bfloat16" and config.train.policy == "builtin:reviews-lm"
 
 
 def test_every_renamed_option_exists_today():

@@ -15,16 +15,25 @@ from toys import letters
 
 from operant import Learner, Policy, Task, load_policy, train
 from operant.metrics.collect import query_share
+from operant.models.safe_loading import load_tokenizer
 from operant.runs.evaluate import EvaluationOptions, Evaluator
 from operant.runs.scored_rollouts import Probes
 from operant.sampling import token_pieces
+from operant.storage.hub import BUILTIN
 from operant.tally import Histogram
 
 RUN = {"optimizer.lr": 1e-2, "probes": 32}
 
 
 def run(path, reward=count_a, **more):
-    return train(model(), TASKS, reward, out=path, **options(**(RUN | more)))
+    return train(model(), TASKS, reward, out=path, **options(**(RUN | {"steps": 3} | more)))
+
+
+def learner(**more):
+    return Learner(model(), tokenizer=letters(), **{"max_tokens": 6} | more)
+
+
+HELD_OUT = [Task(text, text) for text in TASKS]
 
 
 def distributions(path):
@@ -34,6 +43,7 @@ def distributions(path):
 WATCHING = {"evaluate": TASKS, "evaluate_every": 1, "evaluation.samples": 2, "evaluation.seeds": (5, 6)}
 WATCHING |= {"evaluation.sampling": {"temperature": 0.5, "top_k": 3, "max_tokens": 3}, "probe_every": 1}
 WATCHING |= {"best": "reward/mean", "watch_every": 1}
+SELDOM = {"probe_every": 2, "watch_every": 2}
 
 
 class Drifting:
@@ -52,9 +62,14 @@ class Drifting:
         self.seen = state["seen"]
 
 
-def test_no_look_changes_a_number_of_the_training(tmp_path):
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    """Three steps that are looked at, with probes after the second and third."""
+    return run(tmp_path_factory.mktemp("runs") / "watched", reward=Drifting(), **WATCHING | SELDOM)
+
+
+def test_no_look_changes_a_number_of_the_training(watched, tmp_path):
     bare = run(tmp_path / "bare", reward=Drifting(), probes=0, watch_every=0)
-    watched = run(tmp_path / "watched", reward=Drifting(), **WATCHING)
     assert told(bare, "evaluate/", "probe/") == told(watched, "evaluate/", "probe/") and same(bare, watched)
     kept = [{k: d.get(k) for k in ("step", "histograms")} for d in distributions(bare.path)]
     assert kept == [{k: d[k] for k in ("step", "histograms")} for d in distributions(watched.path)]
@@ -89,10 +104,9 @@ def test_a_share_stays_held_out_when_the_run_is_resumed(tmp_path, capsys):
 
 # --- held-out tasks ---------------------------------------------------------------------------------------------------
 def test_held_out_tasks_have_samples_and_seeds_of_their_own():
-    learner = Learner(model(), tokenizer=letters(), max_tokens=6)
-    tasks = [Task(t, t) for t in TASKS]
+    asked = learner()
     own = EvaluationOptions(samples=3, seeds=(1, 2), sampling={"max_new_tokens": 2})
-    made = Evaluator(learner, tasks, count_a, own)()
+    made = Evaluator(asked, HELD_OUT, count_a, own)()
     assert [r.task.id for r in made.rollouts] == [t for _ in range(2) for t in TASKS for _ in range(3)]
     assert max(len(r.ids) for r in made.rollouts) == 2
     said = [tuple(r.ids) for r in made.rollouts]
@@ -101,40 +115,34 @@ def test_held_out_tasks_have_samples_and_seeds_of_their_own():
     assert metrics["evaluate/reward"] == pytest.approx(sum(made.scores) / 30)
     best = [max(made.scores[i : i + 3]) for i in range(0, 30, 3)]
     assert metrics["evaluate/best_of_k"] == pytest.approx(sum(best) / 10)
-    one = Evaluator(learner, tasks, count_a, EvaluationOptions(seeds=(2,)))()
+    one = Evaluator(asked, HELD_OUT, count_a, EvaluationOptions(seeds=(2,)))()
     assert [tuple(r.ids)[:2] for r in one.rollouts] == said[15::3]  # the same seed, the first sample of each
-
-
-def test_greedy_evaluation_says_the_likeliest():
-    learner = Learner(model(), tokenizer=letters(), max_tokens=4)
     greedy = EvaluationOptions(seeds=(1, 2), sampling={"top_k": 1})
-    made = Evaluator(learner, [Task(t, t) for t in TASKS], count_a, greedy)()
-    assert [r.ids for r in made.rollouts[:5]] == [r.ids for r in made.rollouts[5:]]
+    likeliest = [r.ids for r in Evaluator(asked, HELD_OUT, count_a, greedy)().rollouts]
+    assert likeliest[:5] == likeliest[5:]
     with torch.no_grad():
-        first = learner.policy.model(torch.tensor([letters().encode("ab", add_special_tokens=False)])).logits[0, -1]
-    assert made.rollouts[0].ids[0] == int(first.argmax())
+        first = asked.policy.model(torch.tensor([letters().encode("ab", add_special_tokens=False)])).logits[0, -1]
+    assert likeliest[0][0] == int(first.argmax())
 
 
-@pytest.mark.parametrize("best, choose", [("reward/mean", max), ("-kl/per_reply", min)])
-def test_the_best_model_is_kept_by_any_metric(tmp_path, best, choose):
-    made = run(tmp_path / "r", best=best, steps=6)
-    name = best.removeprefix("-")
+@cases(("reward/mean", max), ("kl/per_reply", min))
+def test_the_best_model_is_kept_by_any_metric(name, choose, watched, tmp_path):
+    made = watched if choose is max else run(tmp_path / "r", best=f"-{name}", probes=0)
     told_best = json.loads((made.path / "best/best.json").read_text(encoding="utf-8"))
     assert told_best["value"] == choose(m[name] for m in made.metrics)
     assert made.metrics[told_best["step"] - 1][name] == told_best["value"]
     kept, last = load_policy(str(made.path / "best")), made.policy
     same = all(torch.equal(a, b) for a, b in zip(kept.model.parameters(), last.model.parameters(), strict=True))
-    assert same == (told_best["step"] == 6)
+    assert same == (told_best["step"] == 3)
 
 
 # --- probes -----------------------------------------------------------------------------------------------------------
-def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
-    made = run(tmp_path / "r", probe_every=2, steps=5)
-    folder = made.path / "probes"
-    written = [f"step-{n:05d}.parquet" for n in (0, 2, 4, 5)]
+def test_probes_begin_as_the_reference_and_are_told_by_token(watched):
+    folder = watched.path / "probes"
+    written = [f"step-{n:05d}.parquet" for n in (0, 2, 3)]
     assert sorted(p.name for p in folder.iterdir()) == ["reference.parquet", *written]
     first, theirs = (pq.read_table(folder / n).to_pylist() for n in ("step-00000.parquet", "reference.parquet"))
-    last = pq.read_table(folder / "step-00005.parquet").to_pylist()
+    last = pq.read_table(folder / "step-00003.parquet").to_pylist()
     assert [r["reply"] for r in first] == [r["reply"] for r in theirs]  # a copy, the same random numbers
     assert [r["reply"] for r in last] != [r["reply"] for r in theirs]
     assert [r["task"] for r in first] == [r["task"] for r in last] and len(first) == len(TASKS)
@@ -142,27 +150,23 @@ def test_probes_begin_as_the_reference_and_are_told_by_token(tmp_path):
         assert len(row["tokens"]) == len(row["ids"]) == len(row["values"]) == len(row["kl"]) == len(row["advantages"])
         assert re.sub("<.*?>", "", "".join(row["tokens"])) == row["reply"]  # a reply's text has no special tokens
     assert all(k == pytest.approx(0, abs=1e-5) for row in first for k in row["kl"])
-    metrics = {m["step"]: m for m in made.metrics}
-    assert metrics[5]["probe/reward"] == pytest.approx(sum(r["reward"] for r in last) / 5)
+    metrics = {m["step"]: m for m in watched.metrics}
+    assert metrics[3]["probe/reward"] == pytest.approx(sum(r["reward"] for r in last) / 5)
     kl = [sum(r["logprobs"]) - sum(r["ref_logprobs"]) for r in last]
-    assert metrics[5]["probe/kl_per_reply"] == pytest.approx(sum(kl) / 5)
-    assert metrics[5]["probe/reference_reward"] == pytest.approx(sum(r["reward"] for r in theirs) / 5)
-    assert "probe/reward" not in metrics[3]
+    assert metrics[3]["probe/kl_per_reply"] == pytest.approx(sum(kl) / 5)
+    assert metrics[3]["probe/reference_reward"] == pytest.approx(sum(r["reward"] for r in theirs) / 5)
+    assert "probe/reward" not in metrics[1]
 
 
-@cases(True, False)
-def test_a_reference_that_is_another_model_answers_for_itself(another):
-    """A copy of the policy gives the policy's first answers, at a KL of exactly 0."""
+def test_a_reference_that_is_another_model_answers_for_itself():
     other = model()
-    for p in other.parameters() if another else ():
+    for p in other.parameters():
         p.data *= 2
-    learner = Learner(model(), tokenizer=letters(), max_tokens=6, reference=Policy(other) if another else "copy")
-    tasks = [Task(str(i), text) for i, text in enumerate(TASKS)]
-    probes, kl = Probes(learner, tasks, count_a), Evaluator(learner, tasks, count_a)().kl
+    asked = learner(reference=Policy(other))
+    probes, kl = Probes(asked, HELD_OUT, count_a), Evaluator(asked, HELD_OUT, count_a)().kl
     mine, theirs = [[row["ids"] for row in rows] for rows, _ in (probes.ask(), probes.ask_reference())]
-    alone = Probes(Learner(other, tokenizer=letters(), max_tokens=6), tasks, count_a)
-    assert theirs == [row["ids"] for row in alone.ask()[0]]
-    assert (theirs != mine) == (abs(kl) > 1e-3) == another and (another or kl == 0)
+    alone = Probes(Learner(other, tokenizer=letters(), max_tokens=6), HELD_OUT, count_a)
+    assert theirs == [row["ids"] for row in alone.ask()[0]] != mine and abs(kl) > 1e-3
 
 
 def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
@@ -171,29 +175,20 @@ def test_a_reward_that_fails_on_probes_stops_nothing(tmp_path):
             raise RuntimeError("not in the mood")
         return count_a(rollouts)
 
-    assert len(run(tmp_path / "r", picky).metrics) == 4
-    assert "the probe prompts of step 4 were left out" in (tmp_path / "r/log.txt").read_text(encoding="utf-8")
+    assert len(run(tmp_path / "r", picky, steps=1).metrics) == 1
+    assert "the probe prompts of step 1 were left out" in (tmp_path / "r/log.txt").read_text(encoding="utf-8")
 
 
 def test_pieces_of_tokens_join_to_the_text():
-    from transformers import AutoTokenizer
-
-    from operant.storage.hub import BUILTIN
-
-    tokenizer = AutoTokenizer.from_pretrained(BUILTIN / "reviews-lm")
-    text = "The film wasn't bad at all: 3 stars — naïve, but fun."
+    tokenizer, text = load_tokenizer(BUILTIN / "reviews-lm"), "The film wasn't bad at all: 3 stars, but fun."
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces = token_pieces(tokenizer, ids)
-    assert len(pieces) == len(ids) > 10
-    assert "".join(p for p in pieces).replace("\ufffd", "") in (text, " " + text) or "\ufffd" in "".join(pieces)
-    ascii_ids = tokenizer.encode("It was fun", add_special_tokens=False)
-    assert "".join(token_pieces(tokenizer, ascii_ids)).strip() == "It was fun"
+    assert len(pieces) == len(ids) > 10 and "".join(pieces).strip() == text
 
 
 # --- what the query decides -------------------------------------------------------------------------------------------
 def test_the_share_of_the_query_is_the_intraclass_correlation(monkeypatch):
-    # Shrout and Fleiss (1979), table 2: six targets, four judges; ICC(1,1) = 0.17. Two more with the same scores as
-    # the first two would change it, so it is asked of the six alone.
+    # Shrout and Fleiss (1979), table 2: six targets, four judges; ICC(1,1) = 0.17.
     table = [(9, 2, 5, 8), (6, 1, 3, 2), (8, 4, 6, 8), (7, 1, 2, 6), (10, 5, 6, 9), (6, 2, 4, 7)]
     scores = [float(x) for row in table for x in row]
     groups = [i for i, row in enumerate(table) for _ in row]
@@ -207,10 +202,9 @@ def test_the_share_of_the_query_is_the_intraclass_correlation(monkeypatch):
 
 
 # --- distributions ----------------------------------------------------------------------------------------------------
-def test_distributions_count_every_reply_and_token(tmp_path):
-    made = run(tmp_path / "r", watch_every=2)
-    for step, held in enumerate(distributions(made.path), 1):
-        rows = pq.read_table(made.path / f"rollouts/step-{step:05d}.parquet").to_pylist()
+def test_distributions_count_every_reply_and_token(watched):
+    for step, held in enumerate(distributions(watched.path), 1):
+        rows = pq.read_table(watched.path / f"rollouts/step-{step:05d}.parquet").to_pylist()
         said = {
             "reward": [r["reward"] for r in rows],
             "kl_per_reply": [sum(r["logprobs"]) - sum(r["ref_logprobs"]) for r in rows],
@@ -228,14 +222,14 @@ def test_distributions_count_every_reply_and_token(tmp_path):
 
 
 def test_norms_of_blocks_add_up_to_the_whole():
-    learner = Learner(model(), tokenizer=letters(), max_tokens=6, epochs=1, **{"optimizer.lr": 1e-2})
-    before = {n: p.clone() for n, p in learner.policy.named_parameters()}
-    metrics = learner.step(learner.generate(["ab"] * 4), [1.0, 0.0, 0.5, 2.0])
-    blocks = learner.distributions["blocks"]
+    one = learner(epochs=1, **{"optimizer.lr": 1e-2})
+    before = {n: p.clone() for n, p in one.policy.named_parameters()}
+    metrics = one.step(one.generate(["ab"] * 4), [1.0, 0.0, 0.5, 2.0])
+    blocks = one.distributions["blocks"]
     assert sum(x**2 for x in blocks["gradient"].values()) ** 0.5 == pytest.approx(metrics["update/grad_norm"], rel=1e-5)
     assert metrics["update/grad_norm_clipped"] == pytest.approx(min(metrics["update/grad_norm"], 1.0), rel=1e-5)
-    moved = {n: p.detach() - before[n] for n, p in learner.policy.named_parameters()}
-    one = sum(float(d.pow(2).sum()) for n, d in moved.items() if ".h.1." in n) ** 0.5
-    assert blocks["update"]["block 1"] == pytest.approx(one, rel=1e-5)
-    whole = sum(float(p.detach().pow(2).sum()) for p in learner.policy.parameters())
+    moved = {n: p.detach() - before[n] for n, p in one.policy.named_parameters()}
+    norm = sum(float(d.pow(2).sum()) for n, d in moved.items() if ".h.1." in n) ** 0.5
+    assert blocks["update"]["block 1"] == pytest.approx(norm, rel=1e-5)
+    whole = sum(float(p.detach().pow(2).sum()) for p in one.policy.parameters())
     assert sum(x**2 for x in blocks["weight"].values()) == pytest.approx(whole, rel=1e-5)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import cases, slow
 from toys import bare_logprobs, bare_table, lm
 
 from operant import Learner, Policy, Sampling, ValueOptions
@@ -22,8 +23,7 @@ def gradient(learner) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in learner.policy.trainable()])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
-@pytest.mark.parametrize("lam", [1.0, 0.9])
+@cases(("gpt2", 0.9), ("t5", 1.0))
 def test_the_gradient_of_a2c_is_that_of_ppos_first_minibatch(kind, lam):
     same = {"max_tokens": 6, "kl.coef": 0.1, "keep_gradients": True, "epochs": 1, "optimizer.max_grad_norm": None}
     same |= {"loss.value_coef": 0.3, "loss.entropy_coef": 0.01, "advantage.lam": lam, "advantage.gamma": 0.95}
@@ -37,7 +37,7 @@ def test_the_gradient_of_a2c_is_that_of_ppos_first_minibatch(kind, lam):
     assert float((found[0] - found[1]).abs().max()) < 1e-10 and float(found[0].norm()) > 0.1
 
 
-@pytest.mark.parametrize("centre", [True, False])
+@cases(True, False)
 def test_reinforce_is_the_hand_calculation(centre):
     """Two steps at rate 0: the baseline of the second is the mean of both steps' scores."""
     options = {"max_tokens": 6, "kl.coef": 0.0, "keep_gradients": True, "advantage.gamma": 0.9}
@@ -61,7 +61,7 @@ def test_reinforce_is_the_hand_calculation(centre):
     assert float((gradient(learner) - truth).abs().max()) < 1e-6 * float(truth.abs().max())
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "nlpo", "reinforce", "trpo"])
+@cases("a2c", slow("nlpo"), slow("reinforce"), "trpo")
 def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
     """What a recipe says of PPO's update does not stand in the way of a method with one of its own."""
     named = {"policy": "builtin:reviews-lm", "tasks": "rows.jsonl", "algorithm": algorithm}
@@ -74,8 +74,7 @@ def test_every_recipe_of_ppo_can_be_trained_with_the_method(algorithm):
 
 
 # --- NLPO -------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
-@pytest.mark.slow
+@cases(slow("gpt2"), slow("t5"))
 def test_a_mask_that_allows_everything_is_ppo(kind):
     """The same ids, and the same numbers to 1e-6, through the whole path of the mask."""
     same = {"max_tokens": 6, "optimizer.lr": 1e-2, "kl.coef": 0.1, "epochs": 2, "minibatch": 8, "fixed_length": True}
@@ -109,13 +108,12 @@ def nucleus(model, prompt, ids, top_p, least, always):
     return sets
 
 
-@pytest.mark.parametrize("every", [2, 0])
-@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+@cases(("gpt2", 2), ("t5", 0))
 def test_the_mask_is_the_nucleus_of_a_following_copy(kind, every):
     options = {"max_tokens": 4, "optimizer.lr": 5e-2, "kl.coef": 0.0, "top_p": 0.6, "top_p_least": 3, "epochs": 1}
     learner = Learner(lm(kind).double(), algorithm="nlpo", **options, **{"mask.every": every})
     first, copy, changes = lm(kind).double(), lm(kind).double(), 0
-    for step in range(5):
+    for step in range(4):
         if every and step % every == 0:
             copy.load_state_dict(learner.policy.model.state_dict())
         rollouts = learner.generate(PROMPTS[:2])
@@ -151,8 +149,7 @@ def test_the_ratio_is_masked_and_kl_is_not():
 def test_a_mask_by_the_policy_itself_keeps_no_copy():
     learner = Learner(lm(), algorithm="nlpo", top_k=5, top_p=1.0, max_tokens=3, **{"mask.by": "policy"})
     assert not learner.copies and learner.engine.mask_model is None
-    allowed = learner.generate(PROMPTS[:1])[0].turns[0].allowed
-    assert all(len(set(ids) - {2}) in (4, 5) for ids in allowed)
+    assert all(len(set(ids) - {2}) in (4, 5) for ids in learner.generate(PROMPTS[:1])[0].turns[0].allowed)
 
 
 def test_stop_tokens_and_a_least_number_of_tokens_stay():

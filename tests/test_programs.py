@@ -1,6 +1,5 @@
 """Programming problems, published and generated; the reward of their tests; the world that repeats; the recipe."""
 
-import gzip
 import json
 import random
 import re
@@ -8,13 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from cases import cases
+from cases import cases, slow
 from page_commands import commands, snippets
 from texts import write_rows
 from toys import letters, lm, on_disk
 
-from operant.apps.code.forms import code
-from operant.apps.code.generated import held_out, is_held_out, programs
+from operant.apps.code.generated import held_out, programs
 from operant.apps.code.problems import problem_of
 from operant.apps.code.unit_tests import UnitTests
 from operant.apps.code.verdicts import Verdicts
@@ -132,13 +130,13 @@ def test_a_row_that_is_no_problem_is_refused_with_its_number(row, words):
         tasks_of([MBPP, row])
 
 
-@pytest.mark.parametrize(("file", "count"), [("mbpp.jsonl.gz", 974), ("sanitized-mbpp.json.gz", 427)])
+@cases(("mbpp.jsonl.gz", 974), ("sanitized-mbpp.json.gz", 427))
 def test_mbpp_is_read_and_its_programs_pass(file, count):
     if not (path := SHARED / "code_mbpp" / file).is_file():
         pytest.skip(f"{path} is missing")
     tasks = tasks_of(str(path), "mbpp", decide="all")
     assert len(tasks) == count and all(len(problem_of(task).tests) >= 1 for task in tasks)
-    some = random.Random(0).sample(tasks, 12)
+    some = random.Random(0).sample(tasks, 6)
     verdicts = UnitTests().verdicts([problem_of(task).program(task.references[0]) for task in some])
     assert [(task.id, v.outcome) for task, v in zip(some, verdicts) if v.outcome != "passed"] == []
 
@@ -152,7 +150,7 @@ def printing(*pairs):
     return {"question": "?", "input_output": {"inputs": inputs, "outputs": outputs}}
 
 
-BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\nprint(input())"
+BUSY = "import time\nend = time.process_time() + 0.25\nwhile time.process_time() < end: pass\nprint(input())"
 
 
 @cases(  # as_own_row: the outcome of the same pair of input and output in a row of one's own
@@ -178,7 +176,7 @@ BUSY = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() 
 def test_apps_is_judged_as_its_own_judge_does(row, program, outcome, as_own_row):
     given = row["input_output"]
     pairs = [{"stdin": one, "stdout": other} for one, other in zip(given["inputs"], given["outputs"])]
-    verdicts = Verdicts(JailOptions(seconds=0.8))
+    verdicts = Verdicts(JailOptions(seconds=0.5))
     for task, wanted in zip(tasks_of([row, {"prompt": "?", "tests": pairs}]), (outcome, as_own_row)):
         if wanted is not None:
             [verdict] = verdicts([problem_of(task).program(program)])
@@ -191,24 +189,6 @@ def test_published_solutions_of_apps_pass():
     task = tasks_of(str(path), "apps")[2]
     verdicts = Verdicts()([problem_of(task).program(solution) for solution in task.references])
     assert [verdict.outcome for verdict in verdicts] == ["passed"] * 10
-
-
-@pytest.mark.slow
-def test_verdicts_on_samples_of_coderl_are_its_own():
-    """Its labels came from a judge that stops at other places, so errors may be named otherwise; passes may not."""
-    if not (path := SHARED / "code_apps_sample/apps_coderl_sample.jsonl.gz").is_file():
-        pytest.skip(f"{path} is missing")
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    found = []
-    for row, task in zip(rows, tasks_of(rows, "apps"), strict=True):
-        samples = row["gen_solutions"][::3]
-        verdicts = Jail(JailOptions()).run([problem_of(task).program(one["code"]) for one in samples])
-        found += [(one["result"], verdict.outcome) for one, verdict in zip(samples, verdicts, strict=True)]
-    names = {-2: "compile error", -1: "runtime error", False: "failed test", True: "passed"}
-    assert len(found) == 30
-    assert all((outcome == "passed") == (result is True) for result, outcome in found)
-    assert sum(outcome == names[result] for result, outcome in found) >= 28
 
 
 # --- generated problems -----------------------------------------------------------------------------------------------
@@ -230,13 +210,13 @@ def solved(source, tests):
 
 
 def test_only_references_solve_generated_problems():
-    train, other = list(programs(count=600, seed=3)), list(held_out(count=200, seed=3))
+    train, other = list(programs(count=400, seed=3)), list(held_out(count=100, seed=3))
     for row in [*train, *other]:
         assert solved(row["completion"], [*row["tests"], *row["examples"]]), row
         assert row["prompt"].endswith("\n".join(["", *row["examples"], ""]))
     assert list(islice(programs(count=5, seed=3), 5)) == train[:5] and next(programs(count=1, seed=4)) != train[0]
     assert {row["level"] for row in train} == {1, 2, 3} and {row["level"] for row in other} == {2, 3}
-    assert len({row["prompt"] for row in train}) == 600
+    assert len({row["prompt"] for row in train}) == 400
     assert not {shape(row["completion"]) for row in train} & {shape(row["completion"]) for row in other}
     simple = ("x", "0", "None", "[]", "''", "len(x)", "x[0]", "sorted(x)", "sum(x)", "max(x)", "x[::-1]", "str(x)")
     passing = {own: [r for r in train if solved(f"def f(x): return {own}", r["tests"])] for own in simple}
@@ -246,35 +226,32 @@ def test_only_references_solve_generated_problems():
     assert len(hacked) < 0.04 * len(train) and {row["level"] for row in hacked} <= {1}
 
 
-def test_the_split_goes_by_composition():
-    found = [is_held_out(f"step {i}", 2) for i in range(2000)]
-    assert 0.17 < sum(found) / 2000 < 0.23
-    assert not any(is_held_out(f"step {i}", 1) for i in range(100))
-
-
-@pytest.mark.parametrize("options", [{"levels": "4"}, {"levels": "3-2"}, {"count": 0}, {"part": "test"}])
-def test_generated_problems_refuse(options):
-    with pytest.raises(OperantError, match="tasks"):
-        programs(**options)
+def test_generated_problems_refuse():
+    for options in ({"levels": "4"}, {"levels": "3-2"}, {"count": 0}, {"part": "test"}):
+        with pytest.raises(OperantError, match="tasks"):
+            programs(**options)
     with pytest.raises(OperantError, match="at least 2"):
         held_out(levels="1-2")
 
 
 # --- the reward -------------------------------------------------------------------------------------------------------
-@cases(
-    ({}, [-1.0, -0.6, -0.3, 1.0]),
-    ({"outcomes": "-2,-1,0,3"}, [-2.0, -1.0, 0.0, 3.0]),
-    ({"outcomes": {"compile error": -0.5}}, [-0.5, -0.6, -0.3, 1.0]),
-    ({"kind": "passed"}, [0.0, 0.0, 0.0, 1.0]),
-    ({"kind": "fraction"}, [0.0, 0.0, 0.5, 1.0]),
-)
-def test_four_outcomes_and_their_scores(options, expected):
-    judged = judge(resolve("tests", options), [rollout(program) for program in OF_OUTCOME.values()])
-    assert judged.scores == expected
+def test_four_outcomes_and_their_scores(monkeypatch):
+    replies = [rollout(program) for program in OF_OUTCOME.values()]
+    judged = judge(resolve("tests"), replies)
+    assert judged.scores == [-1.0, -0.6, -0.3, 1.0]
     assert [judged.remark(i).classes for i in range(4)] == [(name,) for name in OF_OUTCOME]
     assert judged.parts["passed"] == [0, 0, 0, 1] and judged.parts["share"] == [0, 0, 0.5, 1]
     assert "SyntaxError" in judged.remark(0).message and "TypeError" in judged.remark(1).message
     assert judged.remark(3).message == ""
+    known = Jail(JailOptions()).run([problem_of(reply.task).program(reply.reply) for reply in replies])
+    monkeypatch.setattr(Jail, "run", lambda self, programs: [*known])
+    for options, expected in (
+        ({"outcomes": "-2,-1,0,3"}, [-2.0, -1.0, 0.0, 3.0]),
+        ({"outcomes": {"compile error": -0.5}}, [-0.5, -0.6, -0.3, 1.0]),
+        ({"kind": "passed"}, [0.0, 0.0, 0.0, 1.0]),
+        ({"kind": "fraction"}, [0.0, 0.0, 0.5, 1.0]),
+    ):
+        assert judge(resolve("tests", options), replies).scores == expected
 
 
 @cases(
@@ -330,21 +307,10 @@ def test_a_test_that_needs_the_programs_process_is_refused(setup, test, reason):
         problem_of(task)
 
 
-def test_own_rows_may_have_their_tests_in_a_target():
-    flat = {"prompt": "Write f.", "tests": ["assert f(2) == 4"], "examples": ["assert f(1) == 2"], "completion": "x"}
-    nested = {"prompt": "Write f.", "target": {k: flat[k] for k in ("tests", "examples")}, "completion": "x"}
-    assert code(nested) == code(flat)
-
-
-def test_a_task_without_tests_is_refused_before_any_program_runs():
-    with pytest.raises(OperantError, match="task 'a' has no tests: its target is None"):
-        prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])
-
-
 def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):
-    """Each of 24 programs passes with probability 1/2; the same reward in another process, as it were, agrees."""
+    """Each of 16 programs passes with probability 1/2; the same reward in another process, as it were, agrees."""
     target = {"tests": ["assert f() == 1"]}
-    thrown = [rollout(f"import os\ndef f(): return os.urandom(1)[0] % 2  # {i}", target) for i in range(24)]
+    thrown = [rollout(f"import os\ndef f(): return os.urandom(1)[0] % 2  # {i}", target) for i in range(16)]
     first, again = UnitTests(), UnitTests()
     first.keep_in(Journal(tmp_path / "verdicts.jsonl"))
     scores = [one.score for one in first(thrown)]
@@ -355,7 +321,7 @@ def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):
     again.keep_in(Journal(tmp_path / "verdicts.jsonl"))
     assert [one.score for one in again(thrown)] == scores == [one.score for one in first(thrown)]
     lines = (tmp_path / "verdicts.jsonl").read_text(encoding="utf-8").splitlines()
-    assert lines[-1] == '["half a li' and len(lines) == 25  # what comes next begins a line of its own
+    assert lines[-1] == '["half a li' and len(lines) == 17  # what comes next begins a line of its own
     with pytest.raises(BaseException, match="ran again"):  # under other limits it would be another verdict
         other = UnitTests(seconds=1)
         other.keep_in(Journal(tmp_path / "verdicts.jsonl"))
@@ -411,29 +377,19 @@ def test_the_world_shows_examples_and_pays_by_hidden_tests():
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-def gold(canary):
-    """Gold programs of an MBPP file of which four are bad: an endless loop, a deletion, no Python, a wrong answer."""
-    bad = {
-        "loop": "def f(x):\n    while True: pass",
-        "deletes": f"import os\ndef f(x):\n    os.remove({str(canary)!r})\n    return 2 * x",
-        "no Python": "def f(x) return 2 * x",
-        "wrong": "def f(x):\n    return 3 * x",
-    }
-    return [*bad.values(), *["def f(x):\n    return 2 * x"] * 4]
-
-
 def tiny(kind, folder):
     more = {"max_position_embeddings": 512} if kind == "llama" else {}
     on_disk(folder, lm(kind, vocab=len(letters()), spread=0.02, **more))
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5"])
-@pytest.mark.slow
+@cases(slow("llama"), slow("t5"))
 def test_the_recipe_trains_on_a_file_and_names_the_bad_rows(kind, tmp_path, monkeypatch, capsys):
     """Of this test's tokenizer every program is a compile error or worse; what is counted are the gold programs."""
     monkeypatch.chdir(tmp_path)
     (canary := tmp_path / "canary").write_text("sings", encoding="utf-8")
-    rows = [MBPP | {"text": f"Double {i}.", "code": code, "task_id": 11 + i} for i, code in enumerate(gold(canary))]
+    bad = ["def f(x):\n    while True: pass", f"import os\ndef f(x):\n    os.remove({str(canary)!r})\n    return 2 * x"]
+    gold = [*bad, "def f(x) return 2 * x", "def f(x):\n    return 3 * x", *["def f(x):\n    return 2 * x"] * 4]
+    rows = [MBPP | {"text": f"Double {i}.", "code": code, "task_id": 11 + i} for i, code in enumerate(gold)]
     write_rows("mbpp.jsonl", rows)
     tiny(kind, Path("tiny"))
     short = "--steps 2 --batch 16 --samples 4 --max-tokens 6 --update.minibatch 16 --probes 0 --reward.seconds 1"

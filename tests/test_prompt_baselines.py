@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import cases
+from cases import cases, slow
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
 from toys import lm
 
 from operant import Learner, OperantError, Policy
-from operant.apps.prompts import baselines, measures
+from operant.apps.prompts import baselines
 from operant.apps.prompts.baselines import Classification, Vocabulary, compare
 from operant.apps.prompts.examples import Examples
 from operant.apps.prompts.task_models import BlackBox, task_model
@@ -48,7 +48,7 @@ def accuracy(of: Classification, prompt: str, examples: Examples, offset: Sequen
 
 
 def test_no_prompt_and_its_calibration():
-    of = setting()
+    of = setting(train=16, test=20)
     bare = baselines.no_prompt(of)
     assert (bare.prompt, bare.calls) == ("", 0)
     assert bare.train == pytest.approx(accuracy(of, "", of.train))
@@ -87,13 +87,12 @@ def test_random_search_finds_the_best_of_what_it_may_try():
     assert (row.prompt, row.detail["tried"]) == (best, 36)
     assert row.test == pytest.approx(accuracy(of, row.prompt, of.test))
     few = baselines.random_search(of, WORDY, calls=32 * 10, length=2)
-    assert few.calls <= 32 * 10
-    assert few.detail["tried"] <= 10
+    assert few.calls <= 32 * 10 and few.detail["tried"] <= 10
     with pytest.raises(OperantError, match="one prompt costs"):
         baselines.random_search(of, WORDY, calls=3, length=2)
 
 
-@pytest.mark.parametrize("calibrate", ["none", "mean", "contextual"])
+@cases("none", slow("mean"), "contextual")
 def test_halving_tries_more_prompts_at_equal_calls(calibrate):
     of = setting(measure="likelihood", calibrate=calibrate)
     numbered = tuple(f"{text} {i}" for i, text in enumerate(of.train.texts))
@@ -113,47 +112,35 @@ def test_halving_keeps_a_prompt_that_is_best_on_all_texts():
     """A prompt that answers every text right against others that answer a coin's throw."""
 
     def ask(filled):
-        answers = []
-        for line in filled:
-            text, prompt = line.split("|")
-            right = text.split()[-1]
-            coin = WORDS[counter(line) % 2]
-            answers.append(right if prompt == "key key" else coin)
-        return answers
+        return [line.split()[2] if line.endswith("|key key") else WORDS[counter(line) % 2] for line in filled]
 
-    labels = tuple(i % 2 for i in range(64))
-    examples = Examples("x", tuple(f"text {i} {WORDS[i % 2]}" for i in range(64)), labels)
+    examples = Examples("x", tuple(f"text {i} {WORDS[i % 2]} " for i in range(64)), tuple(i % 2 for i in range(64)))
     of = Classification(BlackBox(ask, "ask"), PromptTemplate("{sentence}|{prompt}"), WORDS, examples, examples)
     words = Vocabulary(words=["key", "w1", "w2", "w3"])
     row = baselines.halving_search(of, words, calls=64 * 60, length=2)
     assert (row.prompt, row.test, row.detail["rounds"]) == ("key key", 1.0, 4)
 
 
-@pytest.mark.parametrize("kind", ["informed", "black box"])
+@cases("informed", "black box")
 def test_greedy_search_reaches_a_coordinate_optimum(kind):
     """With calls to spare, no change of one token among all tokens improves the prompt."""
-    of = setting(train=8, measure="likelihood")
+    of = setting(train=8, test=8, measure="likelihood")
+    words, vocabulary = NOUNS[:6], WORDY
     if kind == "informed":
         vocabulary = Vocabulary(of.model.tokenizer)
-        vocabulary.ids = [of.model.tokenizer.convert_tokens_to_ids(f"Ġ{noun}") for noun in NOUNS[:8]]
-        row = baselines.greedy_search(of, vocabulary, calls=8 * 800, length=2, candidates=400)
-        pieces = [f" {noun}" for noun in NOUNS[:8]]
-        parts = [f" {word}" for word in row.prompt.split()]
-        others = ["".join((*parts[:i], piece, *parts[i + 1 :])) for i in range(2) for piece in pieces]
-    else:
-        row = baselines.greedy_search(of, WORDY, calls=8 * 800, length=2, candidates=40)
-        parts = row.prompt.split()
-        others = [" ".join((*parts[:i], noun, *parts[i + 1 :])) for i in range(2) for noun in NOUNS[:6]]
-    assert row.detail["gradient"] == (kind == "informed")
-    assert row.calls <= 8 * 800
-    assert row.score is not None
-    assert row.score >= float(of.scores(others).max()) - 1e-6
+        vocabulary.ids = [of.model.tokenizer.convert_tokens_to_ids(f"Ġ{noun}") for noun in words]
+    row = baselines.greedy_search(of, vocabulary, calls=8 * 300, length=2, candidates=40)
+    parts = row.prompt.split()
+    others = [" ".join((*parts[:i], word, *parts[i + 1 :])) for i in range(2) for word in words]
+    others = [f" {prompt}" for prompt in others] if kind == "informed" else others
+    assert row.detail["gradient"] == (kind == "informed") and row.calls <= 8 * 300
+    assert row.score is not None and row.score >= float(of.scores(others).max()) - 1e-6
 
 
 def test_greedy_search_keeps_to_its_calls():
-    of = setting(measure="likelihood")
-    row = baselines.greedy_search(of, Vocabulary(of.model.tokenizer), calls=1000, length=3, seed=1)
-    assert 1000 - 32 * 2 - 32 <= row.calls <= 1000
+    of = setting(train=8, test=8, measure="likelihood")
+    row = baselines.greedy_search(of, Vocabulary(of.model.tokenizer), calls=300, length=3, seed=1)
+    assert 300 - 8 * 2 - 8 <= row.calls <= 300
 
 
 def test_in_context_examples_stand_before_the_text():
@@ -162,20 +149,17 @@ def test_in_context_examples_stand_before_the_text():
     model = BlackBox(lambda filled: (seen.extend(filled), ["good"] * len(filled))[1], "ask")
     of = Classification(model, PromptTemplate("{sentence} {prompt}"), WORDS, examples, examples)
     row = baselines.in_context(of, prompt="is", seed=2)
-    lines = seen[0].split("\n")
-    assert len(lines) == 3
-    assert {line.split()[-1] for line in lines[:2]} == {"bad", "good"}
-    for line in lines[:2]:
-        text, _, word = line.split(" ")
-        assert WORDS[dict(examples)[text]] == word
-    assert lines[2] == "one is"
+    *shown, asked = seen[0].split("\n")
+    told = [line.split(" is ") for line in shown]
+    assert asked == "one is" and {word for _, word in told} == {"bad", "good"}
+    assert all(WORDS[dict(examples)[text]] == word for text, word in told)
     assert (row.test, row.calls) == (0.5, 0)
     assert baselines.in_context(of, tries=3, prompt="is").calls == 3 * 4
 
 
 def test_the_head_is_a_logistic_regression():
     """Against Newton's method on the difference of the two classes' weights, and on texts that a line separates."""
-    of = setting(train=60, test=80)
+    of = setting(train=30, test=40)
     row = baselines.head(of, decay=2.0)
     states = {what: of.model.features(of.template, "", getattr(of, what).texts) for what in ("train", "test")}
     centre, scale = states["train"].mean(0), states["train"].std(0) + 1e-6
@@ -193,35 +177,23 @@ def test_the_head_is_a_logistic_regression():
     assert row.test == pytest.approx(float(((held_out @ w > 0) == (labels == 1)).double().mean()))
     easy = Examples("easy", ("dull film", "so film", "dull a plot", "so the plot"), (0, 1, 0, 1))
     assert baselines.head(replace(of, train=easy), decay=1.0).train == 1.0
-    assert baselines.head(of) == baselines.head(of, decay=baselines.head(of).detail["decay"])
+    chosen = baselines.head(of)
+    assert chosen == baselines.head(of, decay=chosen.detail["decay"])
     with pytest.raises(OperantError, match="leave this baseline out"):
         baselines.head(replace(of, model=BlackBox(lambda filled: ["good"] * len(filled), "ask")))
 
 
-def test_shuffled_labels_are_not_learnt():
-    """Random labels: what the search gains on its training texts is chance on others."""
-    of = setting(train=32, test=400, measure="accuracy")
-    rows = [
-        baselines.random_search(replace(of, train=replace(of.train, labels=shuffled)), WORDY, calls=32 * 36, length=2)
-        for seed in range(3)
-        for shuffled in [of.train.shuffled(counter(seed)).labels]
-    ]
-    held_out = sum(row.test for row in rows) / 3
-    assert sum(row.train for row in rows) / 3 > 0.55
-    assert abs(held_out - 0.5) < 3 * (0.25 / 400) ** 0.5
-
-
 def test_compare_returns_a_row_for_each_name_and_seed():
-    of = setting()
+    of = setting(train=16, test=10)
     of = replace(of, dev=of.test)
-    rows = compare(of, calls=32 * 12, length=2, seeds=(0, 1))
+    rows = compare(of, calls=16 * 12, length=2, seeds=(0, 1))
     names = [(row.name, row.calibrate) for row in rows]
     seeded = ("random", "halving", "greedy", "in-context")
     expected = [tuple((*name.split("+"), "none")[:2]) for name in (*baselines.USUAL, "head")]
     assert names == [pair for pair in expected for _ in range(2 if pair[0] in seeded else 1)]
-    assert all(row.calls <= 32 * 12 and row.dev == row.test for row in rows)
+    assert all(row.calls <= 16 * 12 and row.dev == row.test for row in rows)
     assert {row.name for row in rows} == set(baselines.NAMES)
-    again = compare(of, ["halving+mean"], calls=32 * 12, length=2, seeds=(1,))
+    again = compare(of, ["halving+mean"], calls=16 * 12, length=2, seeds=(1,))
     assert again == [row for row in rows if (row.name, row.calibrate, row.seed) == ("halving", "mean", 1)]
 
 
@@ -263,7 +235,7 @@ def test_a_vocabulary_leaves_out_what_is_no_text():
     assert all(len(ids) == 3 and set(ids) <= set(made.ids) for ids in drawn)
 
 
-@pytest.mark.parametrize("stops", [True, False])
+@cases(True, False)
 def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
     """Most pieces of one byte are no character. Stop tokens remain where a reply may stop."""
     policy = Policy(lm("gpt2", 420), tokenizer := byte_tokenizer())  # with 20 rows or so that no token has
@@ -273,7 +245,7 @@ def test_a_policy_that_writes_only_text_draws_what_searches_draw(stops):
     allowed = {*range(420)} - {*learner.sampling.banned}
     assert allowed == {*Vocabulary(tokenizer).ids} - {own} | ({2} if stops else set())
     assert {"a", "7", "!", "Film", " film", " the"} <= {tokenizer.decode([i]) for i in allowed}
-    replies = learner.generate([[5, 6]] * 64)
+    replies = learner.generate([[5, 6]] * 32)
     assert all({*rollout.ids} <= allowed and rollout.reply.isprintable() for rollout in replies)
     odd = [i for i in range(len(tokenizer)) if i not in allowed]
     assert {"\ufffd", "\n", "\x1b", " ", "<s>", "z"} <= {tokenizer.decode([i]) for i in odd}
@@ -284,7 +256,3 @@ def test_only_text_is_refused_where_it_would_do_nothing():
         Learner(lm("gpt2", 20), algorithm="grpo", only_text=True)
     with pytest.raises(OperantError, match=r"for a whole run: --sampling\.only-text True"):
         Learner(Policy(lm("gpt2", 400), byte_tokenizer()), algorithm="grpo").generate([[5]], only_text=True)
-
-
-def test_bias_of_none_is_zero():
-    assert measures.bias("none", torch.ones(2, 3, 4), torch.ones(2, 0, 4)).tolist() == [[[0.0] * 4]] * 2

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
-from cases import slow
+from cases import cases, slow
 from pages import low_contrast, overflows
 from processes import served
 
@@ -73,7 +73,7 @@ def write(path, scores=SCORES, found=FOUND):
 # --- data -------------------------------------------------------------------------------------------------------------
 def test_the_steps_by_hand(tmp_path):
     data = prompts.embedded(write(tmp_path / "run", found=None))
-    assert data is not None and data["found"] is None
+    assert data["found"] is None
     assert data["steps"] == {
         "step": [1, 2, 3, 4, 5],
         "of": 5,
@@ -90,7 +90,6 @@ def test_the_steps_by_hand(tmp_path):
 
 def test_what_is_pasted_is_what_the_task_model_reads(tmp_path):
     data = prompts.embedded(write(tmp_path / "run"))
-    assert data is not None
     assert [(one["from"], one["paste"]) for one in data["found"]["rows"]] == [
         ("best in training, step 1", "{sentence}  it was {mask} ."),  # the template's space and the prompt's own
         ("greedy, after step 5", "{sentence} " + EVIL + " {mask} ."),
@@ -128,13 +127,8 @@ def test_the_tables_show_prompts_answers_and_other_models(browser, url):
     with visit(browser, url) as page:
         rows = page.locator("#prompts .found tbody tr")
         assert rows.count() == 6 and page.locator("#prompts .found input").count() == 2
-        assert rows.nth(0).locator("td").all_inner_texts()[:5] == [
-            "best in training, step 1",
-            "1,234",
-            "12.3",
-            "75.0 %",
-            "83.3 %",
-        ]
+        numbers = ["best in training, step 1", "1,234", "12.3", "75.0 %", "83.3 %"]
+        assert rows.nth(0).locator("td").all_inner_texts()[:5] == numbers
         assert rows.nth(0).locator("th .text").evaluate("it => it.textContent") == " it was"
         assert rows.nth(1).locator("th .text").evaluate("it => it.textContent") == EVIL
         marks = "it => [...it.querySelectorAll('.mark')].map(one => one.dataset.mark)"
@@ -148,8 +142,8 @@ def test_the_tables_show_prompts_answers_and_other_models(browser, url):
         assert transfer.locator("td").all_inner_texts() == ["83.3 %", "60.0 %", "40.0 %", "50.0 %", "–", "20.0 %"]
 
 
-@pytest.mark.parametrize("clipboard", ["secure", "selection"])
-def test_a_click_copies_the_whole_template(browser, url, clipboard):
+@cases("secure", slow("selection"))
+def test_a_click_copies_the_whole_template(clipboard, browser, url):
     with visit(browser, url) as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.evaluate("navigator.clipboard.writeText('old')")
@@ -174,14 +168,13 @@ def test_the_best_prompt_of_the_step_under_the_pointer_is_shown(browser, url):
             (0.99, ["Best so far, of step 3:  third 1 5", "Best of step 5:  late 0 4"]),
         ):
             page.mouse.move(box["x"] + share * box["width"], box["y"] + 20)
-            page.wait_for_timeout(100)
+            page.wait_for_timeout(50)
             assert lines() == expected
         assert chart.locator(".key b").all_inner_texts() == ["5", "4", "3"]
 
 
-@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", slow("dark")])
-def test_prompts_fit_and_can_be_read(browser, url, size, scheme):
+@cases((PHONE, "light"), slow(LAPTOP, "light"), slow(LAPTOP, "dark"), slow(PHONE, "dark"))
+def test_prompts_fit_and_can_be_read(size, scheme, browser, url):
     with visit(browser, url, size, scheme) as page:
         page.evaluate("document.querySelectorAll('section > details').forEach((it) => (it.open = true))")
         assert page.locator("#soft-q figure").count() == 3

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import hostile_worlds
 import psutil
 import pytest
-from cases import cases
+from cases import cases, slow
 from hostile_worlds import Letters
 from small_runs import SMALL, TASKS, model, told
 from toys import letters
@@ -56,7 +58,7 @@ def pid(ray, actor):
 
 @pytest.fixture(scope="module")
 def ray():
-    """One Ray for all tests, which leaves no process behind."""
+    """One Ray for all slow tests, which leaves no process behind."""
     before = below()
     session = RaySession(ENGINE)
     session.begin()
@@ -65,6 +67,30 @@ def ray():
     yield ray
     session.end()
     assert not ray.is_initialized() and gone(before)
+
+
+class Here:
+    """An actor in this process; what it answers lies in a box, which is a function."""
+
+    def __init__(self, kind, *given):
+        self.kept = kind(*given)
+
+    def __getattr__(self, name):
+        return SimpleNamespace(remote=lambda *given: partial(lambda answer: answer, getattr(self.kept, name)(*given)))
+
+
+@pytest.fixture(params=["here", slow("ray")])
+def actors(request, monkeypatch):
+    """Actors of Ray in CI, and every day ones of this process, which are asked the same and start no Ray."""
+    if request.param == "ray":
+        request.getfixturevalue("ray")
+        return
+    monkeypatch.setattr(RaySession, "begin", lambda self: None)
+    monkeypatch.setattr(RaySession, "actor", lambda self, kind, *given: Here(kind, *given))
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    monkeypatch.setattr("ray.wait", lambda asked, **more: (asked[:1], asked[1:]))
+    monkeypatch.setattr("ray.get", lambda x, **more: [y() for y in x] if isinstance(x, list) else x())
 
 
 # --- worlds -----------------------------------------------------------------------------------------------------------
@@ -83,8 +109,7 @@ def test_a_run_is_that_of_worker_processes_to_the_bit(ray, tmp_path):
     assert gone(before) and ray.is_initialized()
 
 
-@pytest.mark.slow
-def test_rooms_are_those_of_worker_processes(ray):
+def test_rooms_are_those_of_worker_processes(actors):
     given, games = {"test_games": 2, "memory": 0}, []
     for form in (WorkerEnv, RayEnv):
         env = form("operant.apps.games.rooms:Rooms", given, workers=2)
@@ -134,6 +159,7 @@ def test_a_killed_actor_ends_its_episodes_and_restarts(ray):
     assert gone(before)
 
 
+@pytest.mark.slow
 def test_an_actor_that_does_not_answer_is_given_up(ray, monkeypatch):
     monkeypatch.setattr(on_ray, "GRACE", 0.2)
     env = RayEnv(f"{HERE}:Letters", workers=1)
@@ -148,6 +174,7 @@ def test_an_actor_that_does_not_answer_is_given_up(ray, monkeypatch):
     env.close()
 
 
+@pytest.mark.slow
 def test_a_world_without_room_and_another_address_are_refused(ray):
     with pytest.raises(OperantError, match=r"env\.workers=2 with 3000 CPU each: Ray has 4096; .* lower env\.cpus"):
         RayEnv(f"{HERE}:Letters", workers=2, cpus=3000).check()
@@ -156,6 +183,7 @@ def test_a_world_without_room_and_another_address_are_refused(ray):
     assert ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_world_that_cannot_be_made_ends_its_processes(ray, tmp_path):
     before = below()
     with pytest.raises(OperantError, match=r"isolated world .*:Odd' .*raised ZeroDivisionError"):
@@ -168,29 +196,19 @@ def test_a_world_that_cannot_be_made_ends_its_processes(ray, tmp_path):
 DOUBLE = (Code("assert f(2) == 4"), Code("assert f(3) == 6"))
 
 
-def programs(folder):
-    """Right and wrong ones, an infinite loop, one that deletes a file, and one that kills its own processes."""
-    sources = {
-        "passed": "def f(x): return 2 * x",
-        "failed test": "def f(x): return 4",
-        "compile error": "def f(x:",
-        "runtime error": "while True: pass",
-    }
-    odd = f"import os\nfor name in os.listdir({str(folder)!r}): os.remove({str(folder)!r} + '/' + name)\n"
-    kills = "import os, signal\nos.kill(os.getppid(), 9)\nos.kill(0, 9)\n"
-    more = [Program("print(int(input()) + 1)", (Stdin("1\n", "2\n"), Stdin("2\n", "9\n")))]
-    same = "def f(x): return 2 * x"
-    return [Program(s, DOUBLE) for s in [*sources.values(), odd + same, kills + same]] + more
-
-
-def test_verdicts_are_those_of_the_local_jail(ray, tmp_path):
+def test_verdicts_are_those_of_the_local_jail(actors, tmp_path):
+    """Of right and wrong ones, an infinite loop, one that deletes a file, and one that kills its own processes."""
     (tmp_path / "precious").write_text("here", encoding="utf-8")
-    before = below()
+    right, before = "def f(x): return 2 * x", below()
+    odd = f"import os\nfor name in os.listdir({str(tmp_path)!r}): os.remove({str(tmp_path)!r} + '/' + name)\n"
+    kills = "import os, signal\nos.kill(os.getppid(), 9)\nos.kill(0, 9)\n"
+    sources = [right, "def f(x): return 4", "def f(x:", "while True: pass", odd + right, kills + right]
+    asked = [Program(source, DOUBLE) for source in sources]
+    asked.append(Program("print(int(input()) + 1)", (Stdin("1\n", "2\n"), Stdin("2\n", "9\n"))))
     options = JailOptions(seconds=0.5)
     local, jail = Jail(options), RayJail(RaySession(PROGRAMS, count=2), options)
     assert jail.level == local.level
     assert "in each of 2 actors of Ray" in jail.describe() and "1 at once" in jail.describe()
-    asked = programs(tmp_path)
 
     def told(verdicts):
         return [(v.outcome, v.results, v.failed, v.message.partition(" after ")[0]) for v in verdicts]
@@ -228,21 +246,11 @@ def test_the_level_is_that_of_the_weakest_actor(monkeypatch):
     assert jail.describe() == "process: as it is; in each of 3 actors of Ray, or at a stronger level"
 
 
-def test_a_level_that_a_node_lacks_is_a_sentence(ray):
+def test_a_level_that_a_node_lacks_is_a_sentence(actors):
     options = JailOptions(level="container", engine="no-such-engine")
     with pytest.raises(OperantError, match=r"^no program can be isolated here: container: no-such-engine: not found"):
         RayJail(RaySession(PROGRAMS), options)
-    assert len(RaySession._open) == 1
-
-
-@pytest.mark.slow
-def test_too_many_deaths_are_a_sentence(ray, monkeypatch):
-    monkeypatch.setattr(on_ray, "DEATHS", 0)
-    jail = RayJail(RaySession(PROGRAMS, count=1), JailOptions())
-    os.kill(pid(ray, jail.actors[0]), signal.SIGKILL)
-    with pytest.raises(OperantError, match=r"1 actors of programs on Ray died in one call, .*; resume the run, with"):
-        jail.run([Program("x = 1", (Code("assert x == 1"),))])
-    jail.close()
+    assert len(RaySession._open) <= 1
 
 
 NODE_DIES = """
@@ -279,9 +287,7 @@ def test_a_run_has_one_ray_for_its_engine_world_and_programs(ray, tmp_path):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 @cases(
     (lambda: RayEnv(HOSTILE, workers=0), r"workers=0 for world 'Hostile': it must be at least 1"),
-    (lambda: RayEnv(HOSTILE, waves=0), r"waves=0 for world 'Hostile': it must be at least 1"),
     (lambda: RayEnv(HOSTILE, cpus=-1.0), r"env\.cpus=-1\.0: it must be at least 0"),
-    (lambda: RayEnv(HOSTILE, cpus=float("nan")), r"env\.cpus=nan: it must be at least 0"),
     (lambda: RayEnv(HOSTILE, workers=9), r"env\.workers=9: this machine has 2 cores, .*cluster \(env\.address\)"),
     (lambda: UnitTests(ray=9), r"reward\.ray=9: this machine has 2 cores, .*cluster \(reward\.ray_address\)"),
     (lambda: UnitTests(ray=-1), r"reward\.ray=-1 with .*ray is a number of actors"),
@@ -298,16 +304,13 @@ def test_wrong_options_are_refused_before_ray_starts(make, message, monkeypatch)
         make()
 
 
-@pytest.mark.parametrize("make", [lambda: RayEnv(HOSTILE), lambda: UnitTests(ray=2)])
-def test_without_ray_the_extra_is_named(make, monkeypatch):
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
-    with pytest.raises(OperantError, match=r"on Ray needs the package ray: pip install 'operant\[ray\]'"):
-        make()
-
-
-def test_an_address_without_ray_is_a_sentence(monkeypatch):
+def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(OperantError, match=r"env\.address='127\.0\.0\.1:9': no Ray answers there"):
         RayEnv(HOSTILE, address="127.0.0.1:9").check()
     with pytest.raises(OperantError, match=r"reward\.ray_address='127\.0\.0\.1:9': no Ray answers there"):
         UnitTests(ray=1, ray_address="127.0.0.1:9").check()
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    for make in (lambda: RayEnv(HOSTILE), lambda: UnitTests(ray=2)):
+        with pytest.raises(OperantError, match=r"on Ray needs the package ray: pip install 'operant\[ray\]'"):
+            make()

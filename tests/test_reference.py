@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -27,12 +26,7 @@ def public(reference: ModuleType) -> dict:
     return reference.public()
 
 
-# --- docstrings ---------------------------------------------------------------------------------------------------
-@pytest.mark.slow  # `make check` says it every day
-def test_no_public_docstring_leaves_anything_out(reference: ModuleType, public: dict) -> None:
-    assert list(reference.complaints(public.values())) == []
-
-
+# --- docstrings; `make check` looks at those of the library -----------------------------------------------------------
 HEAD = '''"""An example."""
 from dataclasses import dataclass
 from torch import Tensor
@@ -49,7 +43,6 @@ NOTHING, SHAPE, ERROR = "it has no docstring", "its docstring gives no shape", "
     ("def f(x: int) -> int:\n    return x", "f", NOTHING),
     ('LIMIT = 3\n"""Tokens."""\nOTHER = 4', "OTHER", NOTHING),
     ('class C:\n    """A thing."""\n    def m(self): ...', "C.m", NOTHING),
-    ('class C:\n    """A thing."""\n    @property\n    def m(self): ...', "C.m", NOTHING),
     ('@dataclass\nclass C:\n    """A thing."""\n    a: int = 0', "C.a", NOTHING),
     ('def f(x: Tensor) -> float:\n    """The mean of x."""', "f", SHAPE),
     ('def f(x: int) -> dict[str, Tensor]:\n    """A Policy [sic], `[b, t]`."""', "f", SHAPE),
@@ -71,16 +64,13 @@ def test_the_check_sees_what_is_left_out(source, name, complaint, reference, tmp
     assert not name or found[0].startswith(f"{module}.{name}: {complaint}")
 
 
-def imports(page: str) -> Iterator[tuple[str, str]]:
-    """(module, name) of all that a page takes from operant: in imports, and as `operant.name`."""
-    for module, names in re.findall(r"from (operant(?:\.\w+)*) import (\w+(?:, \w+)*)", page):
-        yield from ((module, name) for name in names.split(", "))
-    yield from (("operant", name) for name in re.findall(r"\boperant\.([A-Za-z_]\w*)\(", page))
-
-
 def test_users_are_told_to_import_public_names_only(public: dict) -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/methods/*.md"), *ROOT.glob("docs/[!l]*.md")]
-    told = {pair for page in pages for pair in imports(page.read_text(encoding="utf-8"))}
+    told = set()
+    for text in [page.read_text(encoding="utf-8") for page in pages]:
+        for module, names in re.findall(r"from (operant(?:\.\w+)*) import (\w+(?:, \w+)*)", text):
+            told |= {(module, name) for name in names.split(", ")}
+        told |= {("operant", name) for name in re.findall(r"\boperant\.([A-Za-z_]\w*)\(", text)}
     assert {("operant", "train"), ("operant.rewards", "judge"), ("operant.objectives", "advantages")} <= told
     known = {(module, name) for module, docs in public.items() for name in docs.members}
     known |= {tuple(module.rsplit(".", 1)) for module in public}

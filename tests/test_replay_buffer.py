@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import slow
+from cases import cases, slow
 from toys import lm
 
 from operant import Batch, Learner, OperantError, load_policy
@@ -26,13 +26,13 @@ def learnt_from(one):
     return [row.tolist() for row in batch.tokens[:, 1:]], batch.rewards.sum(1).tolist()
 
 
-@pytest.mark.parametrize("share", [0.5, slow(1.0)])
+@cases(0.5, slow(1.0))
 def test_replies_of_another_sampler_lead_to_the_optimum(share):
     """Two tokens of four letters: p(x, y) = exp(r(x, y)) / Z, whoever has written the replies of the buffer."""
     chance = torch.Generator().manual_seed(3)
     rewards = 2 * torch.rand(16, generator=chance, dtype=torch.float64)
     sampler = torch.rand(16, generator=chance) ** 2 + 0.05  # 21 times as likely at most, whatever is paid
-    one = learner(vocab=4, lr=1e-2, **{"target.rate": 0.1, "replay.share": share, "replay.capacity": 300})
+    one = learner(vocab=4, lr=1e-2, **{"target.rate": 0.3, "replay.share": share, "replay.capacity": 300})
     every = [[x, y] for x in range(4) for y in range(4)]
 
     @torch.no_grad()
@@ -42,7 +42,7 @@ def test_replies_of_another_sampler_lead_to_the_optimum(share):
         return float((best.exp() * (best - logprobs)).sum())
 
     assert distance() > 0.1
-    for _ in range(200):
+    for _ in range(100):
         drawn = torch.multinomial(sampler, 32, replacement=True, generator=chance).tolist()
         metrics = one.step([[3]] * 32, [every[i] for i in drawn], [float(rewards[i]) for i in drawn])
     assert distance() < 1e-3
@@ -52,7 +52,7 @@ def test_replies_of_another_sampler_lead_to_the_optimum(share):
 def test_a_step_learns_from_the_newest_replies_in_the_share():
     one, twin = learner(**{"replay.share": 0.75, "replay.capacity": 24}), learner()
     paid, drawn = {}, []
-    for step in range(20):
+    for step in range(12):
         replies = [[step % 8, i] for i in range(8)]
         paid |= {tuple(reply): float(10 * step + i) for i, reply in enumerate(replies)}
         metrics = one.step([[3]] * 8, replies, [paid[tuple(reply)] for reply in replies])
@@ -63,8 +63,8 @@ def test_a_step_learns_from_the_newest_replies_in_the_share():
         drawn += [int(step * 10 - paid[tuple(reply)] // 10 * 10) // 10 for reply in found[2:]]
         assert metrics["replay/size"] == min(8 * (step + 1), 24)
     late = drawn[12:]  # as soon as the buffer is full, it holds three steps, and each is drawn equally often
-    assert set(late) == {0, 1, 2} and len(late) == 108
-    assert sum((late.count(age) - 36) ** 2 / 36 for age in range(3)) < 9.2  # chi-square, 2 degrees, one in a hundred
+    assert set(late) == {0, 1, 2} and len(late) == 60
+    assert sum((late.count(age) - 20) ** 2 / 20 for age in range(3)) < 9.2  # chi-square, 2 degrees, one in a hundred
 
 
 def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
@@ -89,7 +89,7 @@ def test_a_loaded_learner_draws_what_it_would_have_drawn(tmp_path):
     assert len(one.buffer) == size
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "plain_k3", "reverse", "forward"])
+@cases("k2", "plain_k3", "reverse", "forward")
 def test_kl_of_given_replies_is_not_estimated(kind):
     learner = Learner(lm(), algorithm="soft_q", kl={"loss_coef": 0.1, "loss_kind": kind}, max_tokens=2)
     drawn = learner.generate([[3], [4]])

@@ -1,19 +1,12 @@
-"""The sampler: its distribution, its random numbers, the ends of replies, and log-probs equal to those of training."""
+"""The sampler: its distribution and its random numbers. Their keys are in test_streams.py."""
 
-import subprocess
-import sys
-
-import pytest
 import torch
-from sampled import PROMPTS, replies
-from toys import lm
+from cases import cases
 
-from operant import Policy, ValueOptions
 from operant.sampling import Sampling, task_key, uniforms
 
 
-# --- distribution and counters ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("more", [{}, {"temperature": 0.6}, {"banned": (1, 4)}, {"top_k": 3}, {"top_p": 0.7}])
+@cases({}, {"temperature": 0.6}, {"banned": (1, 4)}, {"top_k": 3}, {"top_p": 0.7})
 def test_tokens_are_drawn_with_their_probabilities(more):
     """20,000 draws with counters 0..19999: chi-square against the enumerated distribution of float64."""
     torch.manual_seed(0)
@@ -62,45 +55,3 @@ def test_a_cdf_that_rounds_short_draws_a_possible_token():
         ids, logprobs = Sampling().draw(scores.clone(), torch.tensor([u], dtype=torch.float64))
         assert ids.item() in (1, 3) and (u > 0.9 or ids.item() == expected)
         assert torch.isfinite(logprobs).all()
-
-
-def test_compaction_changes_nothing(monkeypatch):
-    policy = Policy(lm("gpt2"), value=ValueOptions(init="normal"))
-    sampling = Sampling(max_tokens=10, stop_tokens=(2, 7, 11), top_p=0.9, truncation="stored")
-    by_share = {}
-    for share in (0.0, 0.75, 1.1):  # never, as it is, whenever a reply has ended
-        monkeypatch.setattr("operant.engines.native.engine.COMPACT_AT", share)
-        by_share[share] = replies(policy, sampling)
-    for share in (0.75, 1.1):
-        for mine, plain in zip(by_share[share], by_share[0.0], strict=True):
-            assert (mine.action, mine.end, mine.allowed) == (plain.action, plain.end, plain.allowed)
-            assert mine.logprobs == pytest.approx(plain.logprobs, abs=1e-4)
-
-
-def test_counters_are_equal_in_all_processes_and_use_every_part():
-    code = "from operant.sampling import *; print(task_key(3, 'train', 5, 'imdb/17', 2, 1), uniforms([7], 9).item())"
-    other = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": "7"}, capture_output=True, text=True)
-    assert other.stdout.strip() == f"{task_key(3, 'train', 5, 'imdb/17', 2, 1)} {uniforms([7], 9).item()}"
-    base = (3, "train", 5, "imdb/17", 2, 1)
-    for place, other in enumerate((4, "evaluate", 6, "imdb/18", 3, 0)):
-        assert task_key(*base[:place], other, *base[place + 1 :]) != task_key(*base)
-
-
-def test_evaluation_and_probes_have_equal_numbers_at_all_steps():
-    for stream in ("evaluate", "probe"):
-        assert task_key(1, stream, 0, "a") == task_key(1, stream, 99, "a")
-    assert task_key(1, "train", 0, "a") != task_key(1, "train", 99, "a")
-    assert len({task_key(1, stream, 0, "a") for stream in ("train", "evaluate", "probe")}) == 3
-
-
-# --- where replies end ------------------------------------------------------------------------------------------------
-def test_before_min_tokens_no_stop_is_drawn_nor_scored():
-    policy = Policy(lm("llama"))
-    stops = (2, 7, 11, 5)
-    sampling = Sampling(max_tokens=6, min_tokens=3, stop_tokens=stops)
-    for c, prompt in zip(replies(policy, sampling), PROMPTS, strict=True):
-        assert len(c.action) >= 3 and not set(stops) & set(c.action[:2])
-        logits = policy.model(torch.tensor([prompt + c.action])).logits[0, len(prompt) - 1 : -1].detach().double()
-        logits[: min(3, len(logits)), list(stops)] = -torch.inf
-        truth = logits.log_softmax(-1).gather(-1, torch.tensor(c.action)[:, None]).squeeze(-1)
-        assert torch.allclose(torch.tensor(c.logprobs).double(), truth, atol=1e-4)

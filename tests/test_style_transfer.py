@@ -5,7 +5,6 @@ texts in letters, and the style of a text is that of its last letter.
 """
 
 import ast
-import gzip
 import math
 import re
 import shutil
@@ -16,14 +15,12 @@ import torch
 from cases import cases
 from completion_server import Server
 from page_commands import snippets
-from texts import write_rows
 from toys import PIECES, SPECIAL, lm, on_disk
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2Model
 
-import operant
 from operant import OperantError, Rollout, Task, rewards
 from operant.apps.prompts.style_transfer import StyleTransfer, TransferQuality
-from operant.apps.prompts.transfer import Rewriter, group_maxima, source_of
+from operant.apps.prompts.transfer import Rewriter, source_of
 from operant.data import DataOptions, load_tasks
 from operant.engines.completions import Completions
 from operant.metrics.evaluation import measure, prepared, resolve
@@ -31,7 +28,6 @@ from operant.models.safe_loading import load_model, load_tokenizer
 from operant.runs import named_parts
 from operant.storage.hub import find_model
 
-DATA = Path(__file__).parents[2] / "shared/data/style_transfer/yelp_rlprompt/clean"
 REVIEWS = "builtin:reviews-lm"
 SIZE = 40
 """Width of the stand-ins: each token of `letters` has a coordinate of its own."""
@@ -95,7 +91,7 @@ def task(sentence: str = "acf", style: str = "positive", name: str = "t/0") -> T
     return Task(name, sentence, target={"sentence": sentence, "style": style})
 
 
-def rollout(prompt: str, *given: str) -> Rollout:
+def rollout(prompt: str = "Say it:", *given: str) -> Rollout:
     return Rollout(task(*given), 0, [], [prompt])
 
 
@@ -114,7 +110,7 @@ content: 2 of 3 letters, 3 of 3, 0, 0; style: 9/10, 1/2, 0, 1/2. So they are wor
 def test_a_prompt_is_worth_the_mean_of_the_best_of_each_group(models):
     script = Script(*FOUR)
     judged = rewards.resolve(reward(models, script))
-    (found,) = judged([rollout("Say it:")])
+    (found,) = judged([rollout()])
     assert script.asked == ['Say it: "acf" "'] * 4
     assert found.score == pytest.approx((78.3333 + 25) / 2, abs=1e-3)
     assert found.message == "acg"
@@ -134,17 +130,16 @@ def test_a_prompt_is_worth_the_mean_of_the_best_of_each_group(models):
     ({"baseline": 0.5}, (75 + 25) / 2),  # content (2/3 - .5) / .5 = 1/3, and 1; the best of the first group is acf
     ({"baseline": 0.9}, (75 + 25) / 2),  # 2/3 is below the baseline, and counts as 0, not less
     ({"ends": ""}, (78.3333 + 37.5) / 2),  # the last one is `xg. oh`, whose style is 3/4
-    ({"content": "embedding"}, (78.3333 + 25) / 2),  # (1, 1, 0, 1) and (1, 1, 1, 0): the cosine is 2/3 too
 )
 def test_options_of_the_score(options, score, models):
-    (found,) = reward(models, Script(*FOUR), **options)([rollout("Say it:")])
+    (found,) = reward(models, Script(*FOUR), **options)([rollout()])
     assert found.score == pytest.approx(score, abs=1e-3)
 
 
 def test_an_embedding_counts_letters_twice_unlike_bertscore(models):
     """aac and acf: (2, 1, 0) and (1, 1, 1), 3 / sqrt(15); BERTScore: precision 3/3, recall 2/3, so .8."""
     for content, kept in (("embedding", 300 / math.sqrt(15)), ("bertscore", 80.0)):
-        (found,) = reward(models, Script("aac"), content=content)([rollout("Say it:")])
+        (found,) = reward(models, Script("aac"), content=content)([rollout()])
         assert found.parts["content"] == pytest.approx(kept, abs=1e-3)
 
 
@@ -152,11 +147,11 @@ def test_a_baseline_is_measured_on_pairs_of_sentences(models):
     """acf and acg share 2 of 3 letters, acg and xyz none: 1/3. So acg keeps (2/3 - 1/3) / (2/3) of acf, a half."""
     judged = reward(models, Script("acg"), baseline=None)
     with pytest.raises(OperantError, match="baseline=None is not measured yet"):
-        judged([rollout("Say it:")])
+        judged([rollout()])
     with pytest.raises(OperantError, match="two different sentences"):
         judged.read_tasks([task(), task()])
     rewards.prepare(judged, [task(text, name=text) for text in ("acf", "acg", "xyz")])
-    (found,) = judged([rollout("Say it:")])
+    (found,) = judged([rollout()])
     assert found.parts["content"] == pytest.approx(50, abs=1e-3)
     assert judged.notes == ["style_transfer.baseline=0.3333, over 2 pairs of sentences"]
 
@@ -165,11 +160,6 @@ def test_each_task_asks_for_its_own_style(models):
     judged = reward(models, Script("acb", "acg"))
     scores = [one.parts["style"] for one in judged([rollout("p", "acf", "positive"), rollout("p", "acf", "negative")])]
     assert scores == pytest.approx([(25 + 90) / 2, (75 + 10) / 2], abs=1e-3)
-
-
-def test_the_maxima_of_groups():
-    assert group_maxima([1, 5, 2, 2, 9, 0], 3) == [5, 2, 9]
-    assert group_maxima([1, 5, 2, 2, 9, 0], 2) == [5, 9]
 
 
 # --- rewrites ---------------------------------------------------------------------------------------------------------
@@ -190,26 +180,25 @@ PAIRS = [("Better:", "the film was dull"), ("so", "i love it and it is great"), 
 
 
 def test_rewrites_do_not_depend_on_the_batch_nor_on_other_calls():
-    whole = Rewriter(REVIEWS)(PAIRS, 6)
+    whole = Rewriter(REVIEWS)(PAIRS, 3)
     assert whole[0] == whole[2] and len(set(whole[0])) > 1
-    small = Rewriter(REVIEWS, batch=4)
-    assert small([PAIRS[1]], 6) + small([PAIRS[0]], 6) == [whole[1], whole[0]]
-    assert small([PAIRS[0]], 2) == [whole[0][:2]]
-    assert small([PAIRS[0]], 6, "evaluation")[0] != whole[0] != Rewriter(REVIEWS, seed=1)([PAIRS[0]], 6)[0]
+    small = Rewriter(REVIEWS, batch=2)
+    assert small([PAIRS[1]], 3) + small([PAIRS[0]], 2) == [whole[1], whole[0][:2]]
+    assert small([PAIRS[0]], 3, "evaluation")[0] != whole[0] != Rewriter(REVIEWS, seed=1)([PAIRS[0]], 3)[0]
 
 
 def test_greedy_rewrites_are_those_of_transformers():
     """The likeliest tokens, at most max(1.5 n, n + 10) for a sentence of n, until the quotation or a sign ends it."""
     folder = Path(find_model(REVIEWS))
     model, tokenizer = load_model(folder), load_tokenizer(folder)
-    for (prompt, sentence), found in zip(PAIRS, Rewriter(REVIEWS, top_k=1)(PAIRS, 2), strict=True):
+    for (prompt, sentence), found in zip(PAIRS[:2], Rewriter(REVIEWS, top_k=1)(PAIRS[:2], 1), strict=True):
         ids = tokenizer(f'{prompt} "{sentence}" "', return_tensors="pt").input_ids
         count = len(tokenizer(sentence).input_ids)
         most = max(math.ceil(1.5 * count), count + 10)
         out = model.generate(ids, do_sample=False, max_new_tokens=most, attention_mask=torch.ones_like(ids))
         text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
         text = text.split('"')[0].strip()
-        assert found == [re.split(r"(?<=[.!?])", text)[0]] * 2
+        assert found == [re.split(r"(?<=[.!?])", text)[0]]
 
 
 def test_an_endpoint_draws_each_rewrite_by_itself(models, tmp_path):
@@ -231,7 +220,7 @@ def test_quality_of_single_rewrites_and_of_selected_ones_by_hand(models):
     metric = resolve({"style_transfer": {"reward": given, "samples": 4, "fluency_model": models["fluent"]}})
     metric[0].check()
     prepared(metric, [task()])
-    found = measure(metric, [rollout("Say it:")])
+    found = measure(metric, [rollout()])
     ends = ("content", "style", "fluency", "joint")
     single, selected = (
         [found.of_replies[f"style_transfer/{of}{name}"][0] for name in ends] for of in ("", "selected/")
@@ -244,17 +233,13 @@ def test_quality_of_single_rewrites_and_of_selected_ones_by_hand(models):
 def test_a_judge_of_its_own_measures_and_does_not_select(models, tmp_path):
     """The judge finds b positive alone; the reward still selects acg. Without fluency, joint is content times style."""
     judge = classifier(tmp_path / "judge", ("negative", "positive"), {"b": 3.0, "g": 1 / 3})
-    quality = TransferQuality(reward(models, Script("acg", "acb")), samples=2, style_judge=judge)
-    found = quality([rollout("Say it:")])
+    more = {"style_judge": judge, "perplexity_model": models["writer"]}
+    quality = TransferQuality(reward(models, Script("acg", "acb")), samples=2, **more)
+    found = quality([rollout()])
     assert "fluency" not in found
     numbers = [found[name][0] for name in ("style", "joint", "selected/style")]
     assert numbers == pytest.approx([50, 100 / 3, 0], abs=1e-3)
     assert found["gm"] == pytest.approx(math.sqrt(66.6667 * 50), abs=1e-3)
-
-
-def test_perplexity_of_rewrites(models):
-    quality = TransferQuality(reward(models, Script("acg", "acb")), samples=2, perplexity_model=models["writer"])
-    found = quality([rollout("Say it:")])
     nats = [quality.language.nats([("", text)])[0] for text in ("acg", "acb")]
     assert found["perplexity"] == pytest.approx(math.exp(sum(n for n, _ in nats) / sum(t for _, t in nats)))
     assert found["selected/perplexity"] == pytest.approx(math.exp(nats[0][0] / nats[0][1]))
@@ -278,7 +263,6 @@ def test_a_row_asks_for_the_other_style():
 
 @cases(
     ({"text": "a", "label": 2}, {}, "label is '2'; it must be 0, 1 or one of the styles negative, positive"),
-    ({"text": "a"}, {}, "reads label, and the row has no such field"),
     ({"label": 1}, {}, "reads text, and the row has no such field"),
     ({"text": "a", "label": 1}, {"styles": "good"}, "form.styles='good': name two styles"),
     ({"text": "a", "label": 1}, {"only": "good"}, "form.only='good'"),
@@ -288,22 +272,9 @@ def test_a_row_that_is_none_is_named(row, options, why):
         formed([row], **options)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason=f"public data is not at {DATA}")
-def test_published_sentences_are_tasks(models):
-    files = [gzip.decompress((DATA / f"sentiment.test.{label}.clean.gz").read_bytes()).decode() for label in (0, 1)]
-    rows = [{"text": line, "label": label} for label, text in enumerate(files) for line in text.splitlines()]
-    tasks = formed(rows)
-    assert len(tasks) == 1000
-    assert tasks[0].target["style"] == "positive" and tasks[-1].target["style"] == "negative"
-    judged = StyleTransfer(REVIEWS, content_model=REVIEWS)
-    rewards.check(judged)
-    assert rewards.prepare(judged, tasks) == tasks  # none is too long for the built-in model
-
-
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 @cases(
     (Task("t/3", "x"), "the target of the task 't/3' is None; it must hold a sentence and the style"),
-    (Task("t/3", "x", target={"sentence": "a"}), "it must hold a sentence and the style"),
     (Task("t/3", "x", target={"sentence": " ", "style": "positive"}), "it must hold a sentence and the style"),
     (Task("t/3", "x", target={"sentence": "a", "style": "happy"}), "has no label 'happy'; its labels are"),
     (task("a" * 40), "does not fit into the model's context of 64: leave it out, lower max_tokens"),
@@ -330,37 +301,10 @@ def test_models_of_another_kind_are_refused(models, tmp_path):
 )
 def test_a_function_that_fails_is_named(function, why, models):
     with pytest.raises(OperantError, match=why):
-        reward(models, function)([rollout("Say it:")])
+        reward(models, function)([rollout()])
 
 
 # --- the road, and the page -------------------------------------------------------------------------------------------
-ROWS = [{"text": text, "label": i % 2} for i, text in enumerate(("acb", "bcg", "abf", "cfh"))]
-
-
-@pytest.mark.slow
-def test_five_steps_and_a_resumed_run_has_the_same_rewards(models, tmp_path):
-    short = {"steps": 5, "batch": 8, "samples": 2, "probes": 0, "seed": 3, "quiet": True, "algorithm": "grpo"}
-    short |= {"sampling": {"max_tokens": 3, "fixed_length": True}, "form": "style_transfer", "evaluation": {}}
-    own = {"model": models["writer"], "content_model": models["reader"], "style_model": models["styles"]}
-    own |= {"layer": 0, "groups": 2, "samples": 4, "template": "{prompt} {sentence} ", "quote": "!", "ends": "."}
-    own |= {"prompt_tokens": 6, "max_tokens": 6}
-    judge = {"style_transfer": {"reward": own, "samples": 4, "fluency_model": models["fluent"]}}
-    rows = write_rows(tmp_path / "rows.jsonl", ROWS)
-
-    def run(out, **more):
-        given = short | {"evaluation": {"metrics": judge}, "evaluate": rows} | more
-        return operant.train(models["writer"], rows, {"style_transfer": own}, out=tmp_path / out, **given)
-
-    whole = run("whole")
-    assert [line["step"] for line in whole.metrics] == [1, 2, 3, 4, 5]
-    scores = [line["reward/mean"] for line in whole.metrics]
-    assert all(0 < score < 100 for score in scores) and len(set(scores)) == 5
-    assert 0 <= whole.after.metrics()["evaluate/style_transfer/selected/joint"] <= 100
-    run("parts", steps=3)
-    parts = operant.train(out=tmp_path / "parts", resume=True, steps=5, quiet=True)
-    assert [line["reward/mean"] for line in parts.metrics][-5:][3:] == scores[3:]
-
-
 @pytest.mark.slow
 def test_the_snippet_of_the_page_runs(capsys):
     (snippet,) = snippets("docs/prompts.md#style-transfer-by-prompts")

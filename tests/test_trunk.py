@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as t
+from cases import cases, slow, slow_but
 from toys import lm
 
 from operant import Batch, OperantError, Policy, ValueOptions
@@ -28,6 +29,7 @@ MODELS = {
     ),
     "bart": lambda: t.BartForConditionalGeneration(t.BartConfig(**BART)),
 }
+DAILY = ("gpt2", "gemma2", "opt", "bloom", "t5")
 
 
 def policy(name: str, **options) -> Policy:
@@ -40,7 +42,7 @@ def batch() -> Batch:
     return Batch.given(prompts, [[1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases(*slow_but(DAILY, MODELS))
 def test_starting_from_cached_states_is_the_whole_model(name):
     made, rows = policy(name, train_layers=2), batch()
     cached = rows.with_(states=made.trunk_states(rows))
@@ -58,7 +60,7 @@ def test_starting_from_cached_states_is_the_whole_model(name):
         torch.testing.assert_close(fast[n], slow[n], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@cases(*slow_but(DAILY, MODELS))
 def test_what_is_below_never_moves_and_what_is_above_does(name):
     made, rows = policy(name, train_layers=2), batch()
     before = {n: p.detach().clone() for n, p in made.named_parameters()}
@@ -86,10 +88,10 @@ def test_the_lower_blocks_do_not_run():
 
 
 def test_auto_is_a_sixth_and_at_least_two():
-    assert ModelOptions(train_layers="auto").blocks(12) == 2
-    assert ModelOptions(train_layers="auto").blocks(36) == 6
+    auto = ModelOptions(train_layers="auto")
+    assert (auto.blocks(12), auto.blocks(36)) == (2, 6)
     with pytest.raises(OperantError, match="2 of 2 blocks"):
-        ModelOptions(train_layers="auto").blocks(2)
+        auto.blocks(2)
 
 
 def test_a_tied_head_cannot_be_trained_with_a_trunk():
@@ -112,8 +114,7 @@ def test_a_model_whose_blocks_share_more_is_refused():
         Policy(Leaky(t.LlamaConfig(**KV)), options=ModelOptions(train_layers=2))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "t5", "bart"])
-@pytest.mark.parametrize("trunk", [None, 2])
+@cases(("gpt2", 2), ("t5", None), ("bart", 2), slow("opt", 2), slow("opt", None), slow("t5", 2))
 def test_gradient_checkpointing_changes_no_gradient(name, trunk):
     """With a trunk, the first block that is computed again once more begins at the cached states."""
     results = []

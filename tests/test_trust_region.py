@@ -1,7 +1,6 @@
 """TRPO's rule: Fisher products against a dense matrix in float64, the bound of every step, and what moves what."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +41,7 @@ def dense_fisher(policy, sampling) -> torch.Tensor:
     return total
 
 
-@cases(("gpt2", 1000), ("llama", 8), ("t5", 1000), slow("t5, recomputed", 8), ("gpt2, recomputed", 1000))
+@cases(("gpt2", 8), ("t5", 1000), slow("llama", 8), slow("t5, recomputed", 8), slow("gpt2, recomputed", 1000))
 def test_products_are_those_of_the_dense_fisher_matrix(kind, tokens):
     kind, _, recomputed = kind.partition(", ")
     small = {"t5": {"d_model": 8, "d_kv": 4, "d_ff": 8}, "gpt2": {"n_embd": 8}, "llama": {"hidden_size": 8}}[kind]
@@ -80,28 +79,25 @@ def shrunken(kind, narrow):
 
 
 @cases(
-    ({}, 0.0),
-    ({"value.critic": "copy"}, 0.0),
-    ({}, 0.6),
-    ({"learner.importance": "token"}, 0.6),
-    ({"learner.importance": "token"}, -0.6),
-    ({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2),
-    ids=["head", "network", "stale", "rare", "frequent", "replies"],
+    ({}, 0.0, "exact"),
+    ({"learner.importance": "token"}, 0.6, "exact"),
+    ({"learner.importance": "token"}, -0.6, "sampled"),
+    ({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2, "sampled"),
+    *[slow({}, likelier, kl) for likelier, kl in ((0.0, "sampled"), (0.6, "exact"), (0.6, "sampled"))],
+    slow({"value.critic": "copy"}, 0.0, "exact"),
+    slow({"learner.importance": "sequence", "learner.importance_cap": None}, 0.2, "exact"),
 )
-@pytest.mark.parametrize("kl", ["exact", "sampled"])
 def test_every_step_is_within_the_bound(more, likelier, kl):
     """A step's KL is that of the models' own forward passes; importance weights belong to the surrogate alone."""
     bound = 0.01
     options = {"update.target_kl": bound, "update.kl": kl, "update.fisher_share": 1.0, "optimizer.lr": 1e-2, **more}
     learner = Learner(lm(), algorithm="trpo", **options, **{"kl.coef": 0.0, "max_tokens": 6})
     twin, kls = copy.deepcopy(learner.policy), []
-    for _ in range(3):
+    for _ in range(2):
         twin.load_state_dict(learner.policy.state_dict())
         replies = learner.generate([[3, 4, 5], [6, 7]] * 16)
-        replies = [
-            replace(r, turns=[replace(t, logprobs=[x + likelier for x in t.logprobs]) for t in r.turns])
-            for r in replies
-        ]  # as of a sampler under which each token was so many nats likelier
+        for turn in [turn for r in replies for turn in r.turns]:  # of a sampler under which each token was likelier
+            turn.logprobs[:] = [x + likelier for x in turn.logprobs]
         metrics = learner.step(replies, [sum(token < 10 for token in r.ids) / 6 for r in replies])
         assert metrics["trust/accepted"] == 1
         batch = collate(replies, [0.0] * 32)
@@ -183,7 +179,7 @@ def test_the_share_of_replies_bounds_what_the_matrix_reads(monkeypatch):
     plain = TrustRegion.fisher
     noted = lambda self, batch, *rest: (seen.append(len(batch)), plain(self, batch, *rest))[1]  # noqa: E731
     monkeypatch.setattr(TrustRegion, "fisher", noted)
-    for share, replies in ((1.0, 8), (0.51, 8), (0.2, 8), (0.01, 3)):
+    for share, replies in ((0.51, 8), (0.2, 8), (0.01, 3)):
         learner = Learner(lm(), algorithm="trpo", **{"update.fisher_share": share})
         learner.step(QUERIES[:replies], REPLIES[:replies], SCORES[:replies])
-    assert seen == [8, 5, 4, 3], "never fewer than four, if there are so many"
+    assert seen == [5, 4, 3], "never fewer than four, if there are so many"

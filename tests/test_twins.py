@@ -7,25 +7,23 @@ After every step the weights of the two agree to 1e-8, and so do the metrics tha
 
 import ast
 import importlib.util
-from dataclasses import dataclass, field, replace
-from functools import cache, wraps
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from cases import slow
+from cases import cases, slow
 from torch import Tensor, nn
 from toys import lm
 
 from operant import Learner, Policy, ValueOptions
-from operant.algorithms import ALGORITHMS
-from operant.objectives import advantages, kl, losses
+from operant.objectives import kl
 from operant.sampling import counter
-from operant.training import objective, scoring
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-STEPS, EPOCHS, MINIBATCHES, RATE = 3, 3, 3, 5e-3
+STEPS, EPOCHS, MINIBATCHES, RATE = 2, 3, 3, 5e-3
 GROUPS = [0, 1, 0, 3, 2, 1, 0, 3, 1, 0]
 """The groups of ten replies, in no order: four, three, one and two replies."""
 LENGTHS = [5, 1, 7, 3, 4, 2, 2, 6, 8, 1]
@@ -76,12 +74,8 @@ class StepData:
     def rectangles(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and attention [B, P + A], and mask [B, A]: queries padded on the left, replies on the right."""
         before, behind = max(map(len, self.queries)), max(map(len, self.replies))
-        shape = (len(self.queries), before + behind)
-        tokens, attention, mask = (
-            torch.zeros(shape).long(),
-            torch.zeros(shape).long(),
-            torch.zeros(shape[0], behind).double(),
-        )
+        tokens, attention = torch.zeros(2, len(self.queries), before + behind).long()
+        mask = torch.zeros(len(self.queries), behind).double()
         for b, (query, reply) in enumerate(zip(self.queries, self.replies, strict=True)):
             span = slice(before - len(query), before + len(reply))
             tokens[b, span], attention[b, span] = torch.tensor(query + reply), 1
@@ -102,7 +96,6 @@ class Twin:
 
     name: str
     coef: float
-    cut: dict[str, int] = field(default_factory=lambda: {"epochs": EPOCHS, "minibatches": MINIBATCHES})
 
     def __post_init__(self) -> None:
         made = recipe(self.name).Policy if self.name == "ppo" else lambda model: model
@@ -113,7 +106,8 @@ class Twin:
     def step(self, data: StepData) -> dict[str, Tensor]:
         scores = torch.tensor(data.scores, dtype=torch.float64)
         about = self.policy, self.reference, self.optimizer, data.rectangles(), scores
-        charged = self.cut | {"kl_coef": self.coef}
+        cut = {"epochs": EPOCHS, "minibatches": MINIBATCHES}
+        charged = cut | {"kl_coef": self.coef}
         match self.name:
             case "ppo":
                 return recipe("ppo").ppo_step(*about, **charged)
@@ -122,7 +116,7 @@ class Twin:
                 if self.name == "rejection":
                     best = sorted(range(len(pairs)), key=lambda i: (-data.scores[i], i))[:BEST]
                     pairs = [pairs[i] for i in sorted(best)]
-                return recipe("sft").sft_step(self.policy, self.optimizer, pairs, **self.cut)
+                return recipe("sft").sft_step(self.policy, self.optimizer, pairs, **cut)
             case name:
                 return getattr(recipe(name), f"{name}_step")(*about, torch.tensor(GROUPS), **charged)
 
@@ -170,155 +164,37 @@ def distances(these: list[Tensor], those: list[Tensor]) -> list[float]:
     return [float((p - q).abs().max()) for p, q in zip(these, those, strict=True)]
 
 
-def farthest(name: str, coef: float, clipped: bool, monkeypatch, steps: int = STEPS):
-    """Return the largest difference of the weights over the steps, that of each metric, and our metrics.
+CASES = [(name, coef, coef == 0.0) for name in ("ppo", "grpo", "rloo") for coef in (0.0, 0.3)]
+CASES += [("gigpo", 0.3, False), ("rejection", 0.0, False), ("sft", 0.0, False), ("sft", 0.0, True)]
+"""A method, the coefficient of KL, and whether gradients are clipped."""
+COMPARED = {"ppo": "explained kl loss reward", "grpo": "kl loss reward silent", "rloo": "kl loss return reward"}
+COMPARED |= {"gigpo": "kl loss reward silent", "rejection": "loss", "sft": "loss"}
 
-    clipped: the norm of the gradient is clipped at 1, as in the recipes.
-    """
-    ours, twin = Ours(name, coef, clipped), Twin(name, coef)
+
+@cases(*CASES)
+def test_whole_steps_are_those_of_the_twin(name, coef, clipped, monkeypatch):
+    ours, twin, history = Ours(name, coef, clipped), Twin(name, coef), []
     begun = [p.clone() for p in twin.weights()]
-    far, numbers, history = 0.0, {}, []
-    for step in range(steps):
+    for step in range(STEPS):
         data, order = StepData.of(step), orders(step, BEST if name == "rejection" else len(GROUPS))
         metrics = ours.step(data)
+        history.append(metrics)
         with monkeypatch.context() as patched:
             patched.setattr(torch, "randperm", lambda count, order=order: next(order))
             if not clipped:
                 patched.setattr(nn.utils, "clip_grad_norm_", lambda *_: None)
             seen = twin.step(data)
-        history.append(metrics)
-        far = max(far, *distances(ours.weights(), twin.weights()))
-        for mine, theirs in SAME.items():
-            if theirs in seen and mine in metrics:
-                numbers[mine] = max(numbers.get(mine, 0.0), abs(metrics[mine] - float(seen[theirs])))
+        assert max(distances(ours.weights(), twin.weights())) < CLOSE
+        pairs = {theirs: mine for mine, theirs in SAME.items() if theirs in seen and mine in metrics}
+        assert pairs.keys() == set(COMPARED[name].split())
+        for theirs, mine in pairs.items():
+            close = 1e-6 if theirs == "explained" else CLOSE  # the recipe adds 1e-8 to the variance
+            assert metrics[mine] == pytest.approx(float(seen[theirs]), abs=close)
     assert min(distances(begun, twin.weights())) > RATE / 2
-    return far, numbers, history
-
-
-CASES = [(name, 0.3 * paid) for name in ("ppo", "grpo", "rloo") for paid in (False, True)]
-CASES += [("gigpo", 0.3), ("rejection", 0.0), ("sft", 0.0)]
-COMPARED = {"ppo": "explained kl loss reward", "grpo": "kl loss reward silent", "rloo": "kl loss return reward"}
-COMPARED |= {"gigpo": "kl loss reward silent", "rejection": "loss", "sft": "loss"}
-
-
-ELSEWHERE = {name: f"test_{name}.py" for name in ("decision", "distill", "ilql", "dpo", "soft_q")}
-ELSEWHERE |= {"online-dpo": "test_dpo.py", "kto": "test_dpo.py", "reward-model": "test_labelled.py"}
-ELSEWHERE |= {"coderl": "test_critic.py", "outcome-critic": "test_critic.py"}
-ELSEWHERE |= {"trpo": "test_trust_region.py", **dict.fromkeys(("a2c", "nlpo", "reinforce"), "test_policy_gradients.py")}
-ELSEWHERE |= dict.fromkeys(
-    "dapo dr-grpo gspo cispo sapo dppo opo maxrl pass-at-k vapo reinforce++ reinforce++-baseline".split(),
-    "test_group_methods.py",
-)
-"""Their losses are compared with bare models, by hand and by enumeration in the test file of each."""
-
-
-def test_every_row_of_the_table_has_a_twin():
-    assert {name for name, _ in CASES} == set(ALGORITHMS) - set(ELSEWHERE) == set(COMPARED)
-    assert all((Path(__file__).parent / file).is_file() for file in ELSEWHERE.values())
-
-
-@pytest.mark.parametrize("clipped", [True, False], ids=["clipped", "free"])
-@pytest.mark.parametrize(("name", "coef"), CASES)
-def test_whole_steps_are_those_of_the_twin(name, coef, clipped, monkeypatch):
-    far, numbers, history = farthest(name, coef, clipped, monkeypatch)
-    assert {SAME[n] for n in numbers} == set(COMPARED[name].split())
-    assert numbers.pop("value/explained_variance", 0.0) < 1e-6  # the recipe adds 1e-8 to the variance
-    assert far < CLOSE and max(numbers.values()) < CLOSE
     # A bound that is never reached would not be tested.
     assert not clipped or any(m["update/grad_norm"] > 1 for m in history)
     for bound in ("policy/clip_fraction", "value/clip_fraction"):
         assert any(m.get(bound, 1.0) > 0 for m in history)
-
-
-# --- they can fail ----------------------------------------------------------------------------------------------------
-def row(name, **changes):
-    """Change fields of an algorithm."""
-    return lambda patch: patch.setitem(ALGORITHMS, name, replace(ALGORITHMS[name], **changes))
-
-
-def instead(module, function, made):
-    """Replace a function of a module by one made from it."""
-    return lambda patch: patch.setattr(module, function, made(getattr(module, function)))
-
-
-def credit(name, change):
-    """Change the advantages of an algorithm."""
-
-    def wrapped(original):
-        return wraps(original)(lambda batch, **options: change(original, batch, **options))
-
-    return row(name, advantage=wrapped(ALGORITHMS[name].advantage))
-
-
-def neighbours(original, batch, **options):
-    """Every reply gets the advantages of the reply before it."""
-    made = original(batch, **options)
-    return made.with_(advantages=made.advantages.roll(1, 0) * made.actions)
-
-
-def behind(original, batch):
-    """KL is charged after the scores are compared instead of before."""
-    if batch.kl is None:
-        return original(batch)
-    made, paid = original(batch.with_(rewards=batch.rewards + 0.3 * batch.kl)), batch.kl.sum(1, keepdim=True)
-    return made.with_(advantages=(made.advantages - 0.3 * paid) * batch.actions, rewards=batch.rewards)
-
-
-def negated(original):
-    return lambda *arguments, **named: -original(*arguments, **named)
-
-
-def changed(**fixed):
-    """The same function with other values of its options."""
-    return lambda original: wraps(original)(lambda *arguments, **named: original(*arguments, **{**named, **fixed}))
-
-
-FAULTS = {
-    "grpo: a reply counts as its sum": ("grpo", row("grpo", per="sequence")),
-    "grpo: a mean over tokens": ("grpo", row("grpo", per="token")),
-    "grpo: the sample's deviation": ("grpo", credit("grpo", lambda f, b, **o: f(b, **o | {"deviation": "sample"}))),
-    "grpo: no deviation": ("grpo", credit("grpo", lambda f, b, **o: f(b, **o | {"scale": False}))),
-    "grpo: others' advantages": ("grpo", credit("grpo", neighbours)),
-    "grpo: leave one out": ("grpo", credit("grpo", lambda f, b, **o: advantages.with_leave_one_out(b))),
-    "grpo: KL's sign": ("grpo", instead(objective, "loss_term", negated)),
-    "grpo: KL without the ratio": (
-        "grpo",
-        instead(objective, "loss_term", lambda f: lambda kind, *arguments: f("plain_k3", *arguments)),
-    ),
-    "grpo: KL as k1": ("grpo", instead(objective, "loss_term", lambda f: lambda kind, *arguments: f("k1", *arguments))),
-    "grpo: a wider clip": ("grpo", row("grpo", loss=changed(clip=0.25)(losses.surrogate))),
-    "rloo: a mean over the reply": ("rloo", row("rloo", per="episode")),
-    "rloo: a mean over tokens": ("rloo", row("rloo", per="token")),
-    "rloo: itself among the others": (
-        "rloo",
-        instead(advantages, "leave_one_out", lambda f: lambda r, g: advantages.group_relative(r, g, scale=False)),
-    ),
-    "rloo: divided by the deviation": ("rloo", credit("rloo", lambda f, b: advantages.with_groups(b))),
-    "rloo: others' advantages": ("rloo", credit("rloo", neighbours)),
-    "rloo: KL's sign": ("rloo", instead(scoring, "estimate", negated)),
-    "rloo: KL behind the comparison": ("rloo", credit("rloo", behind)),
-    "ppo: a mean over episodes": ("ppo", row("ppo", per="episode")),
-    "ppo: no whitening": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"whiten_scope": "none"}))),
-    "ppo: the sample's deviation": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"unbiased": True}))),
-    "ppo: a discount": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"gamma": 0.99}))),
-    "ppo: lambda": ("ppo", credit("ppo", lambda f, b, **o: f(b, **o | {"lam": 1.0}))),
-    "ppo: KL's sign": ("ppo", instead(scoring, "estimate", negated)),
-    "ppo: values unclipped": ("ppo", row("ppo", loss=changed(value_clip=None)(losses.ppo))),
-    "ppo: the whole squared error": ("ppo", row("ppo", loss=changed(value_coef=0.2)(losses.ppo))),
-    "gigpo: a mean over episodes": ("gigpo", row("gigpo", per="episode")),
-    "gigpo: no comparison of states": ("gigpo", credit("gigpo", lambda f, b, **o: f(b, **o | {"omega": 0.0}))),
-    "rejection: a mean over episodes": ("rejection", row("rejection", per="episode")),
-    "sft: a mean over replies": ("sft", row("sft", per="episode")),
-    "sft: a sum over the reply": ("sft", row("sft", per="sequence")),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_row_leaves_its_twin(fault, monkeypatch):
-    name, spoil = FAULTS[fault]
-    spoil(monkeypatch)
-    far, *_ = farthest(name, 0.3, False, monkeypatch, steps=2)
-    assert far > 1000 * CLOSE
 
 
 # --- the recipes themselves -------------------------------------------------------------------------------------------
@@ -361,34 +237,28 @@ def test_scoring_is_what_sampling_was():
     with torch.no_grad():
         tokens, attention, mask = ppo.sample(policy.lm, prompts, 12, end=0)
         assert 1 <= mask.sum(1).min() < 12 == mask.sum(1).max(), "some replies end early, some do not"
-        logprobs, values, entropy = policy(tokens, attention, 12)
+        together = policy(tokens, attention, 12)
         for b, prompt in enumerate(prompts):
             reply = tokens[b, -12:][mask[b].bool()].tolist()
             assert 0 not in reply[:-1] and (len(reply) == 12 or reply[-1] == 0)
-            row = torch.tensor([prompt + reply])
-            out = policy.lm(row, output_hidden_states=True)
-            for a, token in enumerate(reply):  # the state before a token predicts it
-                before = len(prompt) + a - 1
-                known = out.logits[0, before].log_softmax(-1)
-                value = policy.value(out.hidden_states[-1][0, before])[0]
-                alone = torch.stack([known[token], value, -(known.exp() * known).sum()])
-                together = torch.stack([logprobs[b, a], values[b, a], entropy[b, a]])
-                torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+            row, own = torch.tensor([prompt + reply]), mask[b].bool()
+            for mine, alone in zip(together, policy(row, torch.ones_like(row), len(reply)), strict=True):
+                torch.testing.assert_close(mine[b][own], alone[0], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["ppo", slow("grpo"), slow("rloo")])
+@cases("ppo", slow("grpo"), slow("rloo"))
 def test_a_recipe_learns(name, capsys):
     """Reward up by far more than chance: the standard error of a step's mean is below 0.1."""
-    history = recipe(name).main(["--steps", "12", "--batch", "32", "--tokens", "12"])
+    history = recipe(name).main(["--steps", "8", "--batch", "32", "--tokens", "12"])
     start, end = history[0]["reward"], sum(step["reward"] for step in history[-3:]) / 3
     assert history[0]["kl"] == pytest.approx(0.0, abs=1e-5)
-    assert end > start + 1.0
-    assert len(capsys.readouterr().out.splitlines()) == 12
+    assert end > start + 0.6
+    assert len(capsys.readouterr().out.splitlines()) == 8
 
 
 def test_the_supervised_recipe_learns_what_it_has_not_seen(capsys):
     """At first all 28 tokens are equally likely: log 28 = 3.3 nats."""
-    history = recipe("sft").main(["--steps", "40", "--batch", "32"])
+    history = recipe("sft").main(["--steps", "30", "--batch", "32"])
     start, end = history[0]["held out"], sum(step["held out"] for step in history[-3:]) / 3
-    assert start > 2.0 and end < 1.0
-    assert len(capsys.readouterr().out.splitlines()) == 40
+    assert start > 2.0 and end < 1.2
+    assert len(capsys.readouterr().out.splitlines()) == 30
