@@ -1,6 +1,7 @@
 """RunState: snapshots in memory and checkpoints on disk are bit-identical, complete or absent."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from rigs import alike
 from torch import nn
 
 from operant.runs.checkpoints import restore, snapshot
+from operant.storage import atomic_io
 from operant.storage.checkpoint import RunState, newest_whole
 from operant.types import OperantError
 
@@ -137,3 +139,29 @@ def test_another_version_or_thread_count_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     state.load(path, heard.append)
     assert len(heard) == 1 and f"made with threads {threads}, here is {threads + 1}" in heard[0]
+
+
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path, monkeypatch):
+    state = RunState()
+    box = state.register("x", Box("old"))
+    path = state.save(tmp_path, 5).path
+    box.state = "new"
+
+    def killed(when, operation, where):
+        if (when, operation, where) == ("before", "rename", path):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic_io, "seam", killed)
+    with pytest.raises(KeyboardInterrupt):
+        state.save(tmp_path, 5)
+    monkeypatch.undo()
+    state.load(newest_whole(tmp_path), quiet)
+    assert box.state == "old"
+
+    box.state = "new"
+    (tmp_path / ".step-00005.tmp").mkdir()  # as a kill -9 leaves it
+    shutil.copytree(tmp_path / "step-00005.old", tmp_path / "aside")
+    state.save(tmp_path, 5)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["aside", "step-00005"]
+    (tmp_path / "aside").rename(tmp_path / "step-00005.old")  # killed before the old one was taken away
+    assert newest_whole(tmp_path).name == "step-00005"

@@ -11,6 +11,7 @@ from worlds import Turns
 
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
 from operant.objectives.kl import EXACT
+from operant.rollouts.collate import collate
 from operant.rollouts.prompts import TeacherOptions, with_hints
 
 T = 0.8
@@ -265,3 +266,13 @@ def test_a_reward_is_measured_and_not_trained_on():
         assert metrics.get("reward/mean") == (None if scores is None else sum(scores) / 4)
         ends.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+
+
+def test_rows_of_the_teacher_follow_those_of_the_batch():
+    """Cut to some rows, the actions of both are the same tokens in the same order."""
+    made = with_hints(EPISODES, [None] * 3, None, TeacherOptions(hint=lambda r: HINTS[EPISODES.index(r)]))
+    both = collate(EPISODES, [0.0] * 3).with_(hinted=collate(made, [0.0] * 3))
+    for rows in ([0], [2, 1], [3, 0, 2]):
+        part = both.rows(torch.tensor(rows))
+        assert torch.equal(part.tokens[part.actions], part.hinted.tokens[part.hinted.actions])
+    assert both.sizes() == [7, 4, 9, 4]

@@ -238,3 +238,9 @@ def test_a_prompt_fits_whole_or_is_refused_by_name(kind):
         learner.step([[4], fits], [[5], [6] * 11], [0.0, 1.0])
     with pytest.raises(OperantError, match="prompt 0 has no tokens"):
         learner.generate([[]])
+
+
+def test_a_cut_behind_a_fresh_prompt_has_a_next_value():
+    policy = valuing(5.0)
+    attempt = played(policy, [5, 6], Cutting(cut=True, fresh=True))
+    assert with_bootstraps(collate([attempt], [0.0]), bootstrap_prompts([attempt]), policy).bootstrap.tolist() == [5.0]

@@ -233,3 +233,9 @@ def test_branches_of_an_episode_are_a_tree(browser, tmp_path):
         assert told == ["start", "1 a two?", "2 branch 1 of 2 b go on", "4 d", "3 branch 2 of 2 c"]
         left = [log.nth(i).bounding_box()["x"] for i in range(5)]
         assert left[1] < left[2] == left[3] == left[4]
+
+
+def test_short_commands_that_repeat_are_no_fault_of_a_game():
+    spoken = {"text__top_word": 0.6, "text__repeated": 0.9, "rollout__reply_tokens": 2.0}
+    assert diagnose(History(played(**spoken))) == []
+    assert diagnose(History([m | {"game/won": 0.0} for m in played(20)])) == []  # too early

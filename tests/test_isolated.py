@@ -29,11 +29,12 @@ from operant.rewards import judge, parts_of, resolve
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import IsolatedReward, under
-from operant.runs.scored_rollouts import play_and_score
+from operant.runs.scored_rollouts import join_judgements, play_and_score
 from operant.sandbox.levels import SUPERVISED
 from operant.sandbox.pool import Job, Pool
 from operant.sandbox.process import FORCED, Limits, SupervisedProcess
 from operant.sandbox.worker import spec_of
+from operant.tally import Tally
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leftover processes are searched for in /proc")
 TESTS = Path(__file__).parent
@@ -448,3 +449,15 @@ def test_answers_that_were_not_requested_are_ignored():
         assert (response.outcome, response.content) == ("ok", request)
         time.sleep(0.1)
     pool.close()
+
+
+def test_outcomes_are_counted_in_chunks_too():
+    reward = isolated(hostile.raises)
+    whole = judge(reward, rollouts())
+    parts = join_judgements([judge(reward, rollouts()[:20]), judge(reward, rollouts()[20:])])
+    assert (parts.scores, parts.outcomes) == (whole.scores, whole.outcomes)
+    mixed = join_judgements([judge(reward, rollouts()[:20]), judge(hostile.good, rollouts()[20:])])
+    tally = Tally()
+    mixed.report(tally)
+    counts = {k.removeprefix("reward/outcome/"): v for k, v in tally.result().items() if k.startswith("reward/outcome")}
+    assert counts == {"ok": 63, "error": 1, "timeout": 0, "abstain": 0}

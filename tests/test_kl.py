@@ -1,5 +1,7 @@
 """KL: its gradient against enumeration in float64, its estimate against its definition, and its controllers."""
 
+import copy
+
 import pytest
 import torch
 from cases import cases, slow_but
@@ -198,3 +200,14 @@ def test_controllers_by_hand():
     assert coefs(KLOptions(control="per_token", target=0.1), measured) == pytest.approx(rl4lms)
     assert coefs(KLOptions(control="linear", end_coef=0.4), measured) == pytest.approx([0.1, 0.2, 0.3])  # of 3 steps
     assert coefs(KLOptions(), measured) == [0.1] * 3
+
+
+def test_controllers_go_on_where_they_were():
+    options = KLOptions(control="adaptive", horizon=1000)
+    first = controller(options)
+    first.update(12.0, 1.0, 100)
+    second = controller(options)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for rule in (first, second):
+        rule.update(3.0, 1.0, 100)
+    assert second.coef == first.coef != options.coef

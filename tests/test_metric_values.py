@@ -5,6 +5,7 @@ A table for each run says, name by name, what its steps must have logged. A metr
 
 import json
 import math
+import sys
 import time
 from dataclasses import replace
 from functools import cached_property
@@ -14,22 +15,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import sacrebleu
 import torch
 from again import END, Bare, Episode, Rules, Update, flat, k3, mean, std, watched, weights_of
+from houses import SHORTEST, House, ways
 from rigs import said
-from toys import letters, lm
+from toys import bare_logprobs, letters, lm
 from worlds import Turns
 
-from operant import Learner, Policy, Step, Task, machine
+from operant import Judgement, Learner, Policy, Rollout, Step, Task, Turn, isolated, machine
 from operant.api import runs
-from operant.metrics import collect
-from operant.metrics.evaluation import Measured
+from operant.data.demonstrations import Demonstrations
 from operant.metrics.registry import METRICS, describe
 from operant.rewards.combine import weighted
 from operant.runs import evaluate
 from operant.tools.report import observers
 
 V = 40
+TESTS = Path(__file__).parent
+sys.path.append(str(TESTS.parent / "docs/extending/src"))
 
 UPDATE = {
     "policy/loss": lambda s: mean(s.update.all("policy")),
@@ -167,9 +171,18 @@ def kept(rollouts):
 
 
 def query_share(rollouts):
-    """Of the totals, by task; test_periodic_eval.py has its numbers by hand."""
+    """ICC(1, 1): of the totals, by task, from a table of the analysis of variance."""
     known = [r for r in rollouts if score(r) is not None]
-    return collect.query_share([total(r) for r in known], [r.task.id for r in known])
+    groups = {task: [total(r) for r in known if r.task.id == task] for task in dict.fromkeys(r.task.id for r in known)}
+    groups = [np.array(x) for x in groups.values() if len(x) > 1]
+    if len(groups) < 8:
+        return None
+    every, k = np.concatenate(groups), len(groups)
+    sizes = np.array([len(x) for x in groups])
+    between = sum(len(x) * (x.mean() - every.mean()) ** 2 for x in groups) / (k - 1)
+    within = sum(((x - x.mean()) ** 2).sum() for x in groups) / (len(every) - k)
+    n0 = (len(every) - (sizes**2).sum() / len(every)) / (k - 1)
+    return max(0.0, (between - within) / (between + (n0 - 1) * within))
 
 
 def credited(rollout, rewards, values, after):
@@ -205,7 +218,9 @@ class Game(Known):
         self.all = [p for p in own if p.stream == "train"][number - 1].rollouts
         self.kept = kept(self.all)
         self.turns = [turn for r in self.kept for turn in r.turns]
-        self.texts = collect.of_texts([text for r in self.kept for text in r.texts]).result()
+        self.texts = [text for r in self.kept for text in r.texts]
+        self.words = [word for text in self.texts for word in words(text)]
+        self.pairs = [pair for text in self.texts for pair in pairwise(words(text))]
         self.evaluated = [p for p in own if p.stream == "evaluate"][number]
         self.evaluated_before = next(p for p in own if p.stream == "evaluate")
         probes = [p for p in played if p.stream == "probe"]  # before: the policy, the reference, the policy twice
@@ -238,6 +253,7 @@ class Game(Known):
 
     @cached_property
     def charged(self):
+        """k2 of each action."""
         return [gap**2 / 2 for gap in self.gaps]
 
     @cached_property
@@ -291,6 +307,7 @@ def best(rollouts):
 
 
 def game(folder, patch):
+    """A run of two steps in the world, watched."""
     played, cuts = watched(patch)
     reference = lm(vocab=V, seed=1, spread=0.1).double()
     held_out = [Task(f"e/{i}", word[::-1] + "a", target=(i + 1) % 4) for i, word in enumerate(WORDS)]
@@ -304,32 +321,69 @@ def game(folder, patch):
     return steps
 
 
+def words(text):
+    return "".join(c if c.isalnum() else " " for c in text.lower()).split()
+
+
+def repeated(text):
+    """The share of a text's trigrams that stood in it before; None where it has none."""
+    grams = list(zip(words(text), words(text)[1:], words(text)[2:]))
+    return mean([gram in grams[:i] for i, gram in enumerate(grams)]) if grams else None
+
+
 def fresh_prompts(episodes):
     """The share of the turns after a reply whose prompt does not begin with the row so far; None without such turns."""
     pairs = [(a.prompt + a.action, b.prompt) for turns in episodes for a, b in pairwise(turns) if a.action]
     return mean([prompt[: len(row)] != row for row, prompt in pairs]) if pairs else None
 
 
-TEXTS = "empty top_word distinct_1 distinct_2 repeated exclamations emojis non_letters".split()
-TEXT = {f"text/{name}": lambda s, name=name: s.texts.get(f"text/{name}") for name in TEXTS}
-"""Of the replies that are kept; test_measure.py has the numbers of texts by hand."""
-GAME = {
-    **TEXT,
+def share(texts, signs):
+    return mean([c in signs for c in "".join(texts)])
+
+
+TEXT = {
+    "text/empty": lambda s: mean([not set(text) - set(" .,;:…\n\t\r") for text in s.texts]),
+    "text/top_word": lambda s: max(s.words.count(word) for word in s.words) / len(s.words),
+    "text/distinct_1": lambda s: len(set(s.words)) / len(s.words),
+    "text/distinct_2": lambda s: len(set(s.pairs)) / len(s.pairs),
+    "text/repeated": lambda s: mean(x) if (x := [r for t in s.texts if (r := repeated(t)) is not None]) else None,
+    "text/exclamations": lambda s: share(s.texts, "!"),
+    "text/emojis": lambda s: share(s.texts, PICTURES),
+    "text/non_letters": lambda s: share(s.texts, PICTURES + SIGNS),
+}
+PICTURES, SIGNS = "\U0001f600\u2602", "~*/|"
+"""Those that stand in some text here."""
+ROLLOUT = {
     "rollout/count": lambda s: len(s.kept),
     "rollout/turns": lambda s: mean([len(r.turns) for r in s.kept]),
     "rollout/fresh_prompts": lambda s: fresh_prompts([r.turns for r in s.kept]),
+    "rollout/query_tokens": lambda s: mean([len(turn.prompt) for turn in s.turns]),
+    "rollout/query_tokens_std": lambda s: std([len(turn.prompt) for turn in s.turns]),
+    "rollout/reply_tokens": lambda s: mean([len(turn.action) for turn in s.turns]),
+    "rollout/reply_tokens_std": lambda s: std([len(turn.action) for turn in s.turns]),
     "rollout/ended_stop": lambda s: mean([turn.end == "stop" for turn in s.turns]),
     "rollout/ended_length": lambda s: mean([turn.end == "length" for turn in s.turns]),
     "rollout/ended_cut": lambda s: mean([r.end == "cut" for r in s.kept]),
-    "reward/world/abstained": lambda s: 0,
+}
+GAME = {
     "rollout/staleness": lambda s: 0,
     "rollout/staleness_max": lambda s: 0,
     "step": lambda s: s.step,
     "episodes": lambda s: sum(len(g.kept) for g in [*s.past, s]),
+    "reward/mean": lambda s: mean(scores(s.all)),
+    "reward/std": lambda s: std(scores(s.all)),
     "reward/min": lambda s: min(scores(s.all)),
     "reward/max": lambda s: max(scores(s.all)),
+    "reward/scaled_mean": lambda s: mean(s.used),
+    "reward/scaled_std": lambda s: std(s.used),
+    "reward/kl_penalty": lambda s: mean([s.coef * x.sum() for x in s.charged]),
+    "reward/kl_penalty_std": lambda s: std([s.coef * x.sum() for x in s.charged]),
+    "reward/return": lambda s: mean(s.returns),
+    "reward/return_std": lambda s: std(s.returns),
     "reward/query_share": lambda s: query_share(s.all),
     "reward/abstained": lambda s: mean([score(r) is None for r in s.all]),
+    "kl/per_reply": lambda s: mean([x.sum() for x in s.gaps]),
+    "kl/per_reply_std": lambda s: std([x.sum() for x in s.gaps]),
     "kl/per_token": lambda s: mean(flat(s.gaps)),
     "kl/paid": lambda s: mean([x.sum() for x in s.charged]),
     "kl/k3": lambda s: mean([k3(x).sum() for x in s.gaps]),
@@ -337,14 +391,20 @@ GAME = {
     "kl/coef": lambda s: s.coef,
     "kl/loss_coef": lambda s: RULES.loss_coef,
     "policy/sampled_entropy": lambda s: -mean([e.old.sum() for e in s.episodes]),
+    "value/mean": lambda s: mean(s.tokens("values")),
+    "value/std": lambda s: std(s.tokens("values")),
     "value/error_before": lambda s: mean((s.tokens("returns") - s.tokens("values")) ** 2),
     "value/explained_variance": lambda s: (
         1 - mean((s.tokens("returns") - s.tokens("values")) ** 2) / np.var(s.tokens("returns"))
     ),
     "value/explained_variance_fitted": lambda s: 1 - mean(s.update.all("error")) / np.var(s.tokens("returns")),
+    "returns/mean": lambda s: mean(s.tokens("returns")),
+    "returns/std": lambda s: std(s.tokens("returns")),
     "rollout/logprob_mean": lambda s: mean(s.tokens("old")),
     "rollout/ref_logprob_mean": lambda s: mean(s.tokens("ref")),
     "rollout/dropped": lambda s: mean([score(r) is not None and r.turns[-1].end == "length" for r in s.all]),
+    "evaluate/reward": lambda s: mean(scores(s.evaluated.rollouts)),
+    "evaluate/reward_std": lambda s: std(scores(s.evaluated.rollouts)),
     "evaluate/reward_before": lambda s: mean(scores(s.evaluated_before.rollouts)),
     "evaluate/unjudged": lambda s: mean([score(r) is None for r in s.evaluated.rollouts]) or None,
     "evaluate/best_of_k": lambda s: mean(best(s.evaluated.rollouts)),
@@ -359,26 +419,15 @@ GAME = {
     "update/micro_tokens": lambda s: FAIR["micro_tokens"],
     "tokens/per_second": lambda s: sum(len(t.action) for r in s.all for t in r.turns) / s.logged["time/step"],
 }
-SPREAD = {
-    "rollout/query_tokens": lambda s: [len(turn.prompt) for turn in s.turns],
-    "rollout/reply_tokens": lambda s: [len(turn.action) for turn in s.turns],
-    "reward/kl_penalty": lambda s: [s.coef * x.sum() for x in s.charged],
-    "reward/return": lambda s: s.returns,
-    "kl/per_reply": lambda s: [x.sum() for x in s.gaps],
-    "evaluate/reward": lambda s: scores(s.evaluated.rollouts),
-    "reward/mean": lambda s: scores(s.all),
-    "reward/scaled_mean": lambda s: s.used,
-    "value/mean": lambda s: s.tokens("values"),
-    "returns/mean": lambda s: s.tokens("returns"),
-    "reward/world/mean": lambda s: [sum(paid(r)) for r in s.all],
-}
-"""Of what a mean and a deviation are logged, by the name of the mean."""
 for part, (say, _) in PARTS.items():
-    SPREAD[f"reward/{part}/mean"] = lambda s, say=say: [say(r) for r in s.all if say(r) is not None]
+    GAME[f"reward/{part}/mean"] = lambda s, say=say: mean([say(r) for r in s.all if say(r) is not None])
+    GAME[f"reward/{part}/std"] = lambda s, say=say: std([say(r) for r in s.all if say(r) is not None])
     GAME[f"reward/{part}/abstained"] = lambda s, say=say: mean([say(r) is None for r in s.all])
-for name, of in SPREAD.items():
-    deviation = f"{name.removesuffix('mean')}std" if name.endswith("mean") else f"{name}_std"
-    GAME |= {name: lambda s, of=of: mean(of(s)), deviation: lambda s, of=of: std(of(s))}
+GAME |= {
+    "reward/world/mean": lambda s: mean([sum(paid(r)) for r in s.all]),
+    "reward/world/std": lambda s: std([sum(paid(r)) for r in s.all]),
+    "reward/world/abstained": lambda s: 0,
+}
 
 
 # --- steps on replies from elsewhere ----------------------------------------------------------------------------------
@@ -400,10 +449,12 @@ def foreign(patch, rules, *, algorithm="ppo", scores=SCORES, made=None, disturb=
     against = None if learner.reference is None else Bare(weights_of(learner.reference.policy))
     for place, (prompt, reply, score) in enumerate(zip(PROMPTS, REPLIES, scores)):
         plain = said(prompt, reply, group=place // 3)
-        before = bare.numbers(plain)[0]
+        before, _, now = bare.numbers(plain)
         old, values = before + noise.normal(0, 0.4, len(reply)), noise.normal(0, 1, len(reply))
         told = {"logprobs": old.tolist()} | ({"values": values.tolist()} if algorithm == "ppo" else {})
         rollouts.append(said(prompt, reply, group=place // 3, **told))
+        if options.get("rescore"):  # what came along is not looked at
+            old, values = before, now
         mine = scores[place // 3 * 3 : place // 3 * 3 + 3]
         better = score - values if algorithm == "ppo" else np.full(len(old), (score - mean(mine)) / (std(mine) + 1e-6))
         ref = None if against is None else against.numbers(plain)[0]
@@ -417,10 +468,12 @@ BOUND, THRESHOLD, DUAL = 0.15, 1.2, 1.3
 
 
 def stopped(folder, patch):
+    """An update that ends early."""
     return foreign(patch, Rules(), made=lambda every: every[:-1], target_kl=BOUND)
 
 
 def at_once(folder, patch):
+    """An update that ends before its first optimizer step."""
     return foreign(patch, Rules(), made=lambda every: [], target_kl=1e-3)
 
 
@@ -442,7 +495,19 @@ def skipped(folder, patch):
     return foreign(patch, Rules(dual=DUAL), made=made, ratio_threshold=THRESHOLD, dual_clip=DUAL)
 
 
+def refused(folder, patch):
+    """An update whose fourth gradient is no number."""
+    calls = []
+
+    def spoil(gradient):
+        calls.append(1)
+        return gradient * math.nan if len(calls) == 4 else gradient
+
+    return foreign(patch, Rules(), made=lambda every: every[:-1], disturb=spoil)
+
+
 def halved(folder, patch):
+    """An update in which memory runs out once."""
     calls = []
 
     def run_out(gradient):
@@ -451,6 +516,11 @@ def halved(folder, patch):
             raise torch.OutOfMemoryError("out of memory")
 
     return foreign(patch, Rules(), disturb=run_out, micro_tokens=256)
+
+
+def rescored(folder, patch):
+    """Log-probs and values of a second pass take the place of those that came along."""
+    return foreign(patch, Rules(), rescore=True)
 
 
 def alone(folder, patch):
@@ -476,7 +546,9 @@ DIRECTLY = {
         skipped,
         DIRECT | {"policy/skipped_steps": lambda s: 1 - len(s.update.made) / len(s.update.minibatches)},
     ),
+    "refused": (refused, DIRECT | {"update/refused": lambda s: 1}),
     "halved": (halved, DIRECT | {"update/micro_tokens": lambda s: 128}),
+    "rescored": (rescored, DIRECT),
     "alone": (alone, DIRECT),
     "grouped": (
         grouped,
@@ -520,22 +592,304 @@ TRUNCATED = {name: GAME[name] for name in WHOLE} | {
     "rollout/likelihood_z": lambda s: None,
 }
 
+GIVEN = [
+    ("ab", "the cat sat. the cat sat on the cat"),
+    ("cd", "~ok* \U0001f600\u2602!"),
+    ("", "once a cat was a cat. and a cat"),
+    ("e", " . ,"),
+    ("fgh", "No/ no no no|no 5!"),
+    ("", "day \u00e4"),
+]
+"""Prompts and replies."""
+HELD = [("ab", "a dog"), ("", "it ran and ran and ran away"), ("", "we ran"), ("c", "\u00e9!")]
+LONGEST = 24
 
-def held(folder, patch):
-    """An evaluation of given replies by their losses, and of others by a metric that does not know one of them."""
-    losses = (evaluate.ReplyLoss(2.5, 4, 3), evaluate.ReplyLoss(0.5, 2, 7))
-    known = Measured({"own": [1.0, None, 0.0, 1.0]}, {})
-    made = evaluate.Evaluation([], [], None, losses=losses, measured=known)
-    return [SimpleNamespace(logged=made.metrics() | made.as_before())]
+
+class Given:
+    """A step on given replies; `after`: the held-out ones with the weights behind it."""
+
+    def __init__(self, number, logged, rollouts, cuts, looks):
+        self.logged, self.kept = logged, rollouts
+        self.turns = [turn for r in rollouts for turn in r.turns]
+        self.texts = [learnt_text(r) for r in rollouts]
+        self.words = [word for text in self.texts for word in words(text)]
+        self.pairs = [pair for text in self.texts for pair in pairwise(words(text))]
+        self.costs = [costs(cut.weights, [rollouts[i] for i in cut.episodes]) for cut in cuts if cut.step == number - 1]
+        self.before, self.after = [(costs(weights, held), held) for held, weights in (looks[0], looks[number])]
 
 
-HELD = {
-    "evaluate/loss": lambda s: 3 / 6,
-    "evaluate/loss_before": lambda s: 3 / 6,
-    "evaluate/bits_per_byte": lambda s: 3 / math.log(2) / 10,
-    "evaluate/own": lambda s: 2 / 3,
-    "evaluate/own_std": lambda s: std([1, 0, 1]),
-    "evaluate/own_before": lambda s: 2 / 3,
+def costs(weights, rollouts):
+    """Nats of each token of given replies."""
+    bare = Bare(weights)
+    return -flat(bare.numbers(r)[0] for r in rollouts)
+
+
+def learnt_text(rollout):
+    """What the tokens that are learnt say: of a text alone its first token is none of them, nor is what was cut."""
+    (reply,), (turn,) = rollout.task.replies, rollout.turns
+    if len(turn.prompt) + len(turn.action) >= LONGEST:
+        return letters().decode(turn.action)
+    return reply if rollout.task.prompt else reply.removeprefix(letters().decode(turn.prompt))
+
+
+def size(rollouts):
+    return sum(len(learnt_text(r).encode()) for r in rollouts)
+
+
+def given(folder, patch):
+    """Supervised training, with held-out replies."""
+    _, cuts = watched(patch)
+    looks, measured = [], evaluate.reply_losses
+
+    def seen_losses(rollouts, policy, *more):
+        looks.append((rollouts, weights_of(policy)))
+        return measured(rollouts, policy, *more)
+
+    patch.setattr(evaluate, "reply_losses", seen_losses)
+    tasks, held = ([Task(f"{p}/{r}", p, replies=(r,)) for p, r in some] for some in (GIVEN, HELD))
+    options = {"steps": 2, "batch": 6, "minibatch": 4, "epochs": 2, "optimizer.lr": 1e-2, "data.max_length": LONGEST}
+    options |= {"algorithm": "sft", "evaluate": held, "evaluate_every": 1, "probes": 0, "max_grad_norm": None}
+    steps, model = [], lm(vocab=V, spread=0.2).double()
+    for run in runs(folder / "run", policy=model, tokenizer=letters(), tasks=tasks, **options):
+        if len(run.metrics) > len(steps):
+            rollouts = list(run.learner.last_step.rollouts)
+            steps.append(Given(len(steps) + 1, run.metrics[-1], rollouts, cuts, looks))
+    return steps
+
+
+SUPERVISED = {
+    "supervised/loss": lambda s: mean(flat(s.costs)),
+    "supervised/bits_per_byte": lambda s: flat(s.costs).sum() / math.log(2) / size(s.kept) / 2,  # in two epochs
+    "evaluate/loss": lambda s: mean(s.after[0]),
+    "evaluate/loss_before": lambda s: mean(s.before[0]),
+    "evaluate/bits_per_byte": lambda s: s.after[0].sum() / math.log(2) / size(s.after[1]),
+    "loss/total": lambda s: mean([mean(x) for x in s.costs]),
+    "update/steps": lambda s: 4,
+    "update/epochs": lambda s: 2,
+}
+
+
+def chosen(folder, patch):
+    """Choices that somebody made: each is one action, of several tokens."""
+    learner = Learner(lm(vocab=V, spread=0.2).double(), tokenizer=letters(), algorithm="sft")
+    bare, texts = Bare(weights_of(learner.policy)), ["go on", "inn"]
+    options = [letters()(text, add_special_tokens=False)["input_ids"] for text in DOORS]
+    turns = [Turn([5, 6], options[DOORS.index(t)], options=options, chosen=DOORS.index(t)) for t in texts]
+    rollouts = [Rollout(Task(t, [5, 6]), i, [turn], [t]) for i, (t, turn) in enumerate(zip(texts, turns))]
+    cost = [-float(bare.numbers(r)[0][0]) for r in rollouts]
+    return [SimpleNamespace(logged=learner.learn(rollouts, None), cost=cost, bytes=len("".join(texts)))]
+
+
+CHOSEN = {
+    "supervised/loss": lambda s: mean(s.cost),
+    "supervised/bits_per_byte": lambda s: sum(s.cost) / math.log(2) / s.bytes,
+}
+
+
+def stale(folder, patch):
+    """A step on replies of now, of two steps ago and of three, which is more than the bound."""
+    options = {"importance": "token", "importance_cap": 1.2, "max_staleness": 2, "optimizer.lr": 0.02, "epochs": 1}
+    learner = Learner(lm(vocab=V), max_tokens=5, **options, **{"kl.coef": 0.0, "watch_every": 0})
+    every = [learner.generate(PROMPTS[:4])]
+    for _ in range(3):
+        now = learner.generate(PROMPTS[4:])
+        learner.step(now, [float(sum(r.ids)) for r in now])
+        every.append(learner.generate(PROMPTS[:4]))
+    given = [*every[0], *every[1], *every[3]]
+    before = {id(r): bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given}
+    logged = learner.step(given, [float(sum(r.ids)) for r in given])
+    ratios = [before[id(r)] - torch.tensor(r.turns[0].logprobs) for r in given[4:]]
+    return [SimpleNamespace(logged=logged, ratios=torch.cat(ratios).exp().tolist())]
+
+
+STALE = {
+    "rollout/staleness": lambda s: (2 * 4 + 0 * 4) / 8,
+    "rollout/staleness_max": lambda s: 2,
+    "rollout/too_stale": lambda s: 4 / 12,
+    "rollout/importance_mean": lambda s: pytest.approx(mean([min(x, 1.2) for x in s.ratios]), rel=1e-4),
+    "rollout/importance_clipped": lambda s: mean([x > 1.2 for x in s.ratios]),
+}
+
+
+def two_sources(folder, patch):
+    """PPO on three replies of the policy, and imitation of two given ones."""
+    method = "operant_example.two_sources:PPO_PTX"
+    known = {"max_tokens": 4, "imitation_coef": 0.5, "epochs": 1, "watch_every": 0}
+    learner = Learner(lm(vocab=V), algorithm=method, **known)
+    tasks = [Task(f"given/{i}", [4 + i], replies=([6, 7, 8][: i + 1],)) for i in range(2)]
+    given = Demonstrations(None, END).rollouts(tasks)
+    before = [bare_logprobs(learner.policy.model, r.turns[0].prompt, r.ids) for r in given]
+    logged = learner.learn([*learner.generate([[4], [5], [6]]), *given], [1.0, 0.0, 2.0, None, None])
+    return [SimpleNamespace(logged=logged, given=torch.cat(before).tolist())]
+
+
+TWO_SOURCES = {
+    "given/count": lambda s: 2,
+    "given/logprob": lambda s: pytest.approx(mean(s.given), rel=1e-4),
+    "given/loss": lambda s: pytest.approx(-0.5 * mean(s.given), rel=1e-4),
+    "rollout/count": lambda s: 3,
+    "reward/mean": lambda s: 1.0,
+}
+
+
+def games(folder, patch):
+    """A step in small houses, and held-out ones."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), env=House(max_turns=20), max_tokens=4, **{"kl.coef": 0.0})
+    tasks, held = ([Task(f"{name}/{i}", "go") for i in range(12)] for name in ("house", "unseen"))
+    played = learner.play(tasks)
+    judged = evaluate.Evaluator(learner, held, None, evaluate.EvaluationOptions())()
+    known = {"held": [r.info["game"] for r in judged.rollouts], "games": [r.info["game"] for r in played]}
+    return [SimpleNamespace(logged=judged.metrics() | learner.learn(played, [0.0] * len(played)), **known)]
+
+
+def of_turns(of):
+    return lambda s: mean([of(turn) for game in s.games for turn in game["turns"]])
+
+
+def to_win(games):
+    return [len(game["turns"]) for game in games if game["won"]]
+
+
+GAMES = {
+    "game/won": lambda s: len(to_win(s.games)) / 12,
+    "game/lost": lambda s: 0,
+    "game/score": lambda s: len(to_win(s.games)) / 12,
+    "game/turns": lambda s: mean([len(game["turns"]) for game in s.games]),
+    "game/turns_to_win": lambda s: mean(to_win(s.games)),
+    "game/optimum_ratio": lambda s: mean(to_win(s.games)) / SHORTEST,
+    "game/examples": lambda s: 0,
+    "game/states_per_1000": lambda s: (
+        1000
+        * len({f"{game['name']} {turn['key']}" for game in s.games for turn in game["turns"]})
+        / sum(len(game["turns"]) for game in s.games)
+    ),
+    "actions/valid": of_turns(lambda turn: turn["command"] in ways(turn["place"])),
+    "actions/copied_from_prompt": lambda s: 0,
+    "actions/empty": of_turns(lambda turn: not turn["command"]),
+    "memory/turns_fit": of_turns(lambda turn: turn["fit"]),
+    "memory/forgotten_tokens": of_turns(lambda turn: turn["forgotten"]),
+    "evaluate/game/won": lambda s: len(to_win(s.held)) / 12,
+    "evaluate/game/score": lambda s: len(to_win(s.held)) / 12,
+    "evaluate/game/turns": lambda s: mean([len(game["turns"]) for game in s.held]),
+    "evaluate/game/turns_to_win": lambda s: mean(to_win(s.held)),
+    "evaluate/game/optimum_ratio": lambda s: mean(to_win(s.held)) / SHORTEST,
+}
+
+
+def measured(folder, patch):
+    """Held-out replies, of which every second equals its reference, against other texts."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), max_tokens=8)
+    options = evaluate.EvaluationOptions(metrics="bleu,chrf,distinct,exact_match,operant.metrics.evaluation:ExactMatch")
+    plain = evaluate.EvaluationOptions()
+    tasks = [Task(f"t/{i}", word) for i, word in enumerate(WORDS)]
+    said = [r.reply for r in evaluate.Evaluator(learner, tasks, lengths_of, plain)().rollouts]
+    references = [(text, "a b") if i % 2 else ("a the den",) for i, text in enumerate(said)]
+    tasks = [replace(task, references=texts) for task, texts in zip(tasks, references, strict=True)]
+    made = evaluate.Evaluator(learner, tasks, lengths_of, options)()
+    return [SimpleNamespace(logged=made.metrics() | made.as_before(), said=said, references=references)]
+
+
+def lengths_of(rollouts):
+    return [float(len(r.reply)) for r in rollouts]
+
+
+def equal(step):
+    return [float(text.strip() in [r.strip() for r in texts]) for text, texts in zip(step.said, step.references)]
+
+
+def streams(step):
+    return [[texts[k] if k < len(texts) else None for texts in step.references] for k in range(2)]
+
+
+def pairs_of(step):
+    return [pair for text in step.said for pair in pairwise(words(text))]
+
+
+MEASURED = {
+    "evaluate/bleu": lambda s: sacrebleu.corpus_bleu(s.said, streams(s)).score,
+    "evaluate/chrf": lambda s: sacrebleu.corpus_chrf(s.said, streams(s)).score,
+    "evaluate/distinct": lambda s: len(set(pairs_of(s))) / len(pairs_of(s)),
+    "evaluate/exact_match": lambda s: mean(equal(s)),
+    "evaluate/exact_match_std": lambda s: std(equal(s)),
+    "evaluate/exact_match_before": lambda s: mean(equal(s)),
+    "evaluate/ExactMatch": lambda s: mean(equal(s)),
+}
+
+
+def outcomes(folder, patch):
+    """A reward in a process of its own, which fails, hangs and abstains; where it abstains, it is given a score."""
+    tasks = [Task(name, "ab") for name in ("0/k", "1/t", "2/a", "3/e", "4/k", "5/e")]
+    moody = isolated(f"{TESTS}/hostile.py:moody", each=True, sample_timeout=0.5, on_abstain=0.25)
+    reward = weighted({"moody": (moody, 2.0)})
+    options = {"steps": 1, "batch": 6, "max_tokens": 3, "probes": 0, "epochs": 1}
+    (*_, run) = runs(folder / "run", policy=lm(vocab=V), tokenizer=letters(), tasks=tasks, reward=reward, **options)
+    return [SimpleNamespace(logged=run.metrics[0])]
+
+
+OUTCOMES = {
+    "reward/outcome/ok": lambda s: 2,
+    "reward/outcome/error": lambda s: 2,
+    "reward/outcome/timeout": lambda s: 1,
+    "reward/outcome/abstain": lambda s: 1,
+    "reward/abstained": lambda s: 3 / 6,
+    "reward/mean": lambda s: mean([2.0, 2.0, 0.5]),
+}
+
+
+def named(folder, patch):
+    """A reward that names the remainder of each reply by 3, as a number, and does not name 0."""
+    calls = []
+
+    def reward(rollouts):
+        calls.append(rollouts)
+        return [Judgement(1.0, outcome=kind_of(r)) for r in rollouts]
+
+    options = {"steps": 1, "batch": 16, "max_tokens": 3, "probes": 0}
+    options |= {"epochs": 1, "evaluate": WORDS, "evaluate_every": 1}
+    model = lm(vocab=V, spread=0.1)
+    (*_, run) = runs(folder / "run", policy=model, tokenizer=letters(), tasks=WORDS, reward=reward, **options)
+    return [SimpleNamespace(logged=run.metrics[0], judged=calls[1], held=calls[-1])]
+
+
+def kind_of(rollout):
+    return ["", "one more", "two more"][sum(map(ord, rollout.reply)) % 3]
+
+
+NAMED = {
+    "outcome/one more": lambda s: mean([kind_of(r) == "one more" for r in s.judged]),
+    "outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.judged]),
+    "evaluate/outcome/two more": lambda s: mean([kind_of(r) == "two more" for r in s.held]),
+}
+
+
+# --- worlds that fail -------------------------------------------------------------------------------------------------
+def failures(folder, patch):
+    """Episodes that failed in three ways, that outgrew the context, and with turns that are not trained on."""
+    learner = Learner(lm(vocab=V), tokenizer=letters(), **{"kl.coef": 0.0, "epochs": 1})
+
+    def episode(i, end, *turns):
+        """Turns of (trained, reward)."""
+        made = [Turn([4] * (n + 1), [5, 6], reward=paid, trained=trained) for n, (trained, paid) in enumerate(turns)]
+        return Rollout(Task(str(i), "a"), i, made, [""] * len(made), end)
+
+    ends = ["raised"] * 3 + ["crashed"] * 2 + ["timeout"] + ["outgrown"] * 2
+    rollouts = [episode(i, end, (True, 1.0)) for i, end in enumerate(ends)]
+    rollouts.append(episode(8, "world", (False, 2.0), (False, 0.0), (True, 1.0), (False, 3.0)))
+    rollouts.append(episode(9, "world", (False, 4.0)))
+    return [SimpleNamespace(logged=learner.learn(rollouts, [0.0] * 10))]
+
+
+FAILURES = {
+    "rollout/world_raised": lambda s: 3,
+    "rollout/world_crashed": lambda s: 2,
+    "rollout/world_timeout": lambda s: 1,
+    "rollout/outgrown": lambda s: 2,
+    "rollout/untrained": lambda s: 3,
+    "rollout/unpaid": lambda s: 1,
+    "rollout/dropped": lambda s: 1 / 10,
+    "rollout/count": lambda s: 3,
+    "reward/abstained": lambda s: 6 / 10,
+    "reward/mean": lambda s: mean([1.0, 1.0, 6.0, 4.0]),
 }
 
 
@@ -623,6 +977,7 @@ class Witness:
 
 
 def clock(folder, patch):
+    """A run of three steps in which every phase takes a time that is known."""
     hands = Hands()
     witness = Witness(hands)
     patch.setattr(time, "perf_counter", hands)
@@ -655,6 +1010,33 @@ CLOCK = {f"time/{phase}": lambda s, phase=phase: s.spent.get(phase) for phase in
     "memory/resident_gb": lambda s: None if s.resident is None else pytest.approx(s.resident, rel=0.02),
 }
 """What the machine itself counts can only be read again: memory moves between two looks, so it is held to 2 %."""
+
+
+def rejected(folder, patch):
+    """Four replies with scores, of which the best half stays."""
+    learner = Learner(lm(vocab=V), algorithm="rejection", **{"learner.select": "top:50%"})
+    return [SimpleNamespace(logged=learner.step([[5], [6], [7], [8]], [[9], [10], [11], [12]], [4.0, 1.0, 3.0, 2.0]))]
+
+
+REJECTED = {"select/share": lambda s: 0.5, "select/threshold": lambda s: 3.0, "select/score": lambda s: 3.5}
+
+
+def hinted(folder, patch):
+    """Replies of one token; the teacher reads a token before the prompt."""
+    teacher = lm(vocab=V, seed=1).double()
+    given = {"algorithm": "distill", "reference": Policy(teacher), "teacher.hint": lambda rollout: [12]}
+    learner = Learner(lm(vocab=V).double(), **given)
+    student, prompts = lm(vocab=V).double(), [[5], [6, 7]]
+    logged = learner.step(prompts, [[9], [10]], [0.0, 0.0])
+    each = []
+    for prompt in prompts:
+        p, q = student(torch.tensor([prompt])), teacher(torch.tensor([[12, *prompt]]))
+        p, q = (out.logits[0, -1].detach().log_softmax(-1) for out in (p, q))
+        each.append(float((p.exp() * (p - q)).sum()))
+    return [SimpleNamespace(logged=logged, each=each)]
+
+
+HINTED = {"distill/divergence": lambda s: mean(s.each)}
 
 
 def valued(folder, patch):
@@ -705,9 +1087,13 @@ SOFT |= {f"soft_q/{of}a": lambda s: mean(s.q) - mean(s.v) for of in ("", "target
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
-RUNS = {"game": (game, UPDATE | GAME), **DIRECTLY}
-RUNS |= {"truncated": (truncated, TRUNCATED), "held": (held, HELD), "clock": (clock, CLOCK)}
-RUNS |= {"valued": (valued, VALUED), "soft": (soft, SOFT)}
+RUNS = {"game": (game, {**UPDATE, **TEXT, **ROLLOUT, **GAME}), **DIRECTLY}
+RUNS |= {"truncated": (truncated, TRUNCATED), "given": (given, {**ROLLOUT, **TEXT, **SUPERVISED})}
+RUNS |= {"chosen": (chosen, CHOSEN), "outcomes": (outcomes, OUTCOMES), "named": (named, NAMED)}
+RUNS |= {"stale": (stale, STALE), "two_sources": (two_sources, TWO_SOURCES)}
+RUNS |= {"measured": (measured, MEASURED), "failures": (failures, FAILURES)}
+RUNS |= {"clock": (clock, CLOCK), "games": (games, GAMES), "rejected": (rejected, REJECTED)}
+RUNS |= {"hinted": (hinted, HINTED), "valued": (valued, VALUED), "soft": (soft, SOFT)}
 
 
 @pytest.fixture(scope="module")
@@ -740,16 +1126,8 @@ def test_every_metric_has_a_row():
     rows = {describe(name).name for _, table in RUNS.values() for name in table}
     # test_dpo.py, test_labelled.py; test_trust_region.py; test_critic.py; test_engines.py; test_replay_buffer.py
     groups = ("preference/", "trust/", "critic/", "evaluate/critic/", "rollout/engine_gap", "replay/size")
-    # test_games.py; test_selection.py; test_rows.py; test_distill.py; test_isolated.py; test_staleness.py
-    groups += ("game/", "evaluate/game/", "actions/", "memory/turns", "memory/forgotten", "select/", "given/")
-    groups += ("distill/", "reward/outcome/", "rollout/importance_", "rollout/world_")
     elsewhere = {name for name in METRICS if name.startswith(groups)} | {
         "policy/allowed_tokens",  # test_policy_gradients.py
-        "rollout/too_stale",  # test_staleness.py
-        *("rollout/outgrown", "rollout/untrained", "rollout/unpaid"),  # test_worlds.py
-        *("supervised/loss", "supervised/bits_per_byte"),  # test_supervised.py
-        *(f"evaluate/{name}" for name in ("bleu", "chrf", "distinct", "exact_match")),  # test_evaluation_metrics.py
-        *("outcome/<class>", "evaluate/outcome/<class>"),  # test_judgement.py
         "time/ahead",  # test_ahead.py
         "world/<name>",  # test_tools.py
         "rollout/carried",  # test_carried.py

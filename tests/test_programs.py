@@ -1,5 +1,6 @@
 """Programming problems, published and generated; the reward of their tests; the world that repeats; the recipe."""
 
+import gzip
 import json
 import random
 import re
@@ -435,3 +436,21 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
             words += [*short.split(), *([] if "sft" in words else ["--samples", "4"])]
             words += [] if "--policy" in words else ["--policy", "./my-code-model"]
         assert main([name, *words]) == 0, (words, capsys.readouterr())
+
+
+@pytest.mark.slow
+def test_verdicts_on_samples_of_coderl_are_its_own():
+    """Its labels came from a judge that stops at other places, so errors may be named otherwise; passes may not."""
+    if not (path := SHARED / "code_apps_sample/apps_coderl_sample.jsonl.gz").is_file():
+        pytest.skip(f"{path} is missing")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    found = []
+    for row, task in zip(rows, tasks_of(rows, "apps"), strict=True):
+        samples = row["gen_solutions"][::3]
+        verdicts = Jail(JailOptions()).run([problem_of(task).program(one["code"]) for one in samples])
+        found += [(one["result"], verdict.outcome) for one, verdict in zip(samples, verdicts, strict=True)]
+    names = {-2: "compile error", -1: "runtime error", False: "failed test", True: "passed"}
+    assert len(found) == 30
+    assert all((outcome == "passed") == (result is True) for result, outcome in found)
+    assert sum(outcome == names[result] for result, outcome in found) >= 28

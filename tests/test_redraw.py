@@ -6,13 +6,13 @@ from itertools import islice
 import pytest
 from cases import cases
 from rigs import on_ranks
-from small_runs import model, same, stopped_and_whole, told
+from small_runs import count_a, model, same, stopped_and_whole, told
 from toys import letters
 
 from operant import Learner, Rollout, Task, Turn
 from operant.data import Order
 from operant.rewards import Judged
-from operant.runs.config import TrainOptions
+from operant.runs.config import TrainOptions, configure
 from operant.runs.parts import RunParts
 from operant.runs.scored_rollouts import without_variance
 
@@ -133,3 +133,9 @@ def test_prompts_that_are_solved_come_no_more():
 def test_retired_prompts_stay_retired_in_a_resumed_run(tmp_path):
     _, whole = stopped_and_whole(tmp_path, 2, some_a, PROMPTS, **GIVEN, redraw=1, retire=0.2, steps=3)
     assert told(whole)[1]["rollout/retired"] > 0
+
+
+def test_dapo_draws_again_and_grpo_does_not():
+    given = {"tasks": PROMPTS, "reward": count_a}
+    found = [configure({**given, "algorithm": name, "samples": 2}).train.redraw for name in ("dapo", "grpo")]
+    assert found == [4, 0]

@@ -11,6 +11,7 @@ from operant import Learner, Outputs
 from operant.objectives import losses
 from operant.objectives.advantages import with_groups
 from operant.rollouts.collate import collate
+from operant.runs.config import configure
 from operant.training.update import weighted
 
 LENGTHS, GROUPS, GAINS = [3, 4, 1, 2, 5], [7, 7, 2, 2, 2], [1.5, -0.8, 0.6, 2.0, -1.0]
@@ -82,3 +83,11 @@ def test_the_critic_moves_first_and_alone(algorithm, critic):
         moved.append([not all(map(torch.equal, *pair)) for pair in zip(before, parts(), strict=True)])
         assert ("policy/loss" in metrics) == (step == 2) and metrics["value/loss"] > 0
     assert moved == [[True, False], [True, False], [True, True]]
+
+
+def test_the_preset_scalerl_is_cispo_with_its_options():
+    config = configure({"tasks": ["a", "b"], "reward": len, "preset": "scalerl", "batch": 8, "samples": 4})
+    learner, train = config.learner, config.train
+    assert train.algorithm == "cispo" and train.retire == 0.9 and learner["learner"].drop_equal
+    assert learner["update"].per == "group" and learner["advantage"]["deviation"] == "batch"
+    assert learner["loss"]["high"] == 5 and learner["loss"]["bound"] == "weight"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from cases import cases
 from processes import Child, free_port
 from rigs import on_ranks
 from small_runs import told
@@ -180,15 +181,20 @@ def test_the_ranks_that_are_left_go_on(folder):
 
 
 @pytest.mark.slow
-def test_one_rank_says_what_is_wrong_and_all_end(folder):
+@cases(
+    ({"seed": "{RANK}"}, "learner.seed is 0 on rank 0; 1 on rank 1"),
+    ({"tasks": "few.txt"}, "1 tasks for 2 ranks: each needs one"),
+)
+def test_one_rank_says_what_is_wrong_and_all_end(more, expected, folder):
+    (folder / "few.txt").write_text("ab", encoding="utf-8")
     start = "import os, runpy, sys; sys.argv = ['operant', *(w.format(**os.environ) for w in sys.argv[1:])]; "
     (folder / "each.py").write_text(f"{start}runpy.run_module('operant', run_name='__main__')", encoding="utf-8")
-    given = {"policy": "model", "tasks": "tasks.txt", **OPTIONS, "out": "none", "seed": "{RANK}"}
+    given = {"policy": "model", "tasks": "tasks.txt", **OPTIONS, "out": "none"} | more
     words = [f"--{name}={value}" for name, value in given.items()]
     command = [*TORCHRUN, "--standalone", "--nproc-per-node=2", "each.py", "train", *words]
     how = {"cwd": folder, "env": ENVIRONMENT, "capture_output": True, "text": True, "timeout": 100}
     done = subprocess.run(command, **how, check=False)
-    assert done.returncode != 0 and done.stderr.count("learner.seed is 0 on rank 0; 1 on rank 1") == 1, done.stderr
+    assert done.returncode != 0 and done.stderr.count(expected) == 1, done.stderr
     assert not (folder / "none").exists()
 
 

@@ -503,3 +503,19 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
     written = sum(file.stat().st_size for file in (run.path / "checkpoints/step-00008").iterdir())
     assert sizes[9] == written
     assert all(("time/checkpoint" in line) == (line["step"] in sizes) for line in run.metrics)
+
+
+def test_options_that_change_nothing_are_noted(folder, capsys):
+    words = command(folder, "--lr", "0")
+    words[words.index("--minibatch") + 1] = "64"
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    said = " ".join((printed.out + printed.err).split())
+    assert "optimizer.lr=0.0: the weights stay" in said and "update.minibatch=64 is above batch=4" in said
+
+
+def test_a_file_is_no_folder_of_a_run(tmp_path):
+    (tmp_path / "tiny.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(OperantError, match=r"tiny\.txt: that is a file, and a run writes a folder"):
+        train(model(), TASKS, count_a, out=tmp_path / "tiny.txt", **options())
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.txt"]

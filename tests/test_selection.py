@@ -9,7 +9,11 @@ from toys import lm
 
 from operant import Learner, OperantError, Policy, Rollout, Task, Turn, diagnose
 from operant.rollouts.collate import collate, nothing
+from operant.runs.config import configure
 from operant.training.rare_stages import best, only
+from operant.training.select import parse
+
+GIVEN = {"tasks": ["a"], "reward": "letters:e", "batch": 32}
 
 SCORES = [0.5, 2.0, -1.0, 2.0, 0.5, 0.5, 3.0]
 """In order: 3.0 (place 6), 2.0 (1, 3), 0.5 (0, 4, 5), -1.0 (2)."""
@@ -204,3 +208,11 @@ def test_what_is_imitated_has_no_advantage():
     metrics = learner.learn(placed(), [0.0] * 6 + [1.0])
     assert metrics["returns/mean"] < 1 and not [name for name in metrics if name.startswith("policy/advantage")]
     assert "no_advantage" not in [finding.name for finding in diagnose(learner)]
+
+
+def test_what_can_be_is_not_refused():
+    assert parse("above:-1.5e-3") == ("above", -0.0015) and parse("top:33.3%") == ("percent", 33.3)
+    for select in ("top:32", "top:50%", None):
+        assert configure(GIVEN | {"select": select}).learner["learner"].select == select
+    turns = configure(GIVEN | {"select": "top:64", "select_unit": "turn", "algorithm": "rejection"})  # of many turns
+    assert turns.learner["learner"].select == "top:64"

@@ -182,3 +182,10 @@ def test_an_interactive_session_survives_the_second(monkeypatch):
         assert stop.by == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_afterwards_signals_are_whose_they_were():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with stop_on_signal() as stop:
+        assert not stop
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -13,9 +13,11 @@ from cases import cases
 from toys import letters, lm
 
 from operant import Batch, Learner, OperantError, export, load_policy, train
-from operant.algorithms import find
+from operant.algorithms import find, presets
 from operant.models import output_mlp
 from operant.models.adapters import OutputMlpOptions
+from operant.options import values
+from operant.training.options import learner_options
 
 PROMPTS, REPLIES, SCORES = [[3, 4], [5], [3, 4]], [[6, 7, 2], [8], [9, 6]], [0.5, -1.0, 2.0]
 WIDE = OutputMlpOptions(width=6, gain=1.5, bias=0.1, logit_bias=-0.5)
@@ -194,3 +196,16 @@ def test_rewards_are_standardised_and_mapped_to_a_range():
 def test_a_mask_needs_the_model_that_it_names():
     with pytest.raises(OperantError, match="no MLP behind a frozen model"):
         Learner(lm(), algorithm="soft_q", **{"mask.by": "model", "sampling.top_k": 4, "sampling.truncation": "stored"})
+
+
+@cases(
+    # The configurations of RLPrompt's few-shot classification and of its style transfer, as shipped.
+    ("rlprompt", {"top_k": 256, "logit_bias": 0.0, "shape": [0, 1, 0, 5], "steps": 12_000, "batch": 16}),
+    ("rlprompt-transfer", {"top_k": 50, "logit_bias": -10, "shape": [0, 1, -20, 80], "steps": 12_000, "batch": 8}),
+    ("rl4lms-numbers-nlpo", {"max_tokens": 20, "fixed_length": True, "top_p": 0.9, "steps": 200, "batch": 64}),
+)
+def test_presets_have_the_published_numbers(preset, wanted):
+    chosen = presets()[preset]
+    options = learner_options(str(chosen["algorithm"]), preset, {})[0]
+    known = {name: value for own in options.values() for name, value in values(own).items()} | chosen
+    assert {name: list(x) if isinstance(x := known[name], tuple) else x for name in wanted} == wanted

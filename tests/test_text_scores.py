@@ -1,10 +1,12 @@
 """Scores of texts by name: against the libraries that they come from, published cases and numbers by hand."""
 
+import gzip
 import inspect
+import itertools
 import json
 import math
 import re
-import sys
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,27 +14,29 @@ import pytest
 import torch
 import yaml
 from cases import cases
-from tokenizers.processors import TemplateProcessing
-from tokenizers_of_words import WORDS, tokenizer_of
+from processes import HIDE, run_python
 from toys import bare_logprobs, letters, lm, on_disk
-from transformers import BertConfig, BertForSequenceClassification
 
-from operant import Judgement, OperantError, Policy, Rollout, Task, Turn, rewards, train
-from operant.apps.text.parent import table_values
+from operant import Judgement, Learner, OperantError, Policy, Rollout, Task, Turn, rewards, train
+from operant.apps.text.concepts import inflected
+from operant.apps.text.parent import parent, table_values
 from operant.metrics.evaluation import measure, resolve
 from operant.models.safe_loading import load_model, load_tokenizer
 from operant.rewards import check, judge
 from operant.rewards.combine import PrefixGain
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
+from operant.rollouts.collate import collate
+from operant.runs.config import configure
 from operant.storage.hub import find_model
 from operant.text_scores import OF_ALL, SCORES, prepare
 from operant.text_scores.bertscore import BertScore
 from operant.text_scores.classifier import Classifier
 from operant.text_scores.perplexity import Perplexity
-from operant.text_scores.words import ngrams, sentences, tokenizer
+from operant.text_scores.words import ngrams, sentences, spaces, tokenizer
 
 ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
 
 
 def rollout(reply: str, *references: str, target=None, query: str = "", name: str = "t/0") -> Rollout:
@@ -58,8 +62,10 @@ REFERENCES = [
 TASKS = [Task(f"t/{i}", "x", references=tuple(texts)) for i, texts in enumerate(REFERENCES)]
 CORPUS = [Rollout(task, i, [], [reply]) for i, (task, reply) in enumerate(zip(TASKS, REPLIES, strict=True))]
 
-
 # --- words ------------------------------------------------------------------------------------------------------------
+EXTRA = {"rouge": "rouge_score", "13a": "sacrebleu", "treebank": "nltk"}
+
+
 @cases(
     ("words", ["größe", "don", "t", "x2", "naïve"]),
     ("spaces", ["größe", "don't", "x2,", "(naïve)"]),
@@ -69,7 +75,7 @@ CORPUS = [Rollout(task, i, [], [reply]) for i, (task, reply) in enumerate(zip(TA
     ("operant.text_scores.words:spaces", ["größe", "don't", "x2,", "(naïve)"]),
 )
 def test_tokenizers(name, words):
-    pytest.importorskip({"rouge": "rouge_score", "13a": "sacrebleu", "treebank": "nltk"}.get(name, "operant"))
+    pytest.importorskip(EXTRA.get(name, "operant"))
     assert tokenizer(name)("Größe don't X2, (naïve)") == words
 
 
@@ -79,24 +85,36 @@ def test_sentences_and_ngrams():
     assert ngrams(["a", "b", "a", "b"], 2) == {("a", "b"): 2, ("b", "a"): 1} and not ngrams(["a"], 2)
 
 
+# --- BLEU, chrF, TER --------------------------------------------------------------------------------------------------
 @cases(
     ("bleu", {}, "a b", ["a b"], 1.0),  # effective order: of two words there are no longer n-grams
+    ("bleu", {"max_n": 1}, "a b x", ["a b c d"], 2 / 3 * math.exp(1 - 4 / 3)),
+    ("bleu", {"max_n": 2}, "a b x", ["a b c d"], math.exp(1 - 4 / 3) * math.sqrt(2 / 3 * 1 / 2)),
     ("bleu", {"max_n": 1}, "a a", ["a b", "b a a"], 1.0),  # counts are clipped by the largest of any reference
     ("bleu", {}, "", ["a b"], 0.0),
+    ("chrf", {"char_order": 1}, "ab", ["ac"], 0.5),
+    ("chrf", {"char_order": 1, "word_order": 1}, "ab c", ["ad c"], (2 / 3 + 1 / 2) / 2),
     ("chrf", {}, "", ["a b"], 0.0),
+    ("ter", {}, "a b c", ["a b c d"], 1 - 1 / 4),
     ("ter", {}, "b c d a", ["a b c d"], 1 - 1 / 4),  # one shift
     ("ter", {}, "a x y", ["a"], 1 - 2 / 1),  # below 0
+    ("ter", {}, "a", ["a b", "a"], 1 - 0 / 1.5),
     ("ter", {}, "", ["a b"], 0.0),
     ("rouge", {"which": "rouge1"}, "a b", ["a c d", "b"], 2 / 3),  # F of 2/5 and 2/3
     ("rouge", {"which": "rouge1", "several": "mean"}, "a b", ["a c d", "b"], (2 / 5 + 2 / 3) / 2),
+    ("rouge", {"which": "rouge1", "measure": "precision"}, "a b", ["a c d", "b"], 1 / 2),
     ("rouge", {"which": "rouge1", "measure": "recall", "several": "mean"}, "a b", ["a c d", "b"], (1 / 3 + 1) / 2),
+    ("rouge", {"which": "rougeL"}, "a b c", ["c a b"], 2 / 3),
     ("rouge", {}, "a b c", ["c a b"], (1 + 1 / 2 + 2 / 3) / 3),  # a reward's default is combined
+    ("rouge", {"which": "combined"}, "a b c", ["c a b"], (1 + 1 / 2 + 2 / 3) / 3),
     # rouge-score's own tokenizer reads "ber" in both: it drops what is not ASCII.
     ("rouge", {"which": "rouge1", "tokenizer": "rouge"}, "über", ["öber"], 1.0),
     ("rouge", {"which": "rouge1"}, "über", ["öber"], 0.0),
+    ("rouge", {"which": "rouge1"}, "ÜBER", ["über"], 1.0),
     ("rouge", {}, "", ["a"], 0.0),
     ("rouge", {"which": "rouge1"}, "a", ["", "a"], 1.0),
     ("meteor", {}, "the car", ["the car"], 1 - 0.5 * (1 / 2) ** 3),  # two matches in one chunk
+    ("meteor", {"gamma": 0.0}, "The car", ["the car"], 1.0),
     ("meteor", {}, "car the", ["the car"], 1 - 0.5 * (2 / 2) ** 3),
     ("meteor", {}, "cars", ["car"], 0.5),  # one stem, one chunk
     ("meteor", {"gamma": 0.0}, "a b", ["a b c d"], 1 * 0.5 / (0.9 * 1 + 0.1 * 0.5)),
@@ -110,8 +128,10 @@ def test_scores_by_references_by_hand(name, options, reply, references, expected
 
 
 @cases(
+    ("BLEU", {}, {}),
     ("BLEU", {"max_n": 2, "lowercase": True}, {"max_ngram_order": 2, "lowercase": True}),
     ("BLEU", {"tokenize": "char"}, {"tokenize": "char"}),
+    ("CHRF", {}, {}),
     ("CHRF", {"word_order": 2, "beta": 1}, {"word_order": 2, "beta": 1}),
     ("TER", {"case_sensitive": True}, {"case_sensitive": True}),
 )
@@ -131,11 +151,14 @@ def test_scores_of_sacrebleu_are_its_own(name, own, options):
     assert SCORES[ours](**own)(corpus) == paid
 
 
-@cases(("words", False), ("rouge", True))
+# --- ROUGE ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("stemmer", [False, True])
+@pytest.mark.parametrize("words", ["words", "rouge"])
 def test_rouge_is_that_of_its_library(words, stemmer):
     """Of ASCII text, our words are its own."""
-    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer
-    scorer = scorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stemmer)
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(
+        ["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=stemmer
+    )
     replies = ["The cats were sitting, on a mat.\nIt's 3 o'clock.", "Running dogs; the dog", ""]
     texts = [["A cat sits on the mats.\nIt is 3 o'clock.", "cats, sitting"], ["the dogs ran"], ["empty"]]
     given = [rollout(reply, *each) for reply, each in zip(replies, texts, strict=True)]
@@ -145,6 +168,20 @@ def test_rouge_is_that_of_its_library(words, stemmer):
         assert found[f"rouge/{name}"] == pytest.approx([one[name].fmeasure for one in truth])
     recall = number({"rouge": {"tokenizer": words, "stemmer": stemmer, "measure": "recall", "which": "rouge1"}}, given)
     assert recall["rouge"][1] == truth[1]["rouge1"].recall != truth[1]["rouge1"].fmeasure
+
+
+# --- METEOR -----------------------------------------------------------------------------------------------------------
+def test_meteor_with_synonyms_is_nltks():
+    """The example of nltk's documentation, and two synonyms that WordNet has."""
+    nltk = pytest.importorskip("nltk")
+    try:
+        nltk.corpus.wordnet.ensure_loaded()
+    except LookupError:
+        pytest.skip("WordNet's data is not on this machine")
+    reply = "It is a guide to action which ensures that the military always obeys the commands of the party"
+    text = "It is a guide to action that ensures that the military will forever heed Party commands"
+    assert score("meteor", rollout(reply, text)) == pytest.approx(0.6944, abs=5e-5)
+    assert score("meteor", rollout("the car", "the auto")) == pytest.approx(1 - 0.5 * (1 / 2) ** 3)
 
 
 def test_meteor_without_wordnet_says_what_fetches_it(monkeypatch):
@@ -158,6 +195,7 @@ def test_meteor_without_wordnet_says_what_fetches_it(monkeypatch):
         check(rewards.resolve("meteor"))
 
 
+# --- CIDEr-D ----------------------------------------------------------------------------------------------------------
 def test_cider_is_that_of_the_authors():
     """The numbers are those of the authors' scorer (pycocoevalcap 1.2) for these texts as one corpus."""
     (found,) = number_of_prepared("cider", CORPUS).values()
@@ -168,6 +206,16 @@ def number_of_prepared(name: str, rollouts: list[Rollout], **options) -> dict[st
     (metric,) = resolve({name: options})
     prepare(metric.made, name, [one.task for one in rollouts])
     return dict(measure([metric], rollouts).of_replies)
+
+
+def test_cider_by_hand():
+    """Two documents, "a b" and "c": idf is log 2 for all. Of one word, cosine 1/sqrt(2) times the length's penalty."""
+    metric = SCORES["cider"](n=1, sigma=2.0)
+    metric.freeze([["a b"], ["c"]])
+    assert metric.of("a", ["a b"]) == pytest.approx(10 / math.sqrt(2) * math.exp(-1 / 8))
+    assert metric.of("a a", ["a b"]) == pytest.approx(10 * 1 / (2 * math.sqrt(2)))  # clipped to one a
+    assert metric.of("c", ["c", "a b"]) == pytest.approx(10 / 2)
+    assert metric.of("", ["a b"]) == 0.0 and metric.of("z", ["z"]) == pytest.approx(10)
 
 
 def test_tasks_with_one_prompt_stay_apart_in_cider():
@@ -196,6 +244,7 @@ def test_document_frequencies_of_a_file_or_tasks_are_frozen(tmp_path):
         SCORES["cider"]()(CORPUS)
 
 
+# --- PARENT -----------------------------------------------------------------------------------------------------------
 DRUMMER = {"birth name": "michael dahlquist", "born": "december 22 , 1965"}
 DRUMMER |= {"birth place": "seattle , washington", "died": "july 14 , 2005", "death place": "skokie , illinois"}
 DRUMMER |= {"genres": "male", "occupation(s)": "drummer", "instruments": "drums"}
@@ -209,21 +258,38 @@ def test_parent_is_that_of_the_paper(rest, expected):
     assert score("parent", given, table_weight=0.9, tokenizer="spaces") == pytest.approx(expected, abs=5e-4)
 
 
-LINEAR = "<page_title> Bob </page_title> <section_title> Stage </section_title> <table> <cell> 2001 <col_header> Year "
-LINEAR += "</col_header> </cell> <cell> Rent <col_header> Show </col_header> </cell> </table>"
-TOTTO = {"table": [[{"value": "Year"}, {"value": "Show"}], [{"value": "2001"}, {"value": "Rent"}]]}
-TOTTO |= {"table_page_title": "Bob", "highlighted_cells": [[1, 0]]}
+def test_parent_by_hand():
+    """Words alone (n = 1). x is in neither text nor table; c is in the table only, d in the reference only."""
+    found = parent(spaces("a c x"), spaces("a d d"), {"a", "c"}, [["a"], ["c", "e"]], None, longest=1)
+    assert found.precision == pytest.approx(2 / 3)
+    of_table, weight = (1 + 1 / 2) / 2, 1 - (1 + 0) / 2  # the reference mentions a, and nothing of "c e"
+    assert found.recall == pytest.approx(1**0.5 * of_table**weight)  # of the reference the table entails only a
+    assert parent([], ["a"], {"a"}, [["a"]]).f == 0.0
+
+
+CELLS = [("Year", "2001"), ("Show", "Rent")]
+LINEAR = (
+    "<page_title> Bob </page_title> <section_title> Stage </section_title> <table> <cell> 2001 <col_header> Year "
+    "</col_header> </cell> <cell> Rent <col_header> Show </col_header> </cell> </table>"
+)
+TOTTO = {
+    "table": [[{"value": "Year"}, {"value": "Show"}], [{"value": "2001"}, {"value": "Rent"}]],
+    "table_page_title": "Bob",
+    "highlighted_cells": [[1, 0]],
+}
 
 
 @cases(
-    ([("Year", "2001"), ("Show", "Rent")], ["2001", "Rent"], None),
+    (dict(CELLS), ["2001", "Rent"], None),
+    (CELLS, ["2001", "Rent"], None),
     ([["Bob", "plays in", "Rent"]], ["Bob Rent"], None),
     (LINEAR, ["Bob", "Stage", "2001", "Rent"], None),
     (TOTTO, ["Year", "Show", "2001", "Rent", "Bob"], ["2001", "Bob"]),
     ({"age": 7}, ["7"], None),
 )
 def test_forms_of_tables(table, entailing, wanted):
-    found = [[text.strip() for text in texts] for texts in table_values(table, "task 't'")]
+    found = table_values(table, "task 't'")
+    found = [[text.strip() for text in texts] for texts in found]
     assert found == [entailing, wanted or entailing]
 
 
@@ -233,19 +299,38 @@ def test_what_is_no_table_is_a_sentence(table):
         prepare(SCORES["parent"](), "parent", [Task("t/0", "x", table, references=("a",))])
 
 
+def test_a_row_of_totto():
+    path = SHARED / "totto_sample" / "dev_sample.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"there is no {path}")
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        row = json.loads(next(lines))
+    good = row["sentence_annotations"][0]["final_sentence"]
+    given = [rollout(text, good, target=row) for text in (good, row["table_page_title"], "nothing of it")]
+    best, some, none = SCORES["parent"]()(given)
+    assert 1 > best > some > none
+
+
+# --- BERTScore --------------------------------------------------------------------------------------------------------
+SAID = ["the film was a joy to watch", "bad acting and a worse plot plot", "one of the best films I have seen in years"]
+MEANT = [
+    "it was a joy to watch this film",
+    "the acting was bad, the plot even worse",
+    "this is among the best films of recent years",
+]
+REVIEWS = [rollout(reply, text) for reply, text in zip(SAID, MEANT, strict=True)]
+
+
 @cases(
     (None, False, [0.988471, 0.993172, 0.988477], [0.982611, 0.992486, 0.987715], [0.985532, 0.992829, 0.988096]),
+    (2, True, [0.989092, 0.992706, 0.988167], [0.981304, 0.992235, 0.987271], [0.985183, 0.99247, 0.987719]),
+    (1, False, [0.925404, 0.954023, 0.929066], [0.918769, 0.949875, 0.93214], [0.922075, 0.951944, 0.9306]),
     (1, True, [0.931184, 0.947768, 0.929058], [0.915208, 0.950197, 0.928777], [0.923127, 0.948981, 0.928917]),
 )
 def test_bertscore_is_that_of_the_authors(layer, idf, precision, recall, f):
     """The numbers are those of the authors' functions (bert-score 0.3.13) for the built-in classifier's layers."""
-    texts = {
-        "the film was a joy to watch": "it was a joy to watch this film",
-        "bad acting and a worse plot plot": "the acting was bad, the plot even worse",
-        "one of the best films I have seen in years": "this is among the best films of recent years",
-    }
     given = {"model": "builtin:sentiment", "layer": layer, "idf": idf, "batch": 2}
-    found = number_of_prepared("bertscore", [rollout(*pair) for pair in texts.items()], **given)
+    found = number_of_prepared("bertscore", REVIEWS, **given)
     names = {"bertscore/precision": precision, "bertscore/recall": recall, "bertscore/f": f}
     assert found == {name: pytest.approx(values, abs=2e-5) for name, values in names.items()}
 
@@ -261,19 +346,40 @@ def test_bertscore_of_equal_empty_and_several():
     assert mean(given) == [pytest.approx((one + other) / 2)]
 
 
+# --- perplexity -------------------------------------------------------------------------------------------------------
+def nats_by_hand(query: str, reply: str) -> tuple[float, int]:
+    folder = Path(find_model("builtin:reviews-lm"))
+    model, tok = load_model(folder).eval(), load_tokenizer(folder)
+    prompt, whole = tok(query).input_ids, tok(query + reply).input_ids
+    assert whole[: len(prompt)] == prompt
+    return -float(bare_logprobs(model, prompt, whole[len(prompt) :]).sum()), len(whole) - len(prompt)
+
+
 def test_perplexity_is_of_the_replies_after_their_prompts():
     """Of the replies' tokens alone, under the model that is named; an empty reply has no token."""
     texts = [("The film was", " really good."), ("My brother", " zzz"), ("The film was", "")]
-    folder = Path(find_model("builtin:reviews-lm"))
-    model, tok = load_model(folder).eval(), load_tokenizer(folder)
-    ids = [(begun := tok(query).input_ids, tok(query + reply).input_ids[len(begun) :]) for query, reply in texts[:2]]
-    nats = [-bare_logprobs(model, *pair) for pair in ids]
-    given = [rollout(reply, "a reference", query=query) for query, reply in texts]
-    for batch in (1, 3):
-        found = number({"perplexity": {"model": "builtin:reviews-lm", "batch": batch}}, given)
-        assert found["perplexity"] == pytest.approx(float(torch.cat(nats).mean().exp()), rel=1e-4)
-        each = [pytest.approx(float(x.mean().exp()), rel=1e-4) for x in nats]
-        assert found["perplexity/of_replies"] == [*each, None]
+    (one, n), (other, m) = (nats_by_hand(*text) for text in texts[:2])
+    given = [rollout(reply, query=query) for query, reply in texts]
+    found = number({"perplexity": {"model": "builtin:reviews-lm", "batch": 1}}, given)
+    assert found["perplexity"] == pytest.approx(math.exp((one + other) / (n + m)), rel=1e-4)
+    each = [pytest.approx(math.exp(one / n), rel=1e-4), pytest.approx(math.exp(other / m), rel=1e-4), None]
+    assert found["perplexity/of_replies"] == each
+    padded = number({"perplexity": {"model": "builtin:reviews-lm", "batch": 3}}, given)
+    assert padded["perplexity"] == pytest.approx(found["perplexity"], rel=1e-4)
+
+
+def test_perplexity_reads_neither_references_nor_the_policy(tmp_path):
+    """RL4LMs scored the references with the model that was being trained."""
+    shutil.copytree(find_model("builtin:reviews-lm"), tmp_path / "fixed")
+    policy = Policy(load_model(tmp_path / "fixed"), load_tokenizer(tmp_path / "fixed"))
+    (metric,) = resolve({"perplexity": {"model": str(tmp_path / "fixed")}})
+    before = measure([metric], [rollout(" good", "a reference", query="The film was")])
+    with torch.no_grad():
+        for p in policy.parameters():
+            p.zero_()
+    after = measure([metric], [rollout(" good", "another one", "and more", query="The film was")])
+    worse = measure([metric], [rollout(" gqqd", "a reference", query="The film was")])
+    assert before == after and worse.of_all["perplexity"] > 2 * after.of_all["perplexity"]
 
 
 def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
@@ -288,6 +394,7 @@ def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):
     assert measure(metric, [rollout("a" * 200)]).of_all["perplexity"] > 1
 
 
+# --- diversity --------------------------------------------------------------------------------------------------------
 def test_diversity_by_hand():
     found = number({"diversity": {"n": 2, "segment": 3}}, [rollout("a a b b"), rollout("c"), rollout("")])
     assert found == {
@@ -318,6 +425,10 @@ def test_consistency_takes_the_best_sentence_of_the_source(monkeypatch):
 
 def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     """The tokens of the second text have another type: against the model's own pass of one pair."""
+    from tokenizers.processors import TemplateProcessing
+    from tokenizers_of_words import WORDS, tokenizer_of
+    from transformers import BertConfig, BertForSequenceClassification
+
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     config = BertConfig(vocab_size=len(WORDS), initializer_range=1.0, id2label={0: "neutral", 1: "Entailment"}, **shape)
@@ -325,8 +436,10 @@ def test_pairs_are_read_as_the_model_reads_pairs(tmp_path):
     model.save_pretrained(tmp_path)
     names = ["input_ids", "token_type_ids", "attention_mask"]  # as the tokenizers of BERT have it
     tok = tokenizer_of(WORDS, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_input_names=names)
-    forms = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"}
-    tok.backend_tokenizer.post_processor = TemplateProcessing(**forms, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    tok.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
     tok.save_pretrained(tmp_path)
 
     def alone(ids: list[int], types: list[int]) -> float:
@@ -370,27 +483,40 @@ def test_the_reward_intent_adds_another_score():
 @cases(
     ("coverage", {}, ["dog", "catch", "frisbee"], "Dogs catching the ball", 2 / 3),
     ("coverage", {"exact": True}, ["dog", "catch"], "Dogs catching", 0.0),
+    ("coverage", {"exact": True}, ["Dog"], "a dog.", 1.0),
     ("coverage", {}, ["ride", "try", "stop", "walk"], "riding, tried, stopped and walks", 1.0),
     ("coverage", {}, ["dogs"], "one dog", 1.0),  # the word that is asked for may be the inflected one
     ("coverage", {}, ["cat"], "category", 0.0),
+    ("coverage", {}, "run", "he ran", 0.0),  # irregular
     ("coverage", {}, ["ice cream", "two men"], "ice cream for two tall men", 1 / 2),
     ("coverage", {"field": "concepts"}, {"concepts": ["a"], "more": 1}, "a", 1.0),
+    ("coverage", {}, ["a"], "", 0.0),
     ("repeat_penalty", {}, ["dog", "ball", "catch"], "A dog, ball catch!", -1.0),
     ("repeat_penalty", {}, ["dog", "ball", "catch"], "dog ball to catch", 0.0),
+    ("repeat_penalty", {}, ["dog"], "a dog", 0.0),
     ("repeat_penalty", {"banned": ("Generate", "a sentence with")}, ["x", "y"], "I GENERATE it", -1.0),
+    ("repeat_penalty", {"banned": ("generate", "a sentence with")}, ["x", "y"], "generated, a sentence", 0.0),
     ("repeat_penalty", {"banned": ("generate", "a sentence with")}, ["x", "y"], "write a sentence with it", -1.0),
     ("repeat_penalty", {}, ["x", "y"], "", 0.0),
     ("increasing_numbers", {"min_tokens": 4}, None, "1 2 3 4", 4 / 4),
     ("increasing_numbers", {"min_tokens": 20}, None, "1 2 3 4", 4 / 10),
     ("increasing_numbers", {"min_tokens": 4}, None, "1 x 2.5 2.5 3", 2 / 5),  # an equal number ends the run
     ("increasing_numbers", {"min_tokens": 2}, None, "5 4 6 7", 1 / 4),
+    ("increasing_numbers", {"min_tokens": 4}, None, "a b", 0.0),
     ("increasing_numbers", {"min_tokens": 2}, None, "nan inf 1", 1 / 3),
+    ("increasing_numbers", {"min_tokens": 2}, None, "-3 -2", 2 / 2),
     ("increasing_numbers", {"min_tokens": 20}, None, "", 0.0),
     ("dates", {}, None, "on 2023-04-17.", 1.0),
+    ("dates", {}, None, "2023-4-17", 0.0),
     ("dates", {}, None, "17-04-2023", 0.0),
 )
 def test_words_that_are_asked_for_numbers_and_dates(name, options, target, reply, expected):
     assert score(name, rollout(reply, target=target), **options) == expected
+
+
+def test_inflections():
+    assert inflected("hop") == {"hops", "hopes", "hoped", "hoping", "hopped", "hopping"}
+    assert {"tries", "tried", "trying"} <= inflected("try") and {"rides", "rided", "riding"} <= inflected("ride")
 
 
 # --- what they all have in common -------------------------------------------------------------------------------------
@@ -418,15 +544,19 @@ def test_a_score_does_not_depend_on_its_neighbours(name):
 
 @cases(
     ("rouge", {"which": "rougeX"}, "which='rougeX' is unknown: give rouge1 to rouge9, rougeL, rougeLsum"),
+    ("rouge", {"wich": "rouge1"}, "option 'wich' is unknown; did you mean 'which'"),
     ("rouge", {"measure": "accuracy"}, "it must be f, precision or recall"),
     ("rouge", {"several": "min"}, "several='min': of several references, take max or mean"),
     ("rouge", {"tokenizer": "wrds"}, "tokenizer 'wrds' is unknown; did you mean 'words'"),
     ("rouge", {"tokenizer": "builtins:len"}, "makes 7 of 'A word.': it must return a list of words"),
     ("rouge:rouge1", {"which": "rouge2"}, "give which once"),
     ("dates:x", {}, "dates takes no argument"),
+    ("bleu:four", {}, "max_n='four': it must be a whole number"),
     ("bertscore", {}, r"bertscore\.model is missing: .*roberta-large"),
     ("bertscore", {"model": "x", "batch": 0}, "batch=0 must be at least 1"),
+    ("intent", {}, r"intent\.model is missing"),
     ("intent", {"model": "builtin:sentiment", "auto": "metor", "auto_coef": 1}, "did you mean 'meteor'"),
+    ("consistency", {}, r"consistency\.model is missing"),
     ("consistency", {"model": "x", "field": "a"}, "set consistency.source=target"),
     ("cider", {"n": 0}, "n must be at least 1"),
     ("parent", {"table_weight": 2}, "table_weight=2.0: it must be from 0 to 1"),
@@ -445,16 +575,17 @@ def test_what_is_wrong_is_a_sentence(name, options, reason):
         resolve(name) if name == "perplexity" else check(rewards.resolve(name, options))
 
 
-@cases(
-    ("bleu", "sacrebleu.metrics"),
-    ("ter", "sacrebleu.metrics"),
-    ("rouge", "rouge_score.rouge_scorer"),
-    ("meteor", "nltk.corpus"),
-)
-def test_without_the_packages_there_is_a_sentence(name, module, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(OperantError, match=rf"'{name}' needs a package: pip install 'operant\[metrics\]'"):
-        check(rewards.resolve(name))
+def test_without_the_packages_there_is_a_sentence():
+    code = """
+from operant import rewards
+for name in ("ter", "rouge", "meteor"):
+    try:
+        rewards.check(rewards.resolve(name))
+    except ValueError as error:
+        print(error)
+"""
+    told = run_python(HIDE.format(names="sacrebleu rouge_score nltk") + code).splitlines()
+    assert len(told) == 3 and all(line.endswith("needs a package: pip install 'operant[metrics]'") for line in told)
 
 
 def test_the_pages_list_each_name_with_its_options():
@@ -476,16 +607,39 @@ SMALL = {"steps": 2, "batch": 4, "probes": 0, "samples_every": 0, "sampling.max_
 
 @cases(
     ([{"text": "ab"}], {"reward": "rouge"}, "reward 'rouge' compares replies with references.* has none"),
-    ([Task("t", "ab", references=(" ",))], {"reward": {"rouge": 1.0, "letters:a": 0.1}}, "task 't' has blank ones"),
+    (
+        [Task("t/0", "ab", references=("a",)), Task("t/1", "b", references=(" ",))],
+        {"reward": {"rouge": 1.0, "letters:a": 0.1}},
+        "task 't/1' has blank ones",
+    ),
     ([{"text": "ab"}], {"reward": "coverage"}, "'coverage': the target of the task .* is None; it must be a word"),
     ([Task("t/0", "ab", target=["!"])], {"reward": "coverage"}, "'coverage': '!' of task .* has no word"),
     (ROWS, {"reward": "parent", "data.reference_field": "good"}, "'parent': task .* has the target None"),
-    (ROWS, {"reward": len, "evaluate": ROWS, "evaluation.metrics": "consistency"}, "model is missing"),
+    (ROWS, {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": "consistency"}, "model is missing"),
+    (
+        ROWS,
+        {"reward": "letters:a", "evaluate": ROWS, "evaluation.metrics": {"perplexity": {"model": "builtin:none"}}},
+        "model 'builtin:none' does not exist",
+    ),
 )
 def test_a_run_refuses_before_a_model_is_loaded(rows, options, reason, tmp_path, monkeypatch):
-    monkeypatch.setattr("operant.runs.build.Learner", None)
+    if "blank" not in reason:  # the second row is seen when all tasks are read
+        monkeypatch.setattr("operant.runs.build.Learner", None)
+    else:
+        monkeypatch.setattr("operant.runs.parts.play_and_score", None)
     with pytest.raises(OperantError, match=reason):
         train("builtin:reviews-lm", rows, out=tmp_path / "run", **options, **SMALL)
+
+
+def test_names_that_a_command_line_gives():
+    """`--reward rouge --reward.which rougeL --metrics bleu,rouge`: the short name of the option is unique."""
+    given = {"tasks": ROWS, "reward": "rouge", "reward.which": "rougeL", "evaluate": ROWS, "metrics": "bleu,rouge"}
+    config = configure(given)
+    assert config.evaluation.metrics == "bleu,rouge" and config.parts["reward"]["which"] == "rougeL"
+    assert config.parts["reward"]["tokenizer"] == "words"  # all of its options are in config.yaml
+    assert rewards.resolve("rouge", config.parts["reward"]).which == "rougeL"
+    short = configure({**given, "reward": "rouge:rouge2", "reward.which": None})
+    assert rewards.resolve("rouge:rouge2", short.parts["reward"]).which == "rouge2"
 
 
 def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
@@ -495,10 +649,17 @@ def test_a_run_is_paid_and_measured_by_them(tmp_path, capsys):
     rows = str(tmp_path / "rows.jsonl")
     metrics = {"bleu": {"max_n": 1}, "rouge": {}, "bertscore": {"model": "builtin:sentiment"}, "cider": {"n": 1}}
     metrics |= {"diversity": {"segment": 2}, "perplexity": {"model": "builtin:reviews-lm"}}
-    reward = {"per_token:rouge": {"which": "rouge1", "tokenizer": f"{__name__}:each_letter"}, "coverage": 0.5}
-    options = {"data.reference_field": "good", "data.target_field": "words", "evaluation.metrics": metrics, **SMALL}
-    given = {"evaluate": rows, "out": tmp_path / "run", "algorithm": "grpo", "samples": 2}
-    run = train(Policy(lm(vocab=len(letters())), letters()), rows, reward, **given, **options)
+    run = train(
+        Policy(lm(vocab=len(letters())), letters()),
+        rows,
+        {"per_token:rouge": {"which": "rouge1", "tokenizer": f"{__name__}:each_letter"}, "coverage": 0.5},
+        evaluate=rows,
+        out=tmp_path / "run",
+        algorithm="grpo",
+        samples=2,
+        **{"data.reference_field": "good", "data.target_field": "words", "evaluation.metrics": metrics},
+        **SMALL,
+    )
     found, after = run.after.chosen(), run.after
     each = SCORES["rouge"]("rouge1", tokenizer=f"{__name__}:each_letter")(after.rollouts)
     covered = SCORES["coverage"]()(after.rollouts)
@@ -600,3 +761,17 @@ def test_per_token_goes_with_sums_failures_and_lists():
         judge(PrefixGain(lambda rs: [[0.0] * r.count for r in rs], letters()), [spoken("ab")])
     with pytest.raises(OperantError, match=r"needs the policy's tokenizer.*read_with\(reward, policy\.tokenizer\)"):
         judge(rewards.resolve("per_token:letters:a"), [spoken("ab")])
+
+
+def test_the_learner_is_paid_token_by_token():
+    """The rewards of its batch are the differences, each at its token."""
+    learner = Learner(Policy(lm(vocab=len(letters())), letters()), algorithm="rloo", max_tokens=6, coef=0.0)
+    reward = with_letters("per_token:letters:abcdefghijklm")
+    rollouts = learner.play([Task("0", "ab"), Task("0", "ab")])
+    scores = judge(reward, rollouts).scores
+    batch = collate(rollouts, scores)
+    for one, paid, row in zip(rollouts, scores, batch.rewards, strict=True):
+        tok, seen = letters(), [0.0]
+        for t in range(1, one.count + 1):
+            seen.append(float(sum(c in "abcdefghijklm" for c in tok.decode(one.ids[:t], skip_special_tokens=True))))
+        assert paid == [b - a for a, b in itertools.pairwise(seen)] == row[2 : 2 + one.count].tolist()

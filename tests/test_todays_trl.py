@@ -143,8 +143,11 @@ def test_what_has_no_equal_is_named(changes, sentence):
         with_configuration({"max_steps": 1}, given)
 
 
-async def brief(completions, **kwargs):
-    return [-len(text) / 100 for text in completions]
+class Brief:
+    """An async reward that is an object."""
+
+    async def __call__(self, completions, **kwargs):
+        return [-len(text) / 100 for text in completions]
 
 
 def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
@@ -161,7 +164,7 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     changes |= {"output_dir": str(tmp_path / "run"), "gradient_checkpointing": False, "cast_lm_head_to_fp32": True}
     with pytest.warns(UserWarning, match=r"GRPOConfig: these options do nothing here: vllm_mode='server'"):
         known = {"args": stand_in("GRPO")(**changes), "steps": 1, "kl": {"loss_coef": 0.5}, "quiet": True}
-        run = operant.train(str(MODEL), ROWS, [accuracy, brief], **known)
+        run = operant.train(str(MODEL), ROWS, [accuracy, Brief()], **known)
     assert run.config.learner["kl"].loss_coef == 0.5 and run.config.learner["model"].head_precision == "float32"
     assert len(run.metrics) == 1 and run.path == tmp_path / "run"  # an option of the call overrules the configuration
     prompts, answer, level = next(call for call in seen if len(call[0]) == 4)  # the others are of the probes
@@ -169,7 +172,7 @@ def test_a_run_with_a_configuration_rewards_and_columns(tmp_path):
     assert set(zip(prompts, answer, level)) == rows and prompts.count("A plot") == 2
     found = run.metrics[0]
     assert found["reward/accuracy/abstained"] == 0.5 and found["reward/accuracy/letters/mean"] > 0
-    assert found["reward/mean"] == pytest.approx(found["reward/accuracy/mean"] / 2 + found["reward/brief/mean"] / 2)
+    assert found["reward/mean"] == pytest.approx(found["reward/accuracy/mean"] / 2 + found["reward/Brief/mean"] / 2)
 
 
 def test_a_list_of_rewards_is_their_sum():

@@ -136,8 +136,18 @@ def test_calls_are_bounded(tokenizer):
     rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
     assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
     assert rollout.reply == "" and rollout.texts[-1] == "<python>1</python>"  # a call is no answer to judge
-    rollout, prompts = episode(tokenizer, ["<noon></noon><noon></noon>"], [noon], calls=1)
-    assert rollout.info["numbers"] == {"calls": 2, "failed_calls": 0} and len(prompts) == 1
+    ran = []
+
+    def note(text: str) -> None:
+        """Note.
+
+        Args:
+            text: Anything.
+        """
+        ran.append(text)
+
+    rollout, prompts = episode(tokenizer, ["<note>a</note><note>b</note>"], [note], calls=1)
+    assert ran == ["a"] and len(prompts) == 1 and rollout.info["numbers"] == {"calls": 2, "failed_calls": 0}
 
 
 def test_a_call_whose_result_does_not_fit_is_counted_and_leaves_no_answer(tokenizer):

@@ -314,3 +314,13 @@ def test_trackers_change_no_number_and_print_nothing(tmp_path, capfd):
     seen = [e.value for e in events(watched.path).Scalars("kl/per_reply")]
     assert seen == pytest.approx([line["kl/per_reply"] for line in lines], rel=1e-6)
     assert [r["reward/mean"] for r in logs(watched.path)[1] if "reward/mean" in r] == [x["reward/mean"] for x in lines]
+
+
+def test_wandb_offline_makes_no_connection(tmp_path, monkeypatch, listener):
+    address, connections = listener
+    monkeypatch.setenv("WANDB_BASE_URL", address)
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    _, messages = drive(tmp_path, ["wandb"], [1, 2])
+    assert len(history(tmp_path, 2)[1]) == 2 and "WANDB_MODE is offline" in messages[0]
+    assert connections == []

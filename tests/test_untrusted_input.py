@@ -50,6 +50,8 @@ TASKS = [
     ("a.jsonl", b'{"text": null}\n{"text": ""}\n', "the field 'text' is empty everywhere"),
     ("a.jsonl", b'{"text": ["a", 1]}\n', "row 1: the field 'text' is of type list"),
     ("a.jsonl", b'{"text": [1, true]}\n', "row 1: the field 'text' is of type list"),
+    ("a.jsonl", b'{"text": [1, {"role": "user", "content": "a"}]}\n', "row 1: the field 'text' is of type list"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 999)[:30] + b"x" * 40, "a.jsonl.gz"),
     ("a.jsonl", b'{"text": "cut \\ud83d off"}\n', "row 1: the prompt holds half a surrogate pair"),
     ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: this JSON cannot be read"),
     ("a.jsonl", DEEP.encode(), "line 1: this JSON cannot be read"),
