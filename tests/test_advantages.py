@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import cases
-from rigs import wider
+from rigs import said, wider
 from toys import lm
 
 from operant import Batch, Outputs, Policy, Rollout, Task, Turn
@@ -12,15 +12,73 @@ from operant.objectives.kl import estimate, loss_term
 from operant.rollouts.collate import collate, token_weights
 from operant.training.scoring import charge_kl
 
+PLAIN = {"whiten_scope": "none"}
 
-# --- GAE --------------------------------------------------------------------------------------------------------------
+
+def valued(batch: Batch, values: list[list[float]]) -> Batch:
+    """The batch with these values at the actions of its rows."""
+    full = torch.zeros(batch.tokens.shape)
+    full[batch.actions] = torch.tensor([v for row in values for v in row])
+    return batch.with_(values=full)
+
+
+def at_actions(x: torch.Tensor, batch: Batch) -> list[list[float]]:
+    return [x[row][batch.actions[row]].tolist() for row in range(len(batch))]
+
+
+def near(expected) -> list:
+    return [pytest.approx(row, abs=1e-6) for row in expected]
+
+
+# --- golden numbers ---------------------------------------------------------------------------------------------------
+def test_gae_of_three_tokens_by_hand():
+    """With gamma 0.9 and lambda 0.8, the deltas are 1.4, -1.9 and 3, or 5.7 if a state of value 3 follows."""
+    replies = [said([5], [6, 7, 8]), said([5], [6, 7, 8], end="cut", next_value=3.0)]
+    batch = valued(collate(replies, [[1.0, 0.0, 2.0]] * 2), [[0.5, 1.0, -1.0]] * 2)
+    done = advantages.with_gae(batch, gamma=0.9, lam=0.8, **PLAIN)
+    # 0.26 = -1.9 + 0.72 * 3; 1.5872 = 1.4 + 0.72 * 0.26; 2.204 = -1.9 + 0.72 * 5.7; 2.98688 = 1.4 + 0.72 * 2.204
+    assert at_actions(done.advantages, done) == near([[1.5872, 0.26, 3.0], [2.98688, 2.204, 5.7]])
+    assert at_actions(done.returns, done) == near([[2.0872, 1.26, 2.0], [3.48688, 3.204, 4.7]])
+
+
+TWO_TURNS = [Turn([5], [6, 7], reward=1.0), Turn([5, 6, 7, 8, 8], [9, 10], reward=2.0)]
+VALUES = [0.5, 0.25, -0.5, 1.0]
+
+
+def two_turns(end: str = "world", next_value: float = 0.0) -> Batch:
+    last = Turn(**{**vars(TWO_TURNS[1]), "next_value": next_value})
+    rollout = Rollout(Task("t", [5]), 0, [TWO_TURNS[0], last], ["", ""], end)
+    batch = collate([rollout], [0.0])
+    assert batch.tokens.tolist() == [[5, 6, 7, 8, 8, 9, 10]]
+    return valued(batch, [VALUES])
+
+
+@cases(
+    # Deltas: 0.25 - 0.5 = -0.25; 1 + 0.6 * -0.5 - 0.25 = 0.45; 1 + 0.5 = 1.5; 2 - 1 = 1.
+    # lambda 0.5 in a turn, 0 across: 2 = 1.5 + 0.5 * 1; 0.45; -0.025 = -0.25 + 0.5 * 0.45.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6, "turn_lam": 0.0}, 0.0, [-0.025, 0.45, 2.0, 1.0]),
+    # One lambda everywhere: 1.05 = 0.45 + 0.6 * 0.5 * 2, and not 1.35 by r + gamma * (next - value), as a fork once had
+    # it; 0.275 = -0.25 + 0.5 * 1.05.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 0.0, [0.275, 1.05, 2.0, 1.0]),
+    # A cut episode's next state stands behind a turn: 1 + 0.6 * 5 = 4; 3.5; 1.5 = 0.45 + 0.3 * 3.5; 0.5.
+    ({"gamma": 1.0, "lam": 0.5, "turn_gamma": 0.6}, 5.0, [0.5, 1.5, 3.5, 4.0]),
+    # gamma 0.5 in a turn and 0.5 * 0.6 across, lambda 1: deltas -0.375, 0.6, 1, 1;
+    # 1.5 = 1 + 0.5 * 1; 1.05 = 0.6 + 0.3 * 1.5; 0.15 = -0.375 + 0.5 * 1.05.
+    ({"gamma": 0.5, "lam": 1.0, "turn_gamma": 0.6}, 0.0, [0.15, 1.05, 1.5, 1.0]),
+)
+def test_two_discounts_by_hand(rates, next_value, expected):
+    batch = two_turns("cut" if next_value else "world", next_value)
+    done = advantages.with_gae(batch, **rates, **PLAIN)
+    assert at_actions(done.advantages, done) == near([expected])
+    assert at_actions(done.returns, done) == near([[a + v for a, v in zip(expected, VALUES, strict=True)]])
+
+
 def by_definition(rewards, values, turns, after, rates) -> list[float]:
     """A_t = sum over s >= t of (product of discount * lambda between them) * delta_s, term by term in Python floats."""
     n, out = len(rewards), []
     inside = [a + 1 < n and turns[a] == turns[a + 1] for a in range(n)]
     discount = [rates["gamma"] if i else rates["gamma"] * rates["turn_gamma"] for i in inside]
-    across = rates.get("turn_lam", rates["lam"])
-    decay = [d * (rates["lam"] if i else across) for d, i in zip(discount, inside, strict=True)]
+    decay = [d * (rates["lam"] if i else rates["turn_lam"]) for d, i in zip(discount, inside, strict=True)]
     for t in range(n):
         total, weight = 0.0, 1.0
         for s in range(t, n):
@@ -57,19 +115,17 @@ def random_episodes(count: int = 7) -> tuple[list[Rollout], list[dict]]:
     return rollouts, known
 
 
-@cases({"gamma": 0.95, "lam": 0.9, "turn_gamma": 0.7, "turn_lam": 0.3}, {"gamma": 0.5, "lam": 0.8, "turn_gamma": 0.6})
-def test_gae_of_random_episodes_is_its_definition(rates):
+def test_gae_of_random_episodes_is_its_definition():
     rollouts, known = random_episodes()
     batch = collate(rollouts, [0.0] * len(rollouts))
     assert len(batch) > len(rollouts)  # fresh prompts opened rows of their own
-    done = advantages.with_gae(batch, **rates, whiten_scope="none")
+    rates = {"gamma": 0.95, "lam": 0.9, "turn_gamma": 0.7, "turn_lam": 0.3}
+    done = advantages.with_gae(batch, **rates, **PLAIN)
     for e, facts in enumerate(known):
         rows = (batch.episodes == e).nonzero()[:, 0].tolist()
+        mine = [x for row in rows for x in at_actions(done.advantages, done)[row]]
         truth = by_definition(facts["rewards"], facts["values"], facts["turns"], facts["after"], rates)
-        returns = [a + v for a, v in zip(truth, facts["values"], strict=True)]
-        for found, right in ((done.advantages, truth), (done.returns, returns)):
-            mine = [x for row in rows for x in found[row][done.actions[row]].tolist()]
-            assert mine == pytest.approx(right, abs=1e-5)
+        assert mine == pytest.approx(truth, abs=1e-5)
 
 
 # --- poison (test 7) --------------------------------------------------------------------------------------------------
@@ -123,11 +179,40 @@ def test_whitening_by_hand():
 
 
 # --- worlds (test 8) --------------------------------------------------------------------------------------------------
+def conversation(between: list[int], behind: list[int], score: float = 1.0) -> Batch:
+    """A reply, the environment's text, a reply, the environment's text, which follows the last action."""
+    first = Turn([5, 6], [7, 8, 9])
+    second = Turn([5, 6, 7, 8, 9, *between], [10, 11])
+    batch = collate([Rollout(Task("t", [5, 6]), 0, [first, second], ["", ""])], [score])
+    batch = valued(batch, [[0.1, 0.2, 0.3, 0.4, 0.5]])
+    if not behind:
+        return batch
+    grown = wider(batch, len(behind), 0, 0.0)
+    tokens, mask = grown.tokens.clone(), grown.mask.clone()
+    tokens[0, -len(behind) :], mask[0, -len(behind) :] = torch.tensor(behind), True
+    return grown.with_(tokens=tokens, mask=mask)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_the_last_action_is_paid_and_the_world_decays_nothing(gamma):
+    expected = None
+    for between, behind in (([12], []), ([12, 13, 14, 15], [16, 17, 18]), ([3] * 9, [4])):
+        batch = conversation(between, behind)
+        junk = torch.where(batch.actions, batch.values, torch.randn(batch.tokens.shape) * 100)
+        done = advantages.with_gae(batch.with_(values=junk), gamma=gamma, lam=0.5, **PLAIN)
+        assert batch.actions.sum() == 5 and batch.rewards[batch.actions].tolist() == [0, 0, 0, 0, 1]
+        mine = at_actions(done.advantages, done)
+        # gamma 0: r - v. gamma 1: deltas 0.1, 0.1, 0.1, 0.1, 0.5, each counting half of the next.
+        truth = {0.0: [-0.1, -0.2, -0.3, -0.4, 0.5], 1.0: [0.21875, 0.2375, 0.275, 0.35, 0.5]}[gamma]
+        assert mine == near([truth])
+        assert not done.advantages[~batch.actions].any() and not done.returns[~batch.actions].any()
+        expected = expected or mine
+        assert mine == expected
+
+
 def test_the_words_of_the_world_have_no_gradient():
     """The model's gradient is that of the five actions' log-probs, by its own bare forward in float64."""
-    turns = [Turn([5, 6], [7, 8, 9]), Turn([5, 6, 7, 8, 9, 12, 13, 14], [10, 11])]
-    batch = wider(collate([Rollout(Task("t", [5, 6]), 0, turns, ["", ""])], [1.0]), 2, 0, 0.0)
-    batch.tokens[0, -2:], batch.mask[0, -2:] = torch.tensor([16, 17]), True  # what the world says in the end
+    batch = conversation([12, 13, 14], [16, 17])
     batch = batch.with_(weights=token_weights(batch))
     policy, twin = Policy(lm()), lm().double()
     losses.total(losses.sft(policy.forward(batch), batch)["loss"], batch).backward()
@@ -148,20 +233,39 @@ def grouped(returns, groups, **how) -> list[float]:
     return advantages.group_relative(torch.tensor(returns), torch.tensor(groups), **how).tolist()
 
 
+def test_groups_by_hand():
+    # Means 3, 1, 5; variances 14 / 4, 2 / 3, 3; a group of one and a constant group are exactly 0.
+    centred = [-2, -1, 0, 3, -1, 0, 1, -1, -1, -1, 3, 0, 0, 0, 0]
+    stds = [3.5**0.5] * 4 + [(2 / 3) ** 0.5] * 3 + [3**0.5] * 4 + [1.0] * 4
+    assert grouped(RETURNS, GROUPS, scale=False) == pytest.approx(centred, abs=1e-6)
+    assert grouped(RETURNS, GROUPS) == pytest.approx([c / s for c, s in zip(centred, stds, strict=True)], abs=1e-4)
+    assert grouped(RETURNS, GROUPS)[11:] == [0.0] * 4
+
+
 def test_groups_go_by_name_and_not_by_position():
     order = torch.randperm(len(RETURNS), generator=torch.Generator().manual_seed(0)).tolist()
     shuffled = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order])
     plain = grouped(RETURNS, GROUPS)
     assert shuffled == pytest.approx([plain[i] for i in order], abs=1e-6)
+    by_position = torch.tensor([RETURNS[i] for i in order[:12]]).view(-1, 4)
+    wrong = (by_position - by_position.mean(1, keepdim=True)).flatten().tolist()
+    right = grouped([RETURNS[i] for i in order], [GROUPS[i] for i in order], scale=False)[:12]
+    assert max(abs(a - b) for a, b in zip(wrong, right, strict=True)) > 1
 
 
-@cases(0.1, 1 / 3, 1e8 + 1, -7.3)
-@pytest.mark.parametrize("size", [1, 3, 11])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 1, -7.3])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 11])
 def test_a_constant_group_has_no_advantage_at_all(value, size):
     """A constant group is 0 in float64 as well, where three times 0.1 has the mean 0.10000000000000002."""
     for dtype in (torch.float32, torch.float64):
         returns = torch.tensor([value] * size + [1.0, 2.0], dtype=dtype)
         assert advantages.group_relative(returns, torch.tensor([4] * size + [5, 5]))[:size].tolist() == [0.0] * size
+
+
+def test_leave_one_out_by_hand():
+    """Groups (1, 2, 6) and (5) give 1 - 4, 2 - 3.5, 6 - 1.5; and 0 for the group of one."""
+    result = advantages.leave_one_out(torch.tensor([1.0, 5.0, 2.0, 6.0]), torch.tensor([7, 3, 7, 7]))
+    assert result.tolist() == pytest.approx([-3.0, 0.0, -1.5, 4.5])
 
 
 def test_group_advantages_stand_on_every_row_of_an_episode():
