@@ -1,6 +1,7 @@
 """Text games: their metrics, verdict and findings, and their transcripts in the report, against hand-made ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from browsing import LAPTOP, PHONE, visit
@@ -12,7 +13,7 @@ from toys import letters, lm
 
 from operant import Rollout, Task, Turn
 from operant.api import runs
-from operant.metrics.games import of_games, of_replies
+from operant.metrics.games import of_games, of_replies, transcript
 from operant.runs.folder import RunFolder
 from operant.tools.diagnosis import History, diagnose, read_history, verdict
 from operant.tools.report import games, parquet, run_report
@@ -239,3 +240,10 @@ def test_short_commands_that_repeat_are_no_fault_of_a_game():
     spoken = {"text__top_word": 0.6, "text__repeated": 0.9, "rollout__reply_tokens": 2.0}
     assert diagnose(History(played(**spoken))) == []
     assert diagnose(History([m | {"game/won": 0.0} for m in played(20)])) == []  # too early
+
+
+def test_a_transcript_has_the_options_and_their_probabilities():
+    game = record(["kitchen"])
+    turns = [Turn([5], [7], values=[0.25], options=[[7], [8]], chosen=0, probabilities=[0.75, 0.25])]
+    (turn,) = transcript(replace(rollout(game), turns=turns), lambda ids: f" {ids[0]}")["turns"]
+    assert (turn["options"], turn["chosen"], turn["value"]) == ([["7", 0.75], ["8", 0.25]], 0, 0.25)

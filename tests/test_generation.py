@@ -6,6 +6,7 @@ import torch
 from cases import cases
 from sampled import model_of, replies
 from toys import lm, says
+from transformers import RoCBertConfig, RoCBertForCausalLM
 
 from operant import Policy, ValueOptions
 from operant.engines.native import engine as native
@@ -299,3 +300,10 @@ def test_states_at_the_cut_are_kept_of_all_tokens_but_the_last(mode):
         policy.model(torch.tensor([prompt + c.action[:-1]]))
         assert c.states.shape == (len(prompt) + len(c.action) - 1, 32)
         assert torch.allclose(c.states, policy.trunk.last[0], atol=1e-4)
+
+
+def test_a_configuration_that_knows_no_end_token_has_no_stop_tokens():
+    sizes = dict.fromkeys(("vocab_size", "pronunciation_vocab_size", "shape_vocab_size"), 40)
+    sizes |= dict.fromkeys(("hidden_size", "intermediate_size", "pronunciation_embed_dim", "shape_embed_dim"), 8)
+    config = RoCBertConfig(num_hidden_layers=1, num_attention_heads=2, is_decoder=True, **sizes)
+    assert not hasattr(config, "eos_token_id") and Policy(RoCBertForCausalLM(config)).stop_tokens == ()
