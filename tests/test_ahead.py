@@ -5,6 +5,7 @@ import time
 from typing import ClassVar
 
 import pytest
+from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import letters
@@ -145,3 +146,14 @@ def test_a_world_with_a_state_is_refused_ahead(tmp_path):
     run = train(model(), TASKS, None, out=tmp_path / "run", **options(rollouts_ahead=1, env=Twice()))
     assert [m["rollout/staleness"] for m in told(run)] == [0, 1, 1, 1]
     assert all(m["rollout/turns"] == 2 for m in told(run))
+
+
+@pytest.mark.slow
+def test_a_policy_finds_the_optimum_one_step_behind(tmp_path):
+    assert end_of_run(tmp_path / "run", 32, seed=0, steps=20, rollouts_ahead=1) > 0.9
+
+
+@pytest.mark.slow
+def test_shuffled_rewards_teach_nothing_one_step_behind(tmp_path):
+    ends = [end_of_run(tmp_path / str(i), 64, shuffled, seed=i, rollouts_ahead=1, **CONTROL) for i in range(2)]
+    assert sum(ends) / 2 < CHANCE + 3 * NOISE / 2**0.5

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from canaries import CHANCE, CONTROL, NOISE, end_of_run, shuffled
 from cases import cases
 from small_runs import TASKS, count_a, cut, model, options, same, stopped_and_whole, told
 from toys import bare_logprobs, letters, lm
@@ -229,3 +230,14 @@ def test_what_cannot_be_carried_leaves_no_folder(given, message, tmp_path):
     with pytest.raises(OperantError, match=message):
         train(model(), TASKS, count_a, out=tmp_path / "run", **options(**GIVEN, **given))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_policy_finds_the_optimum_in_pieces(tmp_path):
+    assert end_of_run(tmp_path / "run", 32, seed=1, steps=20, partial_rollout_tokens=2) > 0.9
+
+
+@pytest.mark.slow
+def test_shuffled_rewards_teach_nothing_in_pieces(tmp_path):
+    found = end_of_run(tmp_path / "run", 64, shuffled, seed=1, partial_rollout_tokens=2, **CONTROL)
+    assert found < CHANCE + 3 * NOISE

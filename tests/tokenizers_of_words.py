@@ -1,8 +1,7 @@
 """Tokenizers whose tokens are words, and pieces of words."""
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ["<pad>", "<s>", "</s>", "[MASK]", "[UNK]", "<extra_id_0>"]
 CORPUS = "a the film plot is dull and long so good bad it Grade all in terrible great grading"
@@ -45,11 +44,3 @@ def tokenizer_of(words, **special):
         ends = [("[CLS]", words.index("[CLS]")), ("[SEP]", words.index("[SEP]"))]
         inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="[UNK]", **special)
-
-
-def tiny_bert(*labels, layers=1, **more):
-    """A classifier of texts of WORDS."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2, "intermediate_size": 32}
-    shape |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-    return BertForSequenceClassification(BertConfig(len(WORDS), initializer_range=1.0, **shape, **more)).eval()
