@@ -1,6 +1,6 @@
 """GRPO's relatives by hand, by enumeration and by autograd in float64: their losses, advantages and refusals."""
 
-from itertools import product
+from itertools import combinations, product
 from math import exp, log, prod
 
 import pytest
@@ -21,10 +21,11 @@ LENGTHS = [3, 4, 1]
 
 
 def rows() -> tuple[Outputs, Batch]:
+    """Each reply behind a prompt of one token."""
     batch = Batch.given([[1]] * 3, [[2] * n for n in LENGTHS])
 
     def placed(x: list[list[float]]) -> Tensor:
-        return torch.tensor([[0.0, *row] for row in x], dtype=torch.float64)
+        return torch.cat([torch.zeros(3, 1).double(), torch.tensor(x, dtype=torch.float64)], 1)
 
     gains = torch.tensor(GAINS, dtype=torch.float64)[:, None] * batch.actions
     batch = batch.with_(logprobs=placed(THEN), advantages=gains)
@@ -90,14 +91,22 @@ def test_a_loss_and_its_gradient_are_those_of_the_formula(name):
     loss, options, rule = LOSSES[name]
     out, batch = rows()
     terms = loss(out, batch, **options)
+    expected = by_token(rule)
+    for b, n in enumerate(LENGTHS):
+        assert terms["loss"][b, 1 : 1 + n].tolist() == pytest.approx([x for x, _ in expected[b]], abs=1e-12)
     (terms["loss"] * batch.actions).sum().backward()
-    # The ratio of a reply has the mean of its tokens' gradients, once for each of them.
-    values, slopes = zip(*(pair for reply in by_token(rule) for pair in reply), strict=True)
-    assert terms["loss"][batch.actions].tolist() == pytest.approx(values, abs=1e-12)
-    assert out.logprobs.grad[batch.actions].tolist() == pytest.approx(slopes, abs=1e-12)
+    for b, n in enumerate(LENGTHS):  # the ratio of a reply has the mean of its tokens' gradients, once for each of them
+        slopes = [slope for _, slope in expected[b]]
+        assert out.logprobs.grad[b, 1 : 1 + n].tolist() == pytest.approx(slopes, abs=1e-12)
     share = terms["policy/clip_fraction"][batch.actions]
     assert (float(share.max()) == 1) == (name != "sapo")
     assert float(share.min()) == 0 or "bounds" in name
+
+
+def test_the_two_bounds_of_cispo_meet():
+    out, batch = rows()
+    same = [ratios.clipped_weight(out, batch, high=h, bound=b)["loss"] for h, b in ((1.7, "weight"), (0.7, "excess"))]
+    assert torch.equal(*same)
 
 
 # --- advantages -------------------------------------------------------------------------------------------------------
@@ -127,7 +136,7 @@ def expected_gradient(rule, values: Tensor, n: int) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_pass_at_k_climbs_the_expected_best_of_k(k):
     found = expected_gradient(lambda r: group_baselines.best_of(r, torch.zeros(4).long(), k), REPLIES, 4)
     logits = LOGITS.clone().requires_grad_()
@@ -139,6 +148,18 @@ def test_pass_at_k_climbs_the_expected_best_of_k(k):
     assert found.tolist() == pytest.approx(logits.grad.tolist(), abs=1e-12)
 
 
+def test_pass_at_k_is_the_mean_over_all_subsets():
+    returns = torch.tensor([0.5, 2.0, 0.5, -1.0, 1.5], dtype=torch.float64)
+    for k in (2, 3, 5):
+        made = group_baselines.best_of(returns, torch.zeros(5).long(), k).tolist()
+        for i in range(5):
+            leads = [
+                max(float(returns[j]) for j in (*s, i)) - max(float(returns[j]) for j in s)
+                for s in combinations([j for j in range(5) if j != i], k - 1)
+            ]
+            assert made[i] == pytest.approx(k * sum(leads) / len(leads), abs=1e-12)
+
+
 def test_maxrl_climbs_the_first_terms_of_the_log_likelihood():
     """log p = - sum over k of (1 - p)^k / k, and (1 - p)^k is 1 - pass@k. Of n replies, k goes to n - 1."""
     right = (REPLIES > 0).double()
@@ -147,6 +168,19 @@ def test_maxrl_climbs_the_first_terms_of_the_log_likelihood():
     p = (logits.softmax(0) * right).sum()
     sum((1 - (1 - p) ** k) / k for k in range(1, 4)).backward()
     assert found.tolist() == pytest.approx(logits.grad.tolist(), abs=1e-12)
+
+
+def test_the_deviation_of_the_step_replaces_the_groups():
+    batch = Batch.given([[1]] * 4, [[2], [2, 2], [2, 2, 2], [2]])
+    batch = batch.with_(groups=torch.tensor([0, 0, 1, 1]))
+    scores = torch.tensor([1.0, 0.0, 5.0, 2.0])
+    last = batch.mask.sum(1) - 1
+    batch = batch.with_(rewards=torch.zeros(batch.tokens.shape).scatter(1, last[:, None], scores[:, None]))
+    centred = [0.5, *[-0.5] * 2, *[1.5] * 3, -1.5]
+    mean = sum(centred) / 7
+    spread = (sum((x - mean) ** 2 for x in centred) / 7 + 1e-8) ** 0.5
+    made = group_baselines.with_group_mean(batch).advantages[batch.actions].tolist()
+    assert made == pytest.approx([(x - mean) / spread for x in centred], abs=1e-6)
 
 
 def test_vapo_has_a_lambda_for_each_length_and_another_for_the_critic():
@@ -183,6 +217,10 @@ def test_a_row_without_actions_is_no_reply():
 def test_a_rank_without_replies_has_no_advantages(name):
     made = ALGORITHMS[name].advantage(nothing(), **({"k": 4} if name == "pass-at-k" else {}))
     assert made.advantages is None or not made.advantages.any()
+    if name == "soft_q":
+        none = torch.zeros(made.tokens.shape)
+        made = made.with_(extra={"target_q": none, "target_v": none})
+        assert not ALGORITHMS[name].loss(Outputs(none, none, logsumexp=none), made)["loss"].any()
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -193,3 +231,8 @@ def test_a_rank_without_replies_has_no_advantages(name):
 def test_an_advantage_that_cannot_be_computed_is_refused(made, sentence):
     with pytest.raises(OperantError, match=sentence):
         made(torch.tensor([0.0, 1.0, 1.0]), torch.zeros(3).long())
+
+
+def test_every_relative_compares_in_groups_of_two_or_more():
+    related = [n for n, one in ALGORITHMS.items() if one.advantage is not advantages.with_gae and one.needs.samples > 1]
+    assert {"grpo", "dapo", "dr-grpo", "gspo", "cispo", "sapo", "dppo", "opo", "maxrl", "pass-at-k"} < set(related)

@@ -288,6 +288,7 @@ def test_a_run_has_one_ray_for_its_engine_world_and_programs(ray, tmp_path):
 @cases(
     (lambda: RayEnv(HOSTILE, workers=0), r"workers=0 for world 'Hostile': it must be at least 1"),
     (lambda: RayEnv(HOSTILE, cpus=-1.0), r"env\.cpus=-1\.0: it must be at least 0"),
+    (lambda: RayEnv(HOSTILE, cpus=float("nan")), r"env\.cpus=nan: it must be at least 0"),
     (lambda: RayEnv(HOSTILE, workers=9), r"env\.workers=9: this machine has 2 cores, .*cluster \(env\.address\)"),
     (lambda: UnitTests(ray=9), r"reward\.ray=9: this machine has 2 cores, .*cluster \(reward\.ray_address\)"),
     (lambda: UnitTests(ray=-1), r"reward\.ray=-1 with .*ray is a number of actors"),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cases import cases
 
 from operant.runs.folder import RunFolder
 from operant.tools.report import parquet, replies
@@ -11,11 +12,22 @@ from operant.types import OperantError
 
 
 def row(i, *, words=3, **more):
-    made = {"task": f"t{i}", "rollout": i, "turn": 0, "query": f"query {i}", "reply": f" reply {i}", "end": "stop"}
-    made |= {"reward": i / 7, "reply_tokens": words, "tokens": [f" w{j}" for j in range(words)]}
-    made |= {"logprobs": [-1.23456 - j for j in range(words)], "ref_logprobs": [-1.0 - j for j in range(words)]}
-    made["kl"] = [99.0] * words  # the KL that was charged, by any estimator
-    return made | {"values": [0.00001] * words, "advantages": [float("nan")] + [1.0] * (words - 1)} | more
+    return {
+        "task": f"t{i}",
+        "rollout": i,
+        "turn": 0,
+        "query": f"query {i}",
+        "reply": f" reply {i}",
+        "reward": i / 7,
+        "reply_tokens": words,
+        "end": "stop",
+        "tokens": [f" w{j}" for j in range(words)],
+        "logprobs": [-1.23456 - j for j in range(words)],
+        "ref_logprobs": [-1.0 - j for j in range(words)],
+        "kl": [99.0] * words,  # the KL that was charged, by any estimator
+        "values": [0.00001] * words,
+        "advantages": [float("nan")] + [1.0] * (words - 1),
+    } | more
 
 
 @pytest.fixture
@@ -38,15 +50,15 @@ def write_probes(run, step, rows):
 
 # --- selection -------------------------------------------------------------------------------------------------------
 def test_few_replies_are_all_embedded(run):
-    assert replies.embedded(run.path)["summary"] == "No replies have been recorded yet."
     many(run, 2, 3)
     data = replies.embedded(run.path)
     rows = data["replies"]["rows"]
     assert rows["step"] == [1, 1, 1, 2, 2, 2] and rows["row"] == [0, 1, 2] * 2
     assert rows["query"][:2] == ["query 0", "query 1"] and rows["end"] == ["stop"] * 6
-    assert data["available"] == {"steps": 2, "replies": 6} and data["notes"] == [] and data["probes"] is None
+    assert data["available"] == {"steps": 2, "replies": 6} and data["notes"] == []
     assert data["summary"] == "All 6 replies are embedded."
     assert [chunk["first"] for chunk in data["replies"]["token_chunks"]] == [0, 3]
+    assert data["probes"] is None
 
 
 def test_at_most_fifty_per_step_evenly(run):
@@ -54,7 +66,8 @@ def test_at_most_fifty_per_step_evenly(run):
     data = replies.embedded(run.path)
     rows = data["replies"]["rows"]
     assert rows["step"] == [1] * 50 + [2] * 50 + [3] * 50
-    assert rows["row"][:50] == [i * 128 // 50 for i in range(50)] and rows["reply"][1] == " reply 2"
+    assert rows["row"][:50] == [i * 128 // 50 for i in range(50)] and rows["row"][49] == 125
+    assert rows["reply"][1] == " reply 2", "the second row of the table is the third of the file"
     assert data["summary"] == f"50 of 128 replies per step are embedded; `operant report {run.path} --serve` shows all."
 
 
@@ -66,6 +79,11 @@ def test_at_most_five_thousand_in_all_over_all_steps(run, monkeypatch):
     data = replies.embedded(run.path)
     assert sorted(set(data["replies"]["rows"]["step"])) == [1, 3, 5, 8, 10, 12]
     assert "60 of 240 replies are embedded, from 6 of 12 steps;" in data["summary"]
+
+
+@cases((9, "abcde"), (5, "abcde"), (3, "ace"), (2, "ae"), (1, "e"), (0, ""), ids=str)
+def test_spread(most, selected):
+    assert "".join(replies.spread("abcde", most)) == selected
 
 
 def test_parts_of_the_reward_are_embedded_if_there_are_several(run):
@@ -89,8 +107,16 @@ def test_numbers_are_rounded_and_kl_is_log_prob_minus_reference(run):
     json.loads(as_json(data), parse_constant=lambda name: pytest.fail(name))
 
 
+def test_a_run_of_an_earlier_version_has_no_pieces(run):
+    run.rollouts(1, [{"query": "a", "reply": "b", "logprobs": [-1.0]}])
+    data = replies.embedded(run.path)
+    assert data["replies"]["token_chunks"] == [] and data["summary"] == "The only reply is embedded."
+    rows = data["replies"]["rows"]
+    assert rows["kl"] == rows["reward"] == rows["end"] == rows["reply_tokens"] == [None]
+
+
 # --- the budget ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("budget", [100_000, 10_000])
+@pytest.mark.parametrize("budget", [300_000, 100_000, 30_000, 10_000])
 def test_the_budget_is_respected(run, budget):
     many(run, 6, 30, words=64, query="<" * 50, reply="ü" * 300)
     for step in (0, 5, 6, None):
@@ -104,25 +130,21 @@ def test_the_budget_is_respected(run, budget):
 
 
 def test_of_long_replies_only_the_newest_have_tokens(run):
-    """Those of probes come before those of old replies."""
     many(run, 6, 20, words=200)
-    for step in (6, None):
-        write_probes(run, step, [row(i, words=200) for i in range(4)])
     data = replies.embedded(run.path, 200_000)
-    steps, probes = data["replies"]["rows"]["step"], data["probes"]
+    steps = data["replies"]["rows"]["step"]
     having = [steps[chunk["first"]] for chunk in data["replies"]["token_chunks"]]
     assert len(steps) == 120 and 6 in having and 0 < len(having) < 6
     assert f"{20 * len(having)} of them with the numbers of every token; `operant" in data["summary"]
-    assert "token_columns" in probes["policy"][0] and "token_columns" in probes["reference"]
 
 
 def test_of_the_longest_replies_fewer_are_embedded_evenly(run):
     many(run, 4, 50, reply="x" * 1000)
     data = replies.embedded(run.path, 200_000)
     steps = data["replies"]["rows"]["step"]
-    counts = {steps.count(step) for step in (1, 2, 3, 4)}
-    assert len(counts) == 1 and 5 < max(counts) < 20
-    assert f"{max(counts)} of 50 replies per step are embedded" in data["summary"]
+    counts = {step: steps.count(step) for step in set(steps)}
+    assert set(counts) == {1, 2, 3, 4} and len(set(counts.values())) == 1 and 5 < counts[1] < 20
+    assert f"{counts[1]} of 50 replies per step are embedded" in data["summary"]
 
 
 # --- probes ----------------------------------------------------------------------------------------------------------
@@ -144,7 +166,17 @@ def test_the_last_turn_of_the_first_attempt_is_the_answer(run):
     turns = [row(0, turn=0, reward=None), row(0, turn=1, reply=" end"), row(0, rollout=1, reply=" second attempt")]
     write_probes(run, 0, turns)
     probes = replies.embedded(run.path)["probes"]
-    assert (probes["policy"][0]["reply"], probes["policy"][0]["row"]) == ([" end"], [1])
+    assert (
+        probes["policy"][0]["reply"] == [" end"] and probes["policy"][0]["row"] == [1] and probes["reference"] is None
+    )
+
+
+def test_tokens_of_probes_come_before_those_of_old_replies(run):
+    many(run, 6, 20, words=200)
+    write_probes(run, 6, [row(i, words=200) for i in range(4)])
+    write_probes(run, None, [row(i, words=200) for i in range(4)])
+    probes = replies.embedded(run.path, 120_000)["probes"]
+    assert "token_columns" in probes["policy"][0] and "token_columns" in probes["reference"]
 
 
 # --- unreadable files ------------------------------------------------------------------------------------------------
@@ -161,6 +193,12 @@ def test_damaged_files_are_noted(run):
     assert data["replies"]["rows"]["step"] == [1, 1, 3, 3]
     assert data["probes"]["steps"] == [0] and data["probes"]["reference"] is None
     assert len(data["notes"]) == 4 and all("cannot be read and is left out" in note for note in data["notes"])
+
+
+def test_nothing_yet(tmp_path):
+    data = replies.embedded(tmp_path / "nowhere")
+    assert data["summary"] == "No replies have been recorded yet." and data["probes"] is None and data["notes"] == []
+    assert data["replies"]["rows"]["step"] == []
 
 
 def test_tokens_of_single_replies(run):

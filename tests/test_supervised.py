@@ -71,6 +71,10 @@ def test_rows_of_every_form_by_hand():
     ({"messages": TALK[1:2]}, r"no message stands before the answer"),
     (Task("mine", "x"), r"the task 'mine' has no replies"),
     ({"messages": [*TALK[:1], {"role": "assistant", "content": None}]}, r"messages with role and content as text"),
+    (
+        {"messages": [*TALK[:1], {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}]},
+        r"messages with role and content as text",
+    ),
     ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
 )
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):

@@ -220,3 +220,9 @@ def test_the_log_ratio_of_given_replies_is_not_called_kl():
     chart.draw = lambda: None
     chart.log(1, metrics)
     assert "KL" not in chart.html()
+
+
+def test_a_missing_metric_is_left_out():
+    out = io.StringIO()
+    Console(4, output=out).log(1, {"reward/mean": 1.0, "time/step": 1.0})
+    assert out.getvalue() == "step 1/4  reward 1.000  0:03 left\n"

@@ -14,6 +14,19 @@ from operant.tally import Tally
 from operant.training.optimizer import OptimizerOptions, apply, make_optimizer, rate
 from operant.training.update import NormRecorder
 
+
+def batch(**fields) -> Batch:
+    """One row of two actions."""
+    ids = torch.tensor([[1, 2]])
+    on = torch.ones(1, 2, dtype=torch.bool)
+    one = torch.zeros(1, dtype=torch.long)
+    return Batch(ids, on, on, torch.zeros(1, 2), one[None].expand(1, 2), one, one, torch.zeros(1)).with_(**fields)
+
+
+def outputs(logprobs, values=None, entropy=None) -> Outputs:
+    return Outputs(logprobs=logprobs, raw_logprobs=logprobs, values=values, entropy=entropy)
+
+
 QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
 
@@ -169,3 +182,20 @@ def test_a_shrunk_step_is_the_step_of_the_shrunk_gradient(kind, dtype):
         apply(optimizers[1], options)
     for p, q in zip(*(twin.parameters() for twin in twins), strict=True):
         assert float((p - q).abs().max()) < (1e-5 if dtype == torch.float32 and not kind.get("kind") else 0.01)
+
+
+def test_the_whole_loss_by_hand():
+    old = torch.tensor([[-1.0, -2.0]])
+    given = batch(
+        logprobs=old,
+        advantages=torch.tensor([[1.0, -1.0]]),
+        values=torch.tensor([[0.0, 0.0]]),
+        returns=torch.tensor([[1.0, 0.1]]),
+    )
+    out = outputs(old, values=torch.tensor([[0.5, 0.1]]), entropy=torch.tensor([[2.0, 3.0]]))
+    told = losses.ppo(out, given, value_clip=0.2, value_coef=0.1, entropy_coef=0.01)
+    # values: 0.5 -> clipped to 0.2: max(0.25, 0.64) / 2; 0.1: max(0, 0) / 2
+    expected = torch.tensor([[-1 + 0.1 * 0.32 - 0.02, 1 + 0.0 - 0.03]])
+    torch.testing.assert_close(told["loss"], expected)
+    plain = losses.ppo(out, given, value_clip=None, value_coef=1.0)
+    torch.testing.assert_close(plain["loss"], torch.tensor([[-1 + 0.125, 1.0]]))

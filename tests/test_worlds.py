@@ -107,6 +107,7 @@ def test_a_world_that_raises_ends_the_run_with_a_checkpoint(tmp_path):
     (lambda: os.abort(), r"os.abort\(\)"),
     (lambda: os.kill(os.getpid(), signal.SIGKILL), r"os.kill\(\d+, (9|Signals.SIGKILL)\)"),
     (lambda: os.kill(os.getpid(), signal.SIGTERM), r"os.kill\(\d+, (15|Signals.SIGTERM)\)"),
+    (lambda: os.execv("/bin/true", ["true"]), r"os.execv\(/bin/true, \['true'\]\)"),
     (lambda: os.execlp("true", "true"), r"os.execv\(.*true.*\)"),
 )
 def test_a_world_that_ends_the_process_is_a_sentence(end, called):
