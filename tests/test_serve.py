@@ -179,6 +179,7 @@ USER = {"role": "user", "content": "abc"}
     ("completions", {}, 400, "prompt=None"),
     ("completions", {"prompt": []}, 400, "token ids"),
     ("completions", {"prompt": [99999]}, 400, "0 to 36"),
+    ("completions", {"prompt": [True]}, 400, "token ids"),
     ("completions", {"prompt": "a", "colour": 1}, 400, "unknown field 'colour'"),
     ("completions", {"prompt": "a", "frequency_penalty": 0.5}, 400, "no such thing"),
     ("completions", {"prompt": "a", "temperature": 3}, 400, "0 to 2"),
