@@ -247,8 +247,7 @@ def _parsed(text: str, what: str) -> object:
             loader = yaml.SafeLoader(text)
             node = loader.get_single_node()
         # Without an alias, a text has no more values than characters.
-        size = _size(node, {}) if "*" in text or len(text) >= MOST else 0.0
-        if size <= MOST:
+        if (len(text) < MOST and "*" not in text) or _size(node, {}) <= MOST:
             return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         why = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:200]
