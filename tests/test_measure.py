@@ -6,7 +6,7 @@ from cases import cases
 from toys import letters, lm
 
 from operant import Learner
-from operant.metrics.collect import of_texts, top_word
+from operant.metrics.collect import of_texts, query_share, top_word
 from operant.tools.diagnosis import latest
 
 
@@ -21,6 +21,17 @@ def test_text_metrics_by_hand():
     assert metrics["text/exclamations"] == 1 / characters and metrics["text/emojis"] == 1 / characters
     assert metrics["text/non_letters"] == 2 / characters  # the emoji and the tilde
     assert top_word(["The cat", "the dog"]) == ("the", 0.5) and top_word(["", "!"]) == ("", 0.0)
+
+
+def test_the_share_of_queries_with_groups_of_two_and_four_by_hand():
+    """Mean squares of 256/21 between and 3/2 within; the mean size of unequal groups is (24 - 80/24) / 7 = 62/21."""
+    groups = [[0, 2]] * 4 + [[4, 6, 4, 6]] * 4
+    scores = [(score, number) for number, group in enumerate(groups) for score in group]
+    assert query_share(*zip(*scores)) == pytest.approx((256 / 21 - 1.5) / (256 / 21 + (62 / 21 - 1) * 1.5))
+
+
+def test_a_cut_character_is_no_emoji():
+    assert of_texts(["\ufffd\u2602"]).result()["text/emojis"] == 0.5
 
 
 def test_texts_of_other_scripts_are_letters():

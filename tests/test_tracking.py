@@ -224,5 +224,5 @@ def test_the_log_ratio_of_given_replies_is_not_called_kl():
 
 def test_a_missing_metric_is_left_out():
     out = io.StringIO()
-    Console(4, output=out).log(1, {"reward/mean": 1.0, "time/step": 1.0})
+    Console(4, output=out).log(1, {"reward/mean": 1.0, "time/step": 1.0, "policy/entropy": None})
     assert out.getvalue() == "step 1/4  reward 1.000  0:03 left\n"
