@@ -2,19 +2,24 @@
 
     python -m benchmarks.threads
 
-Measured on an idle machine, and with one other busy process per core. Writes
-`benchmarks/results/threads.json`; docs/fast.md shows it. Ten minutes on two cores.
+Measured on an idle machine, and with one other busy process per core: six shapes in turn, and whole runs of recipes
+with the number of threads that the library chooses. Writes `benchmarks/results/threads.json`; docs/fast.md shows it.
+Twenty minutes on two cores.
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.driver import ROOT, SIDES, Side, others
+from benchmarks.report import machine
 
 RESULT = ROOT / "benchmarks/results/threads.json"
 LLAMA = {"hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 5, "num_attention_heads": 8}
@@ -39,6 +44,24 @@ CASES: dict[str, dict[str, Any]] = {
     "built-in, 8 x 20": {"shape": _gpt2(256, 4, 8192), "replies": 8, "tokens": 20, "options": {}},
     "GPT-2 512 wide, 32 x 20": {"shape": _gpt2(512, 6, 8192), "replies": 32, "tokens": 20, "options": {"epochs": 1}},
 }
+
+RUNS = {
+    "the demo": "sentiment",
+    "the demo by GRPO": "sentiment --algorithm grpo --samples 8",
+    "rooms": "rooms",
+    "programs": "code",
+}
+"""Recipes, as somebody would type them."""
+
+
+def steps(words: str, count: int, busy: bool) -> list[float]:
+    """Seconds of the steps of `operant train WORDS`, without the first."""
+    with tempfile.TemporaryDirectory() as folder, others((os.cpu_count() or 1) if busy else 0):
+        given = ["--steps", str(count), "--evaluate", "none", "--probes", "0", "--out", f"{folder}/run"]
+        command = [sys.executable, "-m", "operant", "train", *words.split(), *given]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        lines = (Path(folder) / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["time/step"] for line in lines[1:]]
 
 
 def measured(case: dict[str, Any], rounds: int, busy: bool) -> dict[str, Any]:
@@ -74,10 +97,16 @@ def row(name: str, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--busy-rounds", type=int, default=4)
-    parser.add_argument("--only", help="part of the names of the cases; no results are written")
+    parser.add_argument("--busy-rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of the whole runs")
+    parser.add_argument("--only", help="part of the names of the cases and runs; no results are written")
     args = parser.parse_args()
-    rows = []
+    rows, runs = [], []
+    for name, words in RUNS.items():
+        if not args.only or args.only in name:
+            runs.append({"run": name, "command": f"operant train {words}"})
+            runs[-1] |= {kind: steps(words, args.steps, kind == "busy") for kind in ("idle", "busy")}
+            print(f"{name}: idle {median(runs[-1]['idle']):.2f} s, busy {median(runs[-1]['busy']):.2f} s", flush=True)
     for name, case in CASES.items():
         if args.only and args.only not in name:
             continue
@@ -87,7 +116,8 @@ def main() -> None:
             timings = ", ".join(f"{v} {found[kind][v]['seconds']:.3f}" for v in found[kind])
             print(f"{name}, {kind}: {timings} s", flush=True)
     if not args.only:
-        result = {"command": "python -m benchmarks.threads", "cores": os.cpu_count(), "rows": rows}
+        result = {"command": "python -m benchmarks.threads", "machine": machine(), "cores": os.cpu_count()}
+        result |= {"rows": rows, "runs": runs}
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -80,7 +80,7 @@ def pages() -> dict[str, str]:
         },
         "gallery.md": site_pages.gallery(),
         "maths.md": {"sums": measured.thresholds("arithmetic"), "countdown": measured.thresholds("countdown")},
-        "design.md": {"measured": measured.architecture()},
+        "design.md": {"measured": measured.architecture(), "generation": measured.generation()},
         "extending.md": examples(),
         "models.md": {"memory": site_pages.memory(), "planned": site_pages.planned(), "tried": measured.tried()},
         "agents.md": {"tools": measured.tool_use()},

@@ -41,6 +41,18 @@ def peers() -> str:
     )
 
 
+def generation() -> str:
+    """One row per workload: seconds of generation, ours and the peers'."""
+    rows = [row for row in _read("bench.json") if row["work"] in ("W1", "W3", "W5b") and row["peer"] != "limit"]
+    table = "| work | ours, with log-probs, s | transformers' `generate`, as TRL calls it, s |\n|---|---|---|\n"
+    for name in dict.fromkeys(row["work"] for row in rows):
+        of = [(row, f"{row['peer']} {row['variant']}".strip()) for row in rows if row["work"] == name]
+        theirs = ", ".join(f"{row['phases']['peer']['generate']:.3g} ({who})" for row, who in of)
+        ours = of[0][0]["phases"]["operant"]["generate"]
+        table += f"| {name}: {WORKS[name].about} | {ours:.3g} | {theirs} |\n"
+    return table
+
+
 def memory() -> str:
     """One row per workload: the peak, and what the weights alone need, counted from their number."""
     rows = {row["work"]: row for row in _read("bench.json") if row["work"] in WORKS and row["peer"] != "limit"}
@@ -293,9 +305,14 @@ def threads() -> str:
             low, high = row[f"{kind}_spread"]
             ratio = f"{row[f'{kind}_ratio']:.2f} ({low:.2f}-{high:.2f}) of {other}"
             table += f"| {row['case']} | {kind} | {seconds} | {ratio} |\n"
+    table += "\n| steps of a run | idle, s | busy, s | busy over idle |\n|---|---|---|---|\n"
+    for run in results.get("runs", ()):
+        idle, busy = statistics.median(run["idle"]), statistics.median(run["busy"])
+        seconds = f"{idle:.2f} ({min(run['idle']):.2f}-{max(run['idle']):.2f})"
+        table += f"| {run['run']}: `{run['command']}` | {seconds} | {busy:.2f} | {busy / idle:.2f} |\n"
     return (
         f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {results['cores']} other processes "
-        f"compute on {results['cores']} cores. Made by `{results['command']}`.\n"
+        f"compute on {results['cores']} cores. Made by `{results['command']}` on {results.get('machine')}.\n"
     )
 
 
@@ -1200,7 +1217,12 @@ def _works(rows: list[dict[str, Any]]) -> str:
 
 
 def _machines(rows: list[dict[str, Any]]) -> str:
-    return "; ".join(sorted({row["machine"] for row in rows}))
+    """The machines of the rows; if there are several, with the works that each measured."""
+    works: dict[str, list[str]] = {}
+    for row in rows:
+        works.setdefault(row["machine"], []).append(str(row.get("work")))
+    named = {machine: ", ".join(dict.fromkeys(each)) for machine, each in sorted(works.items())}
+    return "; ".join(named) if len(named) < 2 else "; ".join(f"{machine} ({each})" for machine, each in named.items())
 
 
 def _read(name: str) -> list[dict[str, Any]]:
