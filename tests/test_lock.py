@@ -73,10 +73,10 @@ def test_what_has_ended_holds_no_lock(other, tmp_path):
 
 
 def test_another_machine_cannot_be_asked(tmp_path):
-    held(tmp_path / "lock", boot="another", host="elsewhere")
+    left_behind(tmp_path / "lock", boot="another", host="elsewhere")
     with pytest.raises(OperantError, match=r"elsewhere.*if it is gone, delete"):
         lock.take(tmp_path / "lock")
-    held(tmp_path / "clone", boot="another", machine="a machine of the same name")
+    left_behind(tmp_path / "clone", boot="another", machine="a machine of the same name")
     with in_use():
         lock.take(tmp_path / "clone")
 
@@ -88,7 +88,7 @@ def test_the_same_job_on_another_machine_has_ended(tmp_path, monkeypatch):
     left_behind(tmp_path / "lock", boot="another", host="elsewhere")
     assert lock.take(tmp_path / "lock")["host"] == "elsewhere"
     for other in ("job-8", None):
-        held(tmp_path / f"lock-{other}", boot="another", host="elsewhere", job=other)
+        left_behind(tmp_path / f"lock-{other}", boot="another", host="elsewhere", job=other)
         with in_use():
             lock.take(tmp_path / f"lock-{other}")
     lock._place.cache_clear()
