@@ -50,7 +50,7 @@ def generation() -> str:
         theirs = ", ".join(f"{row['phases']['peer']['generate']:.3g} ({who})" for row, who in of)
         ours = of[0][0]["phases"]["operant"]["generate"]
         table += f"| {name}: {WORKS[name].about} | {ours:.3g} | {theirs} |\n"
-    return table
+    return f"{table}\nMade by `make bench` on {_machines(rows)}.\n"
 
 
 def memory() -> str:
