@@ -1,12 +1,15 @@
 """Text metrics computed by hand, and whether the likelihood gap shows that another sampler made the replies."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from cases import cases
 from toys import letters, lm
 
-from operant import Learner
+from operant import Learner, machine
 from operant.metrics.collect import of_texts, query_share, top_word
+from operant.models.model_passes import passes
 from operant.tools.diagnosis import latest
 
 
@@ -81,3 +84,16 @@ def test_declared_settings_that_cannot_be_scored_give_a_warning():
     learner.step(learner.generate(["ab"]), [1.0])
     assert not latest(learner).external and latest(learner).declared == {}
     assert latest(learner).config["kl.coef"] == learner.kl.coef
+
+
+def test_between_two_passes_torch_has_the_threads_of_the_caller():
+    class Model(torch.nn.Linear):
+        device = torch.device("cpu")
+
+        def forward(self, **_):
+            return torch.get_num_threads()
+
+    tokenizer, texts = SimpleNamespace(pad_token="p", pad_token_id=0), [{"input_ids": [1, 2]}, {"input_ids": [3]}]
+    with machine.threads(2):
+        found = [(out, torch.get_num_threads()) for *_, out in passes(Model(2, 2), tokenizer, texts, 1)]
+    assert found == [(1, 2), (1, 2)]

@@ -51,9 +51,8 @@ class PolicyBase(nn.Module):
     """Whether the policy has a critic."""
     version = 0
     """The training step that made the weights."""
-    # What only a transformers model has.
     options = ModelOptions()
-    """Which layers are trained, and with which precision: the options do not apply."""
+    """Which layers are trained, and with which precision: these options, and all below, are a transformers model's."""
     modes = Modes()
     """The measured ways of computing: there are none to choose from."""
     encoder_decoder = False

@@ -81,4 +81,5 @@ def passes(
             inputs[name], mask = pad([encoded[row][name] for row in rows], "right", model.device, filler)
             inputs["attention_mask"] = mask.long()
         with machine.threads(machine.worth(inputs["input_ids"].numel(), machine.largest(model))):
-            yield rows, inputs, model(**inputs, **more)
+            outputs = model(**inputs, **more)
+        yield rows, inputs, outputs
