@@ -13,6 +13,7 @@ from benchmarks.loss_and_reward import ends
 from benchmarks.rooms import VARIANTS
 from benchmarks.work import SHAPES, WORKS
 
+from operant.models.logprobs import BUDGET
 from operant.models.twins import MOST
 
 RESULTS = Path(__file__).parent / "../benchmarks/results"
@@ -24,17 +25,19 @@ def peers() -> str:
     rows = [row for row in _read("bench.json") if row["peer"] not in ("limit", "operant")]
     if not rows:
         return NOTHING
-    limits = {row["work"]: row["seconds"] for row in _read("bench.json") if row["peer"] == "limit"}
-    table = "| work | against | faster (single rounds) | with products alone | memory |\n|---|---|---|---|---|\n"
+    limits = {row["work"]: row["phases"] for row in _read("bench.json") if row["peer"] == "limit"}
+    table = "| work | against | faster (single rounds) | with products alone | with the model's kernels alone | memory |\n"
+    table += f"|{'---|' * 6}\n"
     for row in rows:
         low, high = row["spread"]
-        most, who = "", f"{row['peer']} {row['variant']}".strip()
-        if (limit := limits.get(row["work"])) is not None:
-            saved = limit["operant"] - limit["peer"]
-            most = f"{row['seconds']['peer'] / (row['seconds']['operant'] - saved):.2f}x"
+        who, most = f"{row['peer']} {row['variant']}".strip(), []
+        limit = limits.get(row["work"], {"peer": {}})
+        for least in (limit["peer"].get("update"), limit["peer"].get("model")):
+            ours = row["seconds"]["operant"] - (limit["operant"]["update"] - least if least else 0)
+            most.append(f"{row['seconds']['peer'] / ours:.2f}x" if least else "")
         memory = f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else ""
         table += (
-            f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {most} | {memory} |\n"
+            f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {' | '.join(most)} | {memory} |\n"
         )
     return (
         f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
@@ -54,28 +57,34 @@ def generation() -> str:
 
 
 def memory() -> str:
-    """One row per workload: the peak, and what the weights alone need, counted from their number."""
+    """One row per workload: the peak, and what is counted from shapes: weights, and the largest phase of a step."""
     rows = {row["work"]: row for row in _read("bench.json") if row["work"] in WORKS and row["peer"] != "limit"}
     if not rows:
         return NOTHING
-    table = "| work | weights | gradients | optimizer | reference | counted, MB | peak, MB | all else, MB |\n"
-    table += f"|{'---|' * 8}\n"
+    names = ("work", "weights", "gradients", "optimizer", "reference", "keys and values", "scores", "update", "counted")
+    table = f"| {' | '.join(names)} | peak | all else |\n|{'---|' * (len(names) + 2)}\n"
     for name, row in rows.items():
-        shape = SHAPES[WORKS[name].shape]
-        width, layers = shape["n_embd"], shape["n_layer"]
-        blocks = layers * (12 * width**2 + 13 * width)  # two layer norms, and four matrices with biases
-        every, trained = (
-            (shape["vocab_size"] + shape["n_positions"]) * width + blocks + 2 * width,
-            row["did"]["trained"],
-        )
+        work, shape, trained = WORKS[name], SHAPES[WORKS[name].shape], row["did"]["trained"]
+        width, layers, vocabulary = shape["n_embd"], shape["n_layer"], shape["vocab_size"]
+        block = 12 * width**2 + 13 * width  # two layer norms, and four matrices with biases
+        every = (vocabulary + shape["n_positions"]) * width + layers * block + 2 * width
         low = row["did"]["precision"] == "bfloat16"
         gradient = 4 * (2 if every <= MOST else 1) if not low else 2 * (2 if every <= MOST else 1) + 4
         size, peak = 2 if low else 4, row["peak_mb"]["operant"] * 2**20 / 1e6
-        reference = size * trained if WORKS[name].reference else 0
-        parts = [size * every, gradient * trained, (12 if low else 8) * trained, reference]
-        counted = sum(parts) / 1e6
-        cells = [f"{part / 1e6:,.0f}" for part in parts] + [f"{counted:,.0f}", f"{peak:,.0f}", f"{peak - counted:,.0f}"]
-        table += f"| {name} | {' | '.join(cells)} |\n"
+        whole = [size * every, gradient * trained, (12 if low else 8) * trained, size * trained * work.reference]
+        replies, tokens = work.queries * work.groups, row["did"]["tokens"]
+        share = min(work.minibatch / replies, 1)
+        # A block keeps its input, both norms, what is between attention and MLP, queries, keys, values, what attention
+        # returns, and four widths on either side of GELU. Of logits there are these, their probabilities, the gradient.
+        kept = 16 * width * min(layers, trained // block) * (replies * work.query + tokens) * share
+        phases = [
+            size * 2 * width * layers * (replies * work.query + tokens),
+            size * min(tokens * vocabulary, BUDGET),
+            size * (kept + 3 * min(tokens * share * vocabulary, BUDGET)),
+        ]
+        counted = sum(whole) + max(phases)
+        cells = [f"{part / 1e6:,.0f}" for part in (*whole, *phases, counted)]
+        table += f"| {name} | {' | '.join(cells)} | {peak:,.0f} | {peak - counted / 1e6:,.0f} |\n"
     return f"{table}\nMade by `make bench` on {_machines([*rows.values()])}; MB are millions of bytes.\n"
 
 
@@ -579,10 +588,13 @@ def limit() -> str:
     rows = [row for row in _read("bench.json") if row["peer"] == "limit"]
     if not rows:
         return NOTHING
-    table = "| work | update, s | its matrix products and Adam alone, s | share |\n|---|---|---|---|\n"
+    table = "| work | update, s | its matrix products and Adam alone, s | share | with the model's kernels, s | share |\n"
+    table += f"|{'---|' * 6}\n"
     for row in rows:
-        ours, theirs = row["seconds"]["operant"], row["seconds"]["peer"]
-        table += f"| {row['work']} | {ours:.3g} | {theirs:.3g} | {100 * row['speed_ratio']:.0f} % |\n"
+        ours, least = row["seconds"]["operant"], row["phases"]["peer"].get("model")
+        cells = [f"{ours:.3g}", f"{row['seconds']['peer']:.3g}", f"{100 * row['speed_ratio']:.0f} %"]
+        cells += [f"{least:.3g}", f"{100 * least / ours:.0f} %"] if least else ["", ""]
+        table += f"| {row['work']} | {' | '.join(cells)} |\n"
     return table
 
 

@@ -23,7 +23,7 @@ from operant.metrics.registry import METRICS
 from operant.options import names
 from operant.runs.config import config_schema
 
-KINDS = ("*.md", "docs/*.md", "docs/methods/*.md", "*/README.md", "*/*/README.md")
+KINDS = ("*.md", "docs/*.md", "docs/methods/*.md", "docs/prior/*.md", "*/README.md", "*/*/README.md")
 FILES = sorted(
     path for kind in KINDS for path in ROOT.glob(kind) if not path.relative_to(ROOT).parts[0].startswith(".")
 )

@@ -97,6 +97,15 @@ def test_halves_side_by_side_are_the_whole(kind, options, halves, monkeypatch):
     assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(weights, right, strict=True))
 
 
+@cases("gpt2", "llama", "t5")
+def test_float32_replies_of_halves_are_those_of_the_whole(kind, halves):
+    """The same tokens; log-probs to rounding, since a product of fewer rows may add in another order."""
+    mine, right = (Learner(lm(kind), max_tokens=12, threads=n).generate(PROMPTS * 8) for n in ("auto", 1))
+    assert [r.ids for r in mine] == [r.ids for r in right]
+    logprobs = [[x for r in some for x in r.turns[0].logprobs] for some in (mine, right)]
+    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)
+
+
 class Echo(Turns):
     """Two turns, the second of which goes on from the reply before; pays by its length."""
 

@@ -1,4 +1,5 @@
-"""The matrix products and optimizer passes of an update and nothing else: a lower bound on its time."""
+"""The matrix products and optimizer passes of an update, without and with the other kernels of the model: two lower
+bounds on its time."""
 
 from products import Replay, kinds, square_rate
 from protocol import Pipe
@@ -14,7 +15,8 @@ def main() -> None:
             replay, kind = Replay(path), kinds(path)
         rate = square_rate(kind)
         seconds = replay()
-        phases = {"update": sum(seconds.values()), **seconds, "ideal": replay.flops / rate}
+        phases = {"update": seconds["products"] + seconds["optimizer"], "ideal": replay.flops / rate}
+        phases |= {"model": seconds["kernels"] + seconds["optimizer"], **seconds}
         command = pipe.next(phases=phases, square_gflops=rate / 1e9, flops=replay.flops)
 
 
