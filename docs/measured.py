@@ -26,7 +26,7 @@ def peers() -> str:
     if not rows:
         return NOTHING
     limits = {row["work"]: row["phases"] for row in _read("bench.json") if row["peer"] == "limit"}
-    table = "| work | against | faster (single rounds) | with products alone | with the model's kernels alone | memory |\n"
+    table = "| work | against | faster (single rounds) | with products alone | with the model's kernels | memory |\n"
     table += f"|{'---|' * 6}\n"
     for row in rows:
         low, high = row["spread"]
@@ -35,10 +35,9 @@ def peers() -> str:
         for least in (limit["peer"].get("update"), limit["peer"].get("model")):
             ours = row["seconds"]["operant"] - (limit["operant"]["update"] - least if least else 0)
             most.append(f"{row['seconds']['peer'] / ours:.2f}x" if least else "")
-        memory = f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else ""
-        table += (
-            f"| {row['work']} | {who} | **{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f}) | {' | '.join(most)} | {memory} |\n"
-        )
+        most.append(f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else "")
+        faster = f"**{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f})"
+        table += f"| {row['work']} | {who} | {faster} | {' | '.join(most)} |\n"
     return (
         f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
     )
@@ -588,7 +587,7 @@ def limit() -> str:
     rows = [row for row in _read("bench.json") if row["peer"] == "limit"]
     if not rows:
         return NOTHING
-    table = "| work | update, s | its matrix products and Adam alone, s | share | with the model's kernels, s | share |\n"
+    table = "| work | update, s | products and Adam alone, s | share | with the model's kernels, s | share |\n"
     table += f"|{'---|' * 6}\n"
     for row in rows:
         ours, least = row["seconds"]["operant"], row["phases"]["peer"].get("model")

@@ -80,7 +80,7 @@ EXACT = {"kl.coef": 0.1, "kl.kind": "reverse", "kl.loss_coef": 0.1, "kl.loss_kin
     ("gpt2", {"algorithm": "ppo", "model.train_layers": 1}),
 )
 def test_halves_side_by_side_are_the_whole(kind, options, halves, monkeypatch):
-    """Replies to the bit of their tokens, and in float64 weights, metrics and their order to rounding."""
+    """Replies to the bit of their tokens, also in float32; in float64 weights, metrics and their order to rounding."""
     both, found, calls = twins.both, {}, []
     monkeypatch.setattr("operant.training.objective.both", lambda a, b: (calls.append("update"), both(a, b))[1])
     monkeypatch.setattr("operant.engines.native.engine.both", lambda a, b: (calls.append("generate"), both(a, b))[1])
@@ -95,15 +95,8 @@ def test_halves_side_by_side_are_the_whole(kind, options, halves, monkeypatch):
     untimed = [k for k in mine if not k.startswith(("time/", "memory/", "tokens/"))]
     assert [mine[k] for k in untimed] == pytest.approx([theirs[k] for k in untimed], rel=1e-8, abs=1e-10)
     assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(weights, right, strict=True))
-
-
-@cases("gpt2", "llama", "t5")
-def test_float32_replies_of_halves_are_those_of_the_whole(kind, halves):
-    """The same tokens; log-probs to rounding, since a product of fewer rows may add in another order."""
-    mine, right = (Learner(lm(kind), max_tokens=12, threads=n).generate(PROMPTS * 8) for n in ("auto", 1))
+    mine, right = (Learner(lm(kind), max_tokens=12, threads=n).generate(PROMPTS * 4) for n in ("auto", 1))
     assert [r.ids for r in mine] == [r.ids for r in right]
-    logprobs = [[x for r in some for x in r.turns[0].logprobs] for some in (mine, right)]
-    assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)
 
 
 class Echo(Turns):
@@ -115,11 +108,12 @@ class Echo(Turns):
         return Step("ab", reward=float(len(reply)), terminated=self.turn[slot] == 2)
 
 
-def test_the_same_halves_twice_are_bit_identical(halves):
-    """How often the two threads take turns decides nothing; also where turns keep their beginnings."""
+def test_the_same_halves_twice_are_bit_identical(halves, monkeypatch):
+    """Nothing depends on how often the threads take turns, or on the parts in which weights are moved."""
     found, before = [], sys.getswitchinterval()
-    for interval in (5e-3, 1e-6):
+    for interval, long in ((5e-3, 1 << 20), (1e-6, 0)):
         sys.setswitchinterval(interval)
+        monkeypatch.setattr(twins, "LONG", long)
         learner = Learner(lm(vocab=len(letters())), tokenizer=letters(), max_tokens=4, lr=1e-2, epochs=1, env=Echo())
         for _ in range(2):
             replies = learner.generate(PROMPTS)
@@ -200,9 +194,8 @@ def test_memory_that_runs_out_in_one_half_halves_both(halves, monkeypatch):
         return usual(self, *args, **kwargs)
 
     weights = []
-    for change in (False, True):
-        if change:
-            monkeypatch.setattr(GPT2LMHeadModel, "forward", short)
+    for forward in (usual, short):
+        monkeypatch.setattr(GPT2LMHeadModel, "forward", forward)
         learner = Learner(lm().double(), max_tokens=2, epochs=1, lr=1e-3)
         step(learner)
         weights.append([p.detach().clone() for p in learner.policy.parameters()])

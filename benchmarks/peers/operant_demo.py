@@ -19,7 +19,7 @@ def main() -> None:
     while True:
         picked = [built.tasks[i] for i in built.order.take(config.train.batch)]
         rollouts = learner.play(picked)
-        with learner.timing("reward"):
+        with learner.clock.timing("reward"):
             judged = judge(built.reward, learner.as_seen(rollouts))
         metrics = learner.learn(rollouts, judged.scores)
         phases = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}

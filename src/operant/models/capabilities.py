@@ -189,13 +189,9 @@ def _find_logit_function(policy: HiddenStates, row: list[int]) -> Callable[[Tens
     config = policy.config.get_text_config() if hasattr(policy.config, "get_text_config") else policy.config
     names = "final_logit_softcapping", "logits_scaling", "logit_scale"
     cap, divide, times = (getattr(config, name, None) for name in names)
+    known = (cap, lambda x: torch.tanh(x / cap) * cap), (divide, lambda x: x / divide), (times, lambda x: x * times)
     candidates: list[Callable[[Tensor], Tensor]] = [Modes().finish]
-    if isinstance(cap, (int, float)) and cap:
-        candidates.append(lambda logits: torch.tanh(logits / cap) * cap)
-    if isinstance(divide, (int, float)) and divide:
-        candidates.append(lambda logits: logits / divide)
-    if isinstance(times, (int, float)) and times:
-        candidates.append(lambda logits: logits * times)
+    candidates += [function for number, function in known if isinstance(number, (int, float)) and number]
     truth = policy.model(**feed(policy, row), use_cache=False).logits[:, -1].to(policy.numbers)
     mine = policy.head(plain_state(policy, row)).to(policy.numbers)
     for candidate in candidates:

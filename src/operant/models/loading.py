@@ -200,8 +200,16 @@ def _with_critic(
         value = _saved_options(saved, value)
     critic = None if value.critic is None else _critic_network(model, value, saved, options)
     policy = Policy(model, tokenizer, value=value, critic=critic, options=options)
-    if saved is not None:
-        _load_head(policy, saved)
+    if saved is None:
+        return policy
+    owner, path = policy.critic or policy, saved / "head.safetensors"
+    require(path.exists(), f"{path} is missing: the critic was saved there; delete {saved} to start with a new one")
+    weights, wanted = load_tensors(path), owner.value_head.state_dict()
+    if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
+        weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}
+    if odd := ", ".join(unlike(weights, wanted)):
+        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {saved} for a new one")
+    owner.value_head.load_state_dict(weights)
     return policy
 
 
@@ -360,18 +368,6 @@ def saved_action_values(folder: Path) -> ValueOptions | None:
         return None
     options = _saved_options(path.parent, ValueOptions())  # a critic of its own, say, which has no Q values
     return replace(options, actions=True) if json.loads(path.read_text(encoding="utf-8")).get("actions") else None
-
-
-def _load_head(policy: Policy, folder: Path) -> None:
-    owner: Any = policy.critic or policy
-    path = folder / "head.safetensors"
-    require(path.exists(), f"{path} is missing: the critic was saved there; delete {folder} to start with a new one")
-    weights, wanted = load_tensors(path), owner.value_head.state_dict()
-    if not owner.value_options.actions:  # the Q values of a critic that has some are not asked for
-        weights = {name: x for name, x in weights.items() if not name.startswith(("one.", "two."))}
-    if odd := ", ".join(unlike(weights, wanted)):
-        raise OperantError(f"{path} does not hold the critic's weights ({odd}): delete {folder} for a new one")
-    owner.value_head.load_state_dict(weights)
 
 
 # --- copies of the models that training started from, at which a resumed run looks ------------------------------------

@@ -150,15 +150,11 @@ def shared(model: nn.Module) -> dict[int, object]:
     They are frozen parameters, buffers, and the state of quantised layers. A frozen parameter that lies in the memory
     of a trained one changes with it, so it is not shared.
     """
-    trained = {_memory(p) for p in model.parameters() if p.requires_grad}
+    trained = {p.untyped_storage().data_ptr() for p in model.parameters() if p.requires_grad}
     weights = [*model.parameters(), *model.buffers()]  # buffers do not change: no model is ever in train mode
-    objects: list[Any] = [w for w in weights if _memory(w) not in trained]
+    objects: list[Any] = [w for w in weights if w.untyped_storage().data_ptr() not in trained]
     objects += [vars(m)["state"] for m in model.modules() if type(vars(m).get("state")).__name__ == "MatmulLtState"]
     return {id(thing): thing for thing in objects}
-
-
-def _memory(weight: torch.Tensor) -> int:
-    return weight.untyped_storage().data_ptr()
 
 
 def fingerprint(policy: Policy) -> str:

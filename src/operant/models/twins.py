@@ -1,9 +1,5 @@
 """Two halves of a batch side by side: one in this thread, one in a second thread with a twin of the model.
 
-    with side_by_side(model, tokens):
-        twin = twin_of(policy)                                          # None where halves would not pay
-        mine, other = both(lambda: run(policy, first), lambda: run(twin, second))
-
 Threads that share a matrix product wait for each other in every product, by spinning: on a busy machine a step takes
 several times as long as with one thread. Halves wait for each other once. A twin shares the memory of the weights, and
 has gradients, hooks and settings of its own.
@@ -17,7 +13,7 @@ from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from operant import distributed, machine
 from operant.models.kernels import hooked
@@ -29,8 +25,10 @@ MOST = 1 << 26
 """Parameters of the largest model that is computed by halves. Both read all weights, and a twin has gradients too."""
 LEAST = 1e8
 """Multiplications of a matrix product from which on halves pay: with less, threads mostly wait for Python's lock."""
-_twins: ContextVar[dict[int, Policy] | None] = ContextVar("twins", default=None)
-"""The twins of the policies, by their id; None outside `side_by_side`."""
+LONG = 1 << 20
+"""Numbers from which on a pass over them is worth a second thread: with less, it has hardly begun."""
+_twins: ContextVar[dict[int, tuple[Policy, Any]] | None] = ContextVar("twins", default=None)
+"""By the id of a policy its twin, and their parameters; None outside `side_by_side`."""
 
 
 def in_halves(model: nn.Module, tokens: int) -> bool:
@@ -63,14 +61,16 @@ def twin_of(policy: Any) -> Policy | None:
     twins = _twins.get()
     if twins is None or not isinstance(policy, Policy) or policy._twice:
         return None
-    if any(map(hooked, policy.parameters())):
+    if id(policy) not in twins:
+        known = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in policy.parameters()}
+        pairs = [(p, known[id(p)]) for p in policy.parameters()]
+        known |= {id(thing): thing for thing in (*policy.buffers(), policy.tokenizer)}
+        twins[id(policy)] = deepcopy(policy, known), pairs
+    twin, pairs = twins[id(policy)]
+    if any(hooked(mine) for mine, _ in pairs):
         return None
-    if (twin := twins.get(id(policy))) is None:
-        weights = {id(p): nn.Parameter(p.data, requires_grad=p.requires_grad) for p in policy.parameters()}
-        shared = {id(thing): thing for thing in (*policy.buffers(), policy.tokenizer)}
-        twin = twins[id(policy)] = deepcopy(policy, {**weights, **shared})
     twin.modes = policy.modes
-    for mine, other in zip(policy.parameters(), twin.parameters(), strict=True):
+    for mine, other in pairs:
         other.requires_grad, other.grad = mine.requires_grad, None
     return twin
 
@@ -101,8 +101,8 @@ def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[Firs
 def dealt(groups: Iterable[list[int]], lengths: Sequence[int]) -> list[list[list[int]]]:
     """Groups of rows in two halves with nearly as many tokens."""
     groups = [*groups]
-    halves = deal([sum(lengths[row] for row in rows) for rows in groups], 2)
-    return [[groups[index] for index in half] for half in halves]
+    sizes = [sum(lengths[row] for row in rows) for rows in groups]
+    return [[groups[index] for index in half] for half in deal(sizes, 2)]
 
 
 def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
@@ -116,6 +116,15 @@ def deal(sizes: Sequence[int], parts: int) -> list[list[int]]:
         dealt[smallest].append(index)
         sums[smallest] += sizes[index]
     return [sorted(part) for part in dealt]
+
+
+def in_parts(run: Callable[[list[Tensor]], object], tensors: list[Tensor]) -> object:
+    """Call `run` with the tensors: with two parts of them side by side where twins are, if they are long."""
+    sizes = [tensor.numel() for tensor in tensors]
+    if not _twins.get() or sum(sizes) < LONG:
+        return run(tensors)
+    first, second = ([tensors[index] for index in part] for part in deal(sizes, 2))
+    return both(lambda: run(first), lambda: run(second))
 
 
 @torch.no_grad()

@@ -150,7 +150,7 @@ class Ahead:
         if self.thread is None:
             return self._play(self.learner, first)
         assert first.future is not None  # `begin` has asked for it
-        with self.learner.timing("generate"):
+        with self.learner.clock.timing("generate"):
             try:
                 played, self.learner.clock.seconds["ahead"] = first.future.result()
             except OperantError:
@@ -185,7 +185,7 @@ class Ahead:
             return play_part(player, self.tasks_of(planned.tasks), self.reward)
         groups = [*self.begun.get(planned.step, []), *new_groups(planned.step, planned.tasks)]
         count = min(self.per_step, len(groups))  # the batch may have grown since the step was planned
-        with player.timing("generate"), player.threads(len(groups)):
+        with player.clock.timing("generate"), player.threads(len(groups)):
             known = {"engine": player.engine, "tokenizer": player.policy.tokenizer, "sampling": player.sampling}
             known |= {"attempts": self.tasks_of, "seed": player.own.seed}
             played, planned.trained, rest = continue_replies(groups, count, self.carry, **known)

@@ -118,7 +118,7 @@ class Checkpoints:
         """
         if distributed.rank() and self.state.ranks is None:
             return
-        with self.learner.timing("checkpoint"):
+        with self.learner.clock.timing("checkpoint"):
             extra = self.evaluation.state_dict() | {"best": self.best, "decided": measured_modes(self.learner)}
             # Strict JSON turns NaN, such as the mean of no scores, into null: a checkpoint refuses NaN and infinity.
             extra = json.loads(atomic_io.strict_json(extra))
@@ -212,7 +212,7 @@ class Checkpoints:
 
     def export(self) -> None:
         """Export the model to export/. Raises: OperantError if the disk refuses."""
-        with self.learner.timing("export"):
+        with self.learner.clock.timing("export"):
             self._export(self.folder.export)
 
     def _export(self, path: Path, best: Best | None = None) -> None:

@@ -233,7 +233,7 @@ class Evaluator:
         """
         learner, losses, of_loss, labelled = self.learner, tuple[ReplyLoss, ...](), dict[str, float](), 0
         if self.demonstrations is not None:
-            with learner.timing("evaluate"):
+            with learner.clock.timing("evaluate"):
                 given = self.demonstrations.rollouts(self.tasks)
                 if not learner.algorithm.needs.labels:
                     losses = reply_losses(given, learner.policy)
@@ -241,7 +241,7 @@ class Evaluator:
                     of_loss, labelled = learner.measure(given), len(self.tasks)
                     of_loss |= learner.policy.measure(given) if isinstance(learner.policy, ReadingPolicy) else {}
         rollouts = self._replies()
-        with learner.timing("evaluate"):
+        with learner.clock.timing("evaluate"):
             seen = self.scorer.seen(rollouts, learner.sampling, learner.policy.tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)
             measured = distributed.together(lambda: measure(self.metrics if rollouts else [], seen))

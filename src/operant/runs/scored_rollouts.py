@@ -110,7 +110,7 @@ class Probes:
     def _judged(self, rollouts: list[Rollout]) -> tuple[list[Row], float | None]:
         """The rollouts as rows, and `kl/per_reply` of those that a step would train on."""
         learner, tokenizer = self.learner, self.learner.policy.tokenizer
-        with learner.timing("probe"):
+        with learner.clock.timing("probe"):
             seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)
             batch, places = learner.preview(rollouts, judged.scores)
@@ -155,7 +155,7 @@ def play_and_score(
             rollouts += played
             greedy = greedy_replies(learner, tasks, reward, mine[chunk])
             pending.append(reward_thread.submit(judge_beside, reward, learner.as_seen(played), greedy, pays=pays))
-        with learner.timing("reward"):
+        with learner.clock.timing("reward"):
             return rollouts, join_judgements([future.result() for future in pending])
     finally:
         reward_thread.shutdown(cancel_futures=True)
@@ -177,7 +177,7 @@ def score(
     Raises: OperantError of the reward.
     """
     rollouts, greedy = played
-    with learner.timing("reward"):
+    with learner.clock.timing("reward"):
         pays = learner.pays if pays is None else pays
         return rollouts, judge_beside(reward, learner.as_seen(rollouts), greedy, pays=pays)
 

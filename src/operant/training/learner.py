@@ -127,7 +127,7 @@ class Learner(LearnerParts):
         for task in tasks:
             if not isinstance(task.prompt, str) and all(isinstance(token, int) for token in task.prompt):
                 check_ids(task.prompt, self.policy.vocabulary, f"the prompt of task {shown(task.id)}")
-        with self.timing("generate" if stream == "train" else stream), self.threads(len(tasks)):
+        with self.clock.timing("generate" if stream == "train" else stream), self.threads(len(tasks)):
             return play(
                 tasks,
                 env=env or (self.env if stream == "train" else for_evaluation(self.env)),
@@ -208,7 +208,7 @@ class Learner(LearnerParts):
         step = TrainingStep(rollouts, scores, sampling, lr, self.controller.coef)
         try:
             self.stages.run(step, "select", "mix")
-            with self.timing("observe"), self.present():
+            with self.clock.timing("observe"), self.present():
                 distributed.together(lambda: self.stages.run(step, "rows", "score"))
                 distributed.together(lambda: self.stages.run(step, "look"))
             self.stages.run(step, "credit")

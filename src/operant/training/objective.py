@@ -313,6 +313,5 @@ def _accumulated(
 def micro_batches(batch: Batch, groups: list[list[int]], budget: int, *, packed: bool = False) -> list[Batch]:
     """Put groups of rows of similar length together within a budget of tokens. Every rank makes the same number."""
     parts = [batch.rows(torch.tensor(rows)) for rows in cut(batch, groups, budget, packed=packed)]
-    spare = parts[0].rows(slice(0, 1))
-    dummy = spare.with_(weights=torch.zeros_like(spare.weights))
-    return parts + [dummy] * (distributed.largest(len(parts)) - len(parts))
+    missing = range(len(parts), distributed.largest(len(parts)))
+    return parts + [(one := parts[0].rows(slice(0, 1))).with_(weights=torch.zeros_like(one.weights)) for _ in missing]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from operant import distributed
 from operant.bounds import bounded, check_bounds
 from operant.import_by_name import Lazy
+from operant.models.twins import in_parts
 from operant.types import OperantError
 
 OWN = "own"
@@ -187,14 +188,23 @@ class MasterAdamW(MasterWeights, torch.optim.AdamW):
 
     def move(self, shrink: float) -> None:
         """Make one step of the weights that the optimizer has; the gradients are clipped while they are read."""
-        coarse = any(p.dtype == torch.float64 for group in self.param_groups for p in group["params"])
-        if shrink == 1 or coarse:  # the scale below is a float32, too coarse for float64 weights
-            self.grad_scale = self.found_inf = None
-            super().move(shrink)
-            return
-        # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
-        self.grad_scale, self.found_inf = torch.tensor(1 / shrink), torch.zeros(())
-        super().move(1.0)
+        self.grad_scale = self.found_inf = None
+        weights = [p for group in self.param_groups for p in group["params"]]
+        if shrink != 1 and any(p.dtype == torch.float64 for p in weights):  # the scale below is a float32
+            torch._foreach_mul_(gradients(self), shrink)
+        elif shrink != 1:
+            # torch's fused kernel divides the gradients by a scale while it reads them, which saves a pass over them.
+            self.grad_scale, self.found_inf = torch.tensor(1 / shrink), torch.zeros(())
+        if self.state:
+            in_parts(self._move_some, weights)
+        else:  # the states are made, in the order of the parameters
+            super().move(1.0)
+
+    def _move_some(self, weights: list[Tensor]) -> None:
+        chosen, part = {id(p) for p in weights}, object.__new__(type(self))
+        groups = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in self.param_groups]
+        vars(part).update(vars(self), param_groups=groups)
+        torch.optim.AdamW.step(part)
 
 
 class MasterRMSprop(MasterWeights, torch.optim.RMSprop):
@@ -230,8 +240,7 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
         if params
     ]
     if options.kind == "rmsprop":
-        kwargs = {"alpha": options.alpha, "eps": options.eps, "momentum": options.momentum}
-        return MasterRMSprop(groups, lr=options.lr, **kwargs)
+        return MasterRMSprop(groups, lr=options.lr, alpha=options.alpha, eps=options.eps, momentum=options.momentum)
     if options.kind == "sgd":
         return MasterSGD(groups, lr=options.lr, momentum=options.momentum)
     kwargs = {"lr": options.lr, "betas": options.betas, "eps": options.eps}

@@ -61,8 +61,7 @@ class OwnOptimizer:
         made = optimizer if isinstance(optimizer, Optimizer) else optimizer(policy.trainable())
         if not isinstance(made, Optimizer):
             raise OperantError(f"optimizer: the function returned {shown(made)}, and not a torch.optim.Optimizer")
-        needed = [p.name for p in inspect.signature(made.step).parameters.values() if p.default is p.empty]
-        if needed:
+        if needed := [p.name for p in inspect.signature(made.step).parameters.values() if p.default is p.empty]:
             raise OperantError(f"optimizer: step() of {type(made).__name__} needs {needed[0]}, which is not supported")
         there = {id(p) for group in made.param_groups for p in group["params"]}
         trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}

@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
@@ -191,10 +191,6 @@ class LearnerParts:
     def between_turns(self) -> float:
         """The discount from a turn to the next one."""
         return math.prod(self.options["advantage"].get(rate, 1.0) for rate in ("gamma", "turn_gamma"))
-
-    def timing(self, phase: str) -> AbstractContextManager[None]:
-        """A context that measures the seconds of a phase of this step."""
-        return self.clock.timing(phase)
 
     @contextmanager
     def present(self, only: Policy | None = None) -> Iterator[None]:

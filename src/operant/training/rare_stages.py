@@ -174,7 +174,7 @@ def credit_best(learner: LearnerParts, step: TrainingStep) -> None:
     mean of a group, it computes from all of them; the others are then left out of the update.
     """
     own, places = learner.own, [rollout.place for rollout in step.learnt.rollouts] or [None]
-    with learner.timing("advantage"):
+    with learner.clock.timing("advantage"):
         charged = {"discount": learner.between_turns, "kl_coef": step.coef}
         kept, tally = best(step.batch, own.select, own.select_unit, places, **charged)
     credit(learner, step)

@@ -81,9 +81,8 @@ def select(
     The scores are added to the rewards that an environment paid, which are stored in the turns; the options are about
     the sum of both. Every rank must call.
     drop_lengths: also leave out replies that hit their length limit. drop_equal: also those of groups whose raw rewards
-    are equal, if others are left. max_staleness: also leave out episodes with a turn
-    that is older than this; `version` is that of the policy.
-    judged: False: the scores stand for none, and are no metrics.
+    are equal, if others are left. max_staleness: also leave out episodes with a turn that is older than this; `version`
+    is that of the policy. judged: False: the scores stand for none, and are no metrics.
     """
     raw = distributed.together(lambda: finite_scores(rollouts, scores))
     raw = [None if rollout.failed else score for rollout, score in zip(rollouts, raw, strict=True)]

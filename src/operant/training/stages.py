@@ -7,6 +7,7 @@ weights, a selection of the best: each is a stage of `rare_stages.py`, which a l
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -50,7 +51,6 @@ class TrainingStep:
     """The part of the batch that moves the weights."""
     seen: Batch = field(init=False)
     """The credited batch on the CPU, for metrics."""
-
     whole: "tuple[list[Rollout], Sequence[Total], list[int]] | None" = None
     """The rollouts and scores before branches were split, and of each part the index of its episode, -1 unless its
     turns have the same numbers there."""
@@ -115,14 +115,9 @@ def move_rows(learner: LearnerParts, step: TrainingStep) -> None:
 def collated(learner: LearnerParts, step: TrainingStep, rollouts: Sequence[Rollout]) -> Batch:
     """The rows of replies with the scores of the step's."""
     policy, algorithm = learner.policy, learner.algorithm
-    return collate(
-        rollouts,
-        step.learnt.scores,
-        joined=not policy.encoder_decoder and algorithm.unit != "turn",
-        numbers=policy.numbers,
-        turn_discount=learner.between_turns,
-        mixed=algorithm.source == "both",
-    )
+    how: dict[str, Any] = {"joined": not policy.encoder_decoder and algorithm.unit != "turn", "numbers": policy.numbers}
+    how |= {"turn_discount": learner.between_turns, "mixed": algorithm.source == "both"}
+    return collate(rollouts, step.learnt.scores, **how)
 
 
 # --- score and look ---------------------------------------------------------------------------------------------------
@@ -152,7 +147,7 @@ def credited(learner: LearnerParts, batch: Batch, coef: float) -> Batch:
 
 def credit(learner: LearnerParts, step: TrainingStep) -> None:
     """Charge KL, and add the advantages."""
-    with learner.timing("advantage"):
+    with learner.clock.timing("advantage"):
         step.batch = step.trained = credited(learner, step.batch, step.coef)
     step.seen = step.batch.with_(states=None).to("cpu")
 
@@ -202,7 +197,7 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     if number < own.critic_steps:
         objective = objective.of_critic
         _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
-    with learner.timing("update"), parts, frozen(held):
+    with learner.clock.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(
             step.trained,

@@ -92,8 +92,7 @@ def _from_triplets(
     next_values, generation = named["next_values"], dict(named["generation"] or {})
     ahead = distributed.largest(int(next_values is not None and any(next_values)))
     if ahead and not learner.algorithm.needs.critic:
-        name = learner.named["algorithm"]
-        raise OperantError(f"next_values: algorithm {name} has no critic to use them; leave them out")
+        raise OperantError(f"next_values: algorithm {learner.named['algorithm']} has no critic to use them; drop them")
     sampling, unscored = declared(learner.sampling, generation)
     if unscored:
         warn_of_unscored(unscored)
@@ -132,8 +131,7 @@ def _check_comparable(rollouts: Sequence[Rollout], algorithm: Algorithm, name: s
         # Rollouts of the same query share its prompt if they are from elsewhere, and otherwise its task.
         own = {tuple(r.turns[0].prompt) if r.task.id.startswith("given/") else r.task.id for r in rollouts}
         ranks = Counter(query for part in distributed.gathered(own) for query in part)
-        spread = sum(count > 1 for count in ranks.values())
-        if spread:
+        if spread := sum(count > 1 for count in ranks.values()):
             raise OperantError(
                 f"{spread} of the {len(ranks)} queries stand on several ranks, and replies are compared on one: "
                 "give all replies to a query to one rank, or say with groups= that they are not to be compared"

@@ -149,10 +149,9 @@ class TrustRegion(GradientUpdate):
         def pieces(batch: Batch) -> list[Batch]:
             return micro_batches(batch, units(batch, objective.unit), tokens, packed=self.policy.packs(batch))
 
-        def loss_of(piece: Batch) -> Tensor:
-            return forward(self.policy, piece, objective, sampling)[1]["loss"]
-
-        loss_now = partial(self._mean, pieces(trained), loss_of)
+        loss_now = partial(
+            self._mean, pieces(trained), lambda p: forward(self.policy, p, objective, sampling)[1]["loss"]
+        )
         kl_now = partial(self._mean, *self._distance(pieces(whole), sampling))
         start = loss_now()
         for tried in range(options.backtracks):

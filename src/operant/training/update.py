@@ -7,7 +7,7 @@ first backward pass, and gradients are summed, so micro-batches, padding and ran
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -39,13 +39,12 @@ SAMPLE = 1 << 16
 """The largest sample of one tensor, in numbers. Norms of larger tensors are estimated from an evenly spaced sample."""
 
 
-def block_names(parameters: Iterable[str]) -> dict[str, str]:
+def block_names(names: Collection[str]) -> dict[str, str]:
     """The block of each parameter, by name. In every architecture, the first number in a name is that of the block.
 
     Parameters before the first block belong to `embedding`, those after it without a number to `final`, and those of a
     critic to `value`.
     """
-    names = list(parameters)
     sided = any(".encoder." in name for name in names)
     out, seen = {}, set[str]()
     for name in names:

@@ -45,7 +45,7 @@ class ReportObserver(Observer):
             self.at_end(run)
 
     def at_end(self, run: Run) -> None:
-        with self._pace, run.learner.timing("report"):
+        with self._pace, run.learner.clock.timing("report"):
             write_report(run.path)
 
 
