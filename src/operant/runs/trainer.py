@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +143,5 @@ def _discard(folder: RunFolder) -> None:
     """Delete the folder of a new run, which holds no results yet."""
     folder.close()
     shutil.rmtree(folder.path, ignore_errors=True)
+    with suppress(OSError):
+        folder.path.parent.rmdir()  # succeeds only if the parent is empty

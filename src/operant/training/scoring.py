@@ -183,9 +183,8 @@ def with_bootstraps(
     """Add the critic's value of the state at the end of each episode that was cut."""
     if not after:
         return batch
-    start = int(policy.encoder_decoder)  # the decoder's start token
     for prompt, reply in after.values():
-        if (why := policy.misfit(len(prompt), len(reply) + start)) is not None:
+        if (why := policy.misfit(len(prompt), len(reply) + policy.encoder_decoder)) is not None:  # its start token
             raise OperantError(
                 f"an episode was cut, and the critic evaluates the state after it: its prompt {why}; shorten it, "
                 "or count cut replies as ended (on_length=ended)"
