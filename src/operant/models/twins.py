@@ -1,7 +1,7 @@
 """Two halves of a batch side by side: one in this thread, one in a second thread with a twin of the model.
 
 Threads that share a matrix product wait for each other in every product, by spinning: on a busy machine a step takes
-several times as long as with one thread. Halves wait for each other once. A twin shares the weights, and nothing else.
+several times as long as with one thread. Halves wait for each other once. A twin shares the weights, and no gradients.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

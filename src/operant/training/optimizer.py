@@ -204,7 +204,7 @@ class MasterAdamW(MasterWeights, torch.optim.AdamW):
         chosen, part = {id(p) for p in weights}, object.__new__(type(self))
         groups = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in self.param_groups]
         vars(part).update(vars(self), param_groups=groups)
-        torch.optim.AdamW.step(part)
+        torch.optim.AdamW.step(part)  # an optimizer of these weights alone, with the states of this one
 
 
 class MasterRMSprop(MasterWeights, torch.optim.RMSprop):
