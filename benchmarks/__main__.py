@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import driver, learning, report, scale
 from benchmarks.work import WORKS, WorkDiffers
 
-ROUNDS, SEEDS = 5, 3
+ROUNDS, SEEDS = 5, 5
 
 
 def everything(rounds: int, quick: bool, seeds: int) -> dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]]:

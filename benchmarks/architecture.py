@@ -9,7 +9,9 @@ What is measured, and how, stands in `tests/architecture.py`.
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from architecture import (
     BUDGET,
     ROOT,
+    STEP,
     budget,
     circles,
     files,
@@ -27,9 +30,20 @@ from architecture import (
     reached,
     reading_list,
     rooms,
-    stations,
     used_once,
 )
+from texts import parts
+
+PASSED = parts("programs.txt")["stations of an option"]
+
+
+def stations() -> list[str]:
+    """The calls and returns of functions that have `loss.clip` between the command line and the loss of PPO."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = PASSED.replace("VALUE", repr("0.2371"))
+        command = [sys.executable, "-c", source, *STEP, "--loss.clip", "0.2371", "--out", f"{folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, check=True)
+    return [line for line in done.stderr.splitlines() if line.endswith((" call", " return"))]
 
 
 def write_budget(measured: dict[str, dict[str, int]]) -> None:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve [--rounds 3] [--tokens 32] [--transformers .venv-serving/bin/transformers]
 
-A random Llama of 30 million parameters answers 1, 8 and 32 clients at the same time, each with requests one after the
+A random Llama of 34 million parameters answers 1, 8 and 32 clients at the same time, each with requests one after the
 other, by HTTP; the engine answers as many prompts in one call. `--transformers` names a program with the extra
 `transformers[serving]`, and the same clients ask `transformers serve`, too. The sides take turns. Writes
 `benchmarks/results/serve.json` and the table in docs/serving.md.

@@ -130,7 +130,7 @@ class Sides:
     def ours(self, gigabytes: float) -> int:
         tasks = [Task(str(i), self.first(i)) for i in range(self.episodes)]
         sampling = Sampling(max_tokens=NEW, min_tokens=NEW, stop_tokens=(0,))
-        with side_by_side(self.model, self.episodes):
+        with side_by_side(self.policy, self.episodes):
             engine = NativeEngine(self.policy, kept_gb=gigabytes)
             played = play(tasks, env=self.world, engine=engine, tokenizer=self.tokenizer, sampling=sampling)
         assert all(len(turn.action) == NEW for rollout in played for turn in rollout.turns)
@@ -142,7 +142,7 @@ class Sides:
         prompts = [[token for text in row for token in self._encoded(text)] for row in texts]
         most = NEW * self.turns
         sampling = Sampling(max_tokens=most, min_tokens=most, stop_tokens=(0,))
-        with side_by_side(self.model, self.episodes):
+        with side_by_side(self.policy, self.episodes):
             NativeEngine(self.policy).generate(prompts, sampling, range(self.episodes))
         return self.episodes * self.turns
 

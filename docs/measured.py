@@ -37,6 +37,8 @@ def peers() -> str:
             most.append(f"{row['seconds']['peer'] / ours:.2f}x" if least else "")
         most.append(f"{row['memory_ratio']:.2f}x" if row["memory_ratio"] else "")
         faster = f"**{row['speed_ratio']:.2f}x** ({low:.2f}-{high:.2f})"
+        if missed := sum(text.startswith("operant") and "did not reach" in text for text in row["differences"]):
+            faster = f"not comparable: the score was not reached in {missed} of {row['rounds']} runs"
         table += f"| {row['work']} | {who} | {faster} | {' | '.join(most)} |\n"
     return (
         f"{table}\n{_works(rows)}\nMade by `make bench` on {_machines(rows)}; all numbers in `benchmarks/results/`.\n"
@@ -461,8 +463,7 @@ def thresholds(task: str) -> str:
         passes = [f"{statistics.median(row['passes'][k] for row in some):.2f}" for k in ("4", "16")]
         table += f"| {method} | {len(some)} | {' | '.join(cells)} | {', '.join(passes)} |\n"
     missing = ", ".join(f"`{method}`" for method, some in by_method.items() if not some)
-    note = "Medians, and the lowest and highest seed. Made by "
-    note += f"`{results['command']} --keep`, which also measures the rows that have fewer than 5 seeds.\n"
+    note = f"Medians, and the lowest and highest seed. Made by `{results['command']} --keep`.\n"
     return f"{table}\n{note}" + (f"\nNot measured yet: {missing}.\n" if missing else "")
 
 
@@ -884,7 +885,7 @@ def programs() -> str:
         table += f"| {PROGRAMS[name]} | {' | '.join(cells)} |\n"
     text = (
         f"{table}\n400 held-out problems, four samples of each; the standard error of a pass@1 over the problems is at "
-        f"most 0.02. {results['minutes']:g} minutes of processor time each, the programs' own included. Made by "
+        f"most 0.024. {results['minutes']:g} minutes of processor time each, the programs' own included. Made by "
         f"`{results['command']}`.\n"
     )
     if ("critic", 0) not in rows:

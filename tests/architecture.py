@@ -231,18 +231,6 @@ def reading_list() -> list[str]:
     return [line for line in done.stderr.splitlines() if line.endswith(".py")]
 
 
-PASSED = parts("programs.txt")["stations of an option"]
-
-
-def stations() -> list[str]:
-    """The calls and returns of functions that have `loss.clip` between the command line and the loss of PPO."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = PASSED.replace("VALUE", repr("0.2371"))
-        command = [sys.executable, "-c", source, *STEP, "--loss.clip", "0.2371", "--out", f"{folder}/run"]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", cwd=folder, check=True)
-    return [line for line in done.stderr.splitlines() if line.endswith((" call", " return"))]
-
-
 def rooms() -> dict[str, int]:
     """The lines of each package; those of the few other modules are with `api`."""
     found: Counter[str] = Counter()

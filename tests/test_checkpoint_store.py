@@ -132,11 +132,6 @@ def test_a_folder_without_write_permission_is_reported(put, tmp_path, watch):
     assert newest_whole(tmp_path, quiet).name == "step-00001"
 
 
-def test_size_and_duration_are_returned(put, tmp_path):
-    saved = put(tmp_path, 1)
-    assert saved.bytes == sum(p.stat().st_size for p in saved.path.iterdir()) and 0 < saved.seconds < 60
-
-
 # --- damage -----------------------------------------------------------------------------------------------------------
 def test_any_flipped_bit_of_the_manifest_is_noticed(put, tmp_path):
     path = put(tmp_path, 1, lengths={"metrics.jsonl": 1000}).path

@@ -111,8 +111,3 @@ def test_the_container_file_copies_what_there_is_and_pins_versions():
     assert all((ROOT / file).exists() for step in steps if step[0] == "COPY" for file in step[1:-1])
     (install,) = [step for step in steps if step[0] == "RUN"]
     assert install[install.index("--constraint") + 1] == "constraints.txt"
-
-
-def test_the_readme_lists_every_file():
-    listed = re.findall(r"^\| `([\w./-]+)`", (FILES / "README.md").read_text(encoding="utf-8"), re.M)
-    assert sorted(listed) == sorted(p.name + "/" * p.is_dir() for p in FILES.iterdir() if p.name != "README.md")

@@ -289,6 +289,20 @@ def test_a_run_before_its_first_step_can_be_compared(tmp_path):
     json.dumps(data, allow_nan=False)
 
 
+@cases(({"query_tokens": 2}, {"query_tokens": 8}, False), ({"loss_on": "all"}, {"loss_on": "replies"}, True))
+def test_held_out_results_on_other_prompts_are_not_compared(one, other, same, tmp_path):
+    known = {"after": (4.0, 1.0), "replies": ["a"], "evaluate": "x.txt"}
+    places = [run(tmp_path / str(i), data=data, **known) for i, data in enumerate((one, other))]
+    assert comparison(places)["rewards"][0]["held_out"] is same
+
+
+def test_an_order_of_pairs_is_no_reward(tmp_path):
+    run(tmp_path / "dpo", coef=0.3)
+    write_rows(tmp_path / "dpo/metrics.jsonl", [{"step": i, "preference/accuracy": 0.7} for i in (1, 2)])
+    found = comparison([run(tmp_path / "ppo"), tmp_path / "dpo"])["rewards"]
+    assert [reward["name"] for reward in found] == ["reward", "share of pairs in the right order"]
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 def test_a_folder_that_is_not_a_run_is_named(tmp_path, capsys):
     run(tmp_path / "a")

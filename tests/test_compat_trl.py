@@ -273,8 +273,3 @@ def test_a_text_environment_ends_a_segment_at_its_call(folder):
     assert [x.tolist() for x in both] == [
         env._generate_batched([torch.tensor(x)])[0].tolist() for x in ([5, 6], [9, 4, 3])
     ]
-
-
-def test_a_configuration_may_log_to_wandb():
-    pytest.importorskip("wandb")
-    assert trl.PPOConfig(log_with="wandb").log_with == "wandb"

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from operant.apps.code.outcome_critic import OutcomeCritic, area_under_curve, ca
 from operant.models.safe_loading import load_tensors
 from operant.rewards import held_out, judge, read_with, resolve
 from operant.rewards.combine import MinusGreedy
+from operant.runs.scored_rollouts import judge_beside
 from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.report import parquet
@@ -294,6 +296,12 @@ def test_returns_are_the_formulas(returns, wanted):
 def test_a_return_that_has_no_meaning_is_a_sentence(reward, message):
     with pytest.raises(OperantError, match=message):
         judge(reward, [rollout("bed")])
+
+
+@cases(told("coderl"), resolve("minus_greedy:letters:e"))
+def test_replies_whose_greedy_episode_failed_are_left_out(reward):
+    failed = replace(rollout("bab"), end="raised", texts=[], turns=[])
+    assert judge_beside(reward, [rollout("bed")], [failed], pays=False).scores == [None]
 
 
 def test_held_out_replies_are_judged_by_the_outcome_alone():

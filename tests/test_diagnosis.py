@@ -185,6 +185,8 @@ def test_an_empty_folder(tmp_path):
     history = read_history(tmp_path)
     assert diagnose(history) == [] and verdict(history, []) == "No step is finished yet."
     assert all(rule(history) is None for rule in RULES)
+    bare = [{"step": i, "kl/per_token": 2.0 * (i > 1), "reward/mean": 0.1 * i} for i in range(1, 6)]
+    assert "leap" not in [finding.name for finding in diagnose(History(bare))], "of how many nats a reply?"
 
 
 def test_options_and_metrics_of_a_folder(tmp_path):

@@ -16,7 +16,6 @@ from processes import Forked
 from small_runs import told
 from texts import mistyped
 
-from operant.algorithms import find
 from operant.import_by_name import Table
 from operant.runs.config import configure
 from operant.tools.cli import main
@@ -141,11 +140,6 @@ def test_a_plan_and_help_know_the_named_parts(as_user, capsys, tmp_path):
     assert main(["train", str(recipe), "--help-all"]) == 0
     output = capsys.readouterr().out
     assert "[guess]" in output and re.search(r"--env.letters VALUE +\[ae\]", output)
-
-
-def test_an_algorithm_that_is_no_text_is_a_sentence():
-    with pytest.raises(OperantError, match=r"algorithm \{'name': 'ppo'\} is no name: give one of "):
-        find({"name": "ppo"})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow

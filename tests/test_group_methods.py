@@ -5,12 +5,13 @@ from math import exp, log, prod
 
 import pytest
 import torch
-from cases import cases
 from torch import Tensor
+from toys import lm
 
+from operant import Learner
 from operant.algorithms import ALGORITHMS
 from operant.objectives import advantages, group_baselines, ratios, value_augmented
-from operant.rollouts.collate import nothing
+from operant.rollouts.collate import nothing, played
 from operant.types import Batch, OperantError, Outputs
 
 NOW = [[-0.9, -1.2, -0.4, 0.0], [-2.0, -0.1, -0.7, -1.5], [-0.3, 0.0, 0.0, 0.0]]
@@ -217,6 +218,7 @@ def test_a_row_without_actions_is_no_reply():
 def test_a_rank_without_replies_has_no_advantages(name):
     made = ALGORITHMS[name].advantage(nothing(), **({"k": 4} if name == "pass-at-k" else {}))
     assert made.advantages is None or not made.advantages.any()
+    assert not advantages.episode_index(played(nothing().with_(demonstrated=torch.tensor([True])))[1]).numel()
     if name == "soft_q":
         none = torch.zeros(made.tokens.shape)
         made = made.with_(extra={"target_q": none, "target_v": none})
@@ -224,13 +226,15 @@ def test_a_rank_without_replies_has_no_advantages(name):
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
-@cases(
-    (lambda r, g: group_baselines.best_of(r, g, 4), "a group of 3 replies: the best of advantage.k=4 needs samples"),
-    (lambda r, g: group_baselines.by_success(r - 1, g), "a return of -1: maxrl divides by the mean return of a group"),
-)
-def test_an_advantage_that_cannot_be_computed_is_refused(made, sentence):
-    with pytest.raises(OperantError, match=sentence):
-        made(torch.tensor([0.0, 1.0, 1.0]), torch.zeros(3).long())
+def test_returns_below_0_have_no_rate_of_success():
+    with pytest.raises(OperantError, match="a return of -1: maxrl divides by the mean return of a group"):
+        group_baselines.by_success(torch.tensor([-1.0, 0.0, 0.0]), torch.zeros(3).long())
+
+
+def test_a_group_that_has_lost_replies_is_the_best_of_all_that_are_left():
+    assert Learner(lm(), algorithm="pass-at-k", **{"advantage.k": 4}).options["advantage"]["k"] == 4
+    left = torch.tensor([0.0, 1.0, 3.0]), torch.zeros(3).long()
+    assert group_baselines.best_of(*left, 4).tolist() == group_baselines.best_of(*left).tolist() == [0.0, 0.0, 6.0]
 
 
 def test_every_relative_compares_in_groups_of_two_or_more():

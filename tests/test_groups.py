@@ -44,7 +44,7 @@ def test_a_recipes_options_of_another_method_are_left_out():
     ("kl.control", "adaptive", r"kl.control=adaptive with algorithm=grpo: it is about KL in the reward"),
     ("kl.horizon", 10_000, r"kl.horizon=10000.* with algorithm=grpo: it is about KL in the reward"),
     ("kl.kind", "reverse", r"kl.kind=reverse with algorithm=grpo.*use kl.loss_coef and kl.loss_kind"),
-    ("on_length", "bootstrap", r"on_length='bootstrap' with algorithm=grpo: it needs a critic"),
+    ("on_length", "bootstrap", "on_length=bootstrap with algorithm=grpo: it needs a critic"),
 )
 def test_options_of_another_method_that_were_typed_are_refused(option, value, message):
     with pytest.raises(OperantError, match=message):

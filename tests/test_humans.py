@@ -53,7 +53,7 @@ def answering(path, answer, name="anna"):
     ("rank", ("a", "b", "c", "d"), {"ranks": [2, 1, 3, None]}, [0.5, 1, 0, None]),
     ("rank", ("a", "b"), {"ranks": [1, 1]}, [0.5, 0.5]),
     ("rank", ("a", "b"), {"all_bad": True}, [0, 0]),
-    ("rate", ("a", "b"), {"ratings": [4]}, [0.75, 0.75]),
+    ("rate", ("a", "b", "a"), {"ratings": [4]}, [0.75, 0.75, 0.75]),
     ("good", ("a", "b"), {"good": [True]}, [1, 1]),
 )
 def test_answers_become_scores(kind, replies, answer, wanted, tmp_path):

@@ -18,10 +18,10 @@ from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge, reward_metrics
 from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
+from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
-from operant.runs.scored_rollouts import join_judgements
 from operant.sandbox.pool import Response
 from operant.tools.report.replies import Index
 from operant.trackers import base
@@ -133,11 +133,6 @@ def test_minus_query_subtracts_parts_and_keeps_what_was_said():
     assert judged.remarks == [(("of Theeel",), "")]
 
 
-def test_chunks_are_put_together_as_if_said_at_once():
-    numbers = [3, 0, 4, 1]
-    assert join_judgements([judge(tests, asking(n)) for n in numbers]) == judge(tests, asking(*numbers))
-
-
 # --- metrics ----------------------------------------------------------------------------------------------------------
 def classes(*named) -> Judged:
     return Judged([0.0] * len(named), {"a": []}, remarks=[Remark((n,) if n else ()) for n in named])
@@ -244,6 +239,12 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert rollout.texts == ["ab"] and rollout.paid == -0.6
     for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
+
+
+def test_the_reward_of_a_world_has_the_options_of_the_run():
+    named, own = "isolated:test_judgement:vowels", isolated("test_judgement:vowels", timeout=9.0)
+    worlds = [Feedback(reward).under(IsolationOptions(timeout=7.0)) for reward in (named, own)]
+    assert [world.judges[0].options.timeout for world in worlds] == [7.0, 9.0]
 
 
 def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):

@@ -15,7 +15,7 @@ from toys import letters, lm, on_disk
 
 from operant.apps.code.forms import code
 from operant.apps.code.generated import held_out, programs
-from operant.apps.code.problems import problem_of
+from operant.apps.code.problems import problem_of, program_in
 from operant.apps.code.unit_tests import UnitTests
 from operant.apps.code.verdicts import Verdicts
 from operant.data import load_tasks
@@ -99,6 +99,11 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
     assert (task.prompt, task.references, task.target) == (prompt, references, target)
     assert len(problem_of(task).tests) == len(target["tests"])
     assert task.id.endswith(f"/{row.get('task_id', 0)}")
+
+
+@cases("```python3\nx\n``` and", "```Python\r\nx\n```\n```\ny\n```", "``` py \nx\n", "x\n", "`a` is ```b``` c:\n```\nx")
+def test_the_program_is_the_first_fenced_block(reply):
+    assert program_in(reply).strip() == "x"
 
 
 @cases(  # as the docstrings of HumanEval write them

@@ -7,7 +7,7 @@ from cases import cases
 from small_runs import told
 from toys import letters, lm
 
-from operant import Learner, OperantError, Task, train
+from operant import Judgement, Learner, OperantError, Task, train
 from operant.rewards import judge, resolve
 from operant.runs.scored_rollouts import chunk_slices, join_judgements, play_and_score
 
@@ -88,6 +88,8 @@ def test_chunks_are_nearly_equal_and_keep_groups_together(tmp_path):
     {"letters:a": 1.0, "length:3": 0.5},
     lambda rs: [None] * len(rs),
     lambda rs: [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": 0.5} for r in rs],
+    lambda rs: [None if r.task.id in ("t/0", "t/1") else {"a": 1.0, "b": None} for r in rs],
+    lambda rs: [Judgement(i % 2, {"a": i}, "odd" * (i % 2), "no" * i) for r in rs for i in [int(r.task.id[2:])]],
 )
 def test_judgements_of_chunks_are_joined_as_if_said_at_once(reward):
     """Also where a whole chunk is not judged."""

@@ -1,6 +1,7 @@
 """Rejection sampling: which replies stay is counted by hand, on one rank and on two, and only they move the weights."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -177,6 +178,17 @@ def test_the_other_turns_of_a_kept_one_are_only_read():
     kept, _ = learnt([0], [game([0.0, 5.0, 1.0], place=0, fresh=False)], **turn)
     alone, _ = learnt([0], [said([3, 10, 11, 4], [11, 11], reward=5.0)], **{"learner.select": "top:1"})
     assert gap(kept, alone) < 1e-9
+
+
+def test_kept_turns_keep_their_own_sets_of_tokens():
+    sets = [[[1, 7], [7]], [[2, 3, 9]], [[9]]]
+    said_before = zip(([5], [5, 7, 7, 4], [6]), ([7, 7], [9], [9]), sets, strict=True)
+    turns = [Turn(prompt, action, allowed=own) for prompt, action, own in said_before]
+    batch = collate([replace(said([5], [7]), turns=turns, texts=["", "", ""])], [0.0])
+    part = only(batch, batch.actions & (batch.turns == 1))
+    ids, ends = part.allowed
+    own = [ids[a:b].tolist() for a, b in pairwise(ends)]
+    assert [some for some, acts in zip(own, part.actions.flatten().tolist(), strict=True) if acts] == sets[1]
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "gigpo"])

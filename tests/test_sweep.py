@@ -22,9 +22,9 @@ from operant import OperantError
 from operant.storage import old_names
 from operant.tools.cli import main
 from operant.tools.report.runs import expand, grouped, read_runs, swept
-from operant.tools.sweep import SweepOptions, sweep
+from operant.tools.sweep import ProgressPrinter, SweepOptions, sweep
 from operant.tools.sweep.grid import LONGEST, Axis, Point, Range, divide, draw, grid, split
-from operant.tools.sweep.processes import environment
+from operant.tools.sweep.processes import Exit, RunCommand, environment
 from operant.tools.sweep.state import make_plan, progress, remember
 
 
@@ -253,6 +253,12 @@ def test_a_sweep_whose_runs_are_all_refused_alike_stops_after_the_second(tasks, 
     printed = capfd.readouterr().out
     assert len([*place.glob("sweep/logs/*.txt")]) == begun
     assert ("so the other 2 were not started" in printed) is (begun == 2), printed
+
+
+def test_only_the_first_and_the_last_combination_can_stop_a_sweep(tmp_path):
+    printer, refused = ProgressPrinter(4, 0, {"a", "b"}), Exit(2, 1.0, ["there is no such model"])
+    goes_on = [printer.ended(RunCommand(name, tmp_path / name, []), refused, False) for name in "acb"]
+    assert goes_on == [True, True, False]
 
 
 def started(place, *more):

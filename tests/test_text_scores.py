@@ -285,7 +285,7 @@ TOTTO = {
     ([["Bob", "plays in", "Rent"]], ["Bob Rent"], None),
     (LINEAR, ["Bob", "Stage", "2001", "Rent"], None),
     (TOTTO, ["Year", "Show", "2001", "Rent", "Bob"], ["2001", "Bob"]),
-    ({"age": 7}, ["7"], None),
+    ({"age": 7, "name": " "}, ["7"], None),
 )
 def test_forms_of_tables(table, entailing, wanted):
     found = table_values(table, "task 't'")

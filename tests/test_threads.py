@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_each_half_goes_on_from_its_own_beginnings(halves):
     """A later turn may be of one half alone; the likeliest tokens, by the model itself."""
     policy, sampling = Policy(lm()), Sampling(max_tokens=4, top_k=1, stop_tokens=-1)
     engine, prompts = NativeEngine(policy), [[n, n + 1] for n in range(3, 11)]
-    with twins.side_by_side(policy.model, len(prompts)), engine.remembering():
+    with twins.side_by_side(policy, len(prompts)), engine.remembering():
         assert torch.get_num_threads() == 1, "threads that share a product would wait between the halves"
         made = engine.generate(prompts, sampling, range(8))
         kept = (engine.kept, engine.kept_by_twin)
@@ -153,7 +154,7 @@ def test_bfloat16_leaves_the_kernels_of_attention_as_they_were(halves, monkeypat
 
     monkeypatch.setattr(GPT2LMHeadModel, "forward", met)
     for _ in range(5):
-        with twins.side_by_side(policy.model, 8):
+        with twins.side_by_side(policy, 8):
             forward_batch(Batch.given([[3, 4], [5, 6]], [[7, 8], [9, 10]]), policy, Sampling(), 64)
         assert torch.backends.cuda.flash_sdp_enabled()
     assert seen == [False] * 10
@@ -167,6 +168,9 @@ def test_a_parameter_with_a_hook_and_a_single_row_have_no_halves(halves, monkeyp
     step(learner)
     assert not table.grad.any(), "the hook sees the part of the embeddings, and that of the tied head"
     step(Learner(lm(), max_tokens=2, epochs=1), count=1)
+    monkeypatch.setattr(machine, "worth", lambda *sizes: 2)
+    with twins.side_by_side(SimpleNamespace(model=lm()), 8):
+        assert torch.get_num_threads() == 2, "a policy of another kind has no twin"
 
 
 @cases(0, 1)

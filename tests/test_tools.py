@@ -133,6 +133,7 @@ def test_a_stop_string_that_a_program_writes_again_is_not_doubled(tokenizer):
 
 
 def test_calls_are_bounded(tokenizer):
+    assert ToolWorld(calls=4, seconds=40.0).deadline > 4 * (2 * 40 + 1), "each may take that long"
     rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
     assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
     assert rollout.reply == "" and rollout.texts[-1] == "<python>1</python>"  # a call is no answer to judge

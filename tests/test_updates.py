@@ -54,8 +54,9 @@ def test_an_update_stops_before_the_step_that_would_go_too_far():
     assert held["update/steps"] == 1 and held["update/early_stopped"] == 1
 
 
-def test_a_step_whose_ratio_ran_away_is_refused():
-    told = learner(ratio_threshold=1.0 + 1e-4, **{"loss.value_coef": 0.0}).step(QUERIES, REPLIES, SCORES)
+@cases({"loss.value_coef": 0.0}, {"algorithm": "reinforce", "update.epochs": 1, "minibatch": 1})
+def test_a_step_whose_ratio_ran_away_is_refused(options):
+    told = learner(ratio_threshold=1.0 + 1e-4, **options).step(QUERIES, REPLIES, SCORES)
     assert told["policy/skipped_steps"] > 0 and told["update/steps"] < 6
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -128,6 +129,19 @@ def test_a_world_that_ends_the_process_is_a_sentence(end, called):
     assert os._exit is usual
     with pytest.raises(OperantError, match=rf"reward 'Quits' called {called} \(test_worlds.py.*isolated: before"):
         judge(lambda rollouts: end(), [Rollout(tasks[0], 0, [Turn([1], [2])], ["a"])], "Quits")
+
+
+def test_calls_that_overlap_in_threads_leave_nothing_behind():
+    usual = {name: getattr(os, name) for name in answers.USUAL}
+    first, second = (answers.heard(f"reward {name!r}", "fix it") for name in "ab")
+    with ThreadPoolExecutor(1) as other:
+        first.__enter__()
+        other.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        with pytest.raises(OperantError, match=r"reward 'b' called os\._exit\(0\)"):
+            other.submit(lambda: os._exit(0)).result()
+        other.submit(second.__exit__, None, None, None).result()
+    assert {name: getattr(os, name) for name in usual} == usual
 
 
 def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
@@ -351,7 +365,10 @@ class Long(Turns):
     first = Step("go on")
 
     def __init__(self, options=None, then=None):
-        self.then = then or Step("abcdefghijkl", reward=1.0, options=options)
+        self.then, self.left = then or Step("abcdefghijkl", reward=1.0, options=options), []
+
+    def on_leave(self, slots):
+        self.left.append([*slots])
 
     def answer(self, slot, reply):
         return self.then
@@ -361,6 +378,8 @@ class Long(Turns):
 def test_an_episode_that_outgrows_the_context_is_bootstrapped(more):
     learner = Learner(lm("llama", 40, spread=0.3), tokenizer=letters(), env=Long(**more), max_tokens=3)
     rollouts = learner.play(TASKS[:3])
+    *outgrown, at_the_end = learner.env.left
+    assert at_the_end == [0, 1, 2] and sorted(slot for left in outgrown for slot in left) == [0, 1, 2]
     for rollout in rollouts:
         last = rollout.turns[-1]
         whole = last.prompt + last.action + letters()("abcdefghijkl", add_special_tokens=False)["input_ids"]

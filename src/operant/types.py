@@ -97,8 +97,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def of_user(before: str, behind: str = "") -> Iterator[None]:
-    """Describe what code of the user's raises inside this context, between these texts; an OperantError stays as it is.
-    Raises: OperantError."""
+    """Describe what code of the user's raises in this context, between these texts. Raises: OperantError."""
     try:
         yield
     except OperantError:
@@ -165,8 +164,7 @@ class Completion:
     action: list[int]
     """The token ids of the reply, with its stop token."""
     logprobs: list[float]
-    """[len(action)] log-probability of each token under the distribution that it was sampled from. A choice among
-    options has one, [1]: that of the chosen option."""
+    """[len(action)] log-probability of each token as it was sampled; a choice among options has one, its own."""
     values: list[float] | None
     """[len(action)] the critic's value of the state before each token. None if decoding does not compute it."""
     end: End
@@ -245,8 +243,7 @@ class Rollout:
     query: str = ""
     """The first prompt as text."""
     following: list[int] | None = None
-    """Of a cut or outgrown episode: the prompt that would have come next. Its value is the bootstrap. Of an outgrown
-    one, the part of it that fits into the context."""
+    """Of a cut or outgrown episode: the prompt that would come next, as far as it fits. Its value is the bootstrap."""
     place: int | None = None
     """Index of this rollout among all rollouts of its step, over all ranks; None if unknown."""
     sampling: Any = None
@@ -326,8 +323,7 @@ class Step:
     """False: the reply was played and later turns see it, but it is not trained on: it has no gradient and no KL. It
     counts as a turn, and its reward is paid on the last trained reply before it, discounted between turns."""
     key: str = ""
-    """The state that the policy replies to next: equal in all attempts at a task where they are in the same state.
-    Only methods that compare such turns (`gigpo`) read it."""
+    """The state that is replied to next, equal in all attempts at a task that are in it, for methods that compare."""
     examples: Sequence[tuple[str, float]] = ()
     """Turns that the world itself has played after this reply, before the policy is asked again: the text of each, such
     as an expert's command, and its reward. They are turns like those that are not trained on, and no reply is generated
@@ -393,6 +389,10 @@ class EnvBase:
     (None: no limit), for a world that shortens its prompts."""
     on_turns: Callable[[Mapping[int, Turn]], None] | None = None
     """Called before `step` with the turn of each reply: its token ids, their log-probs, and how it ended."""
+    on_leave: Callable[[Sequence[int]], None] | None = None
+    """Called with slots whose episodes go no further: one has outgrown the context, or all of a step have ended."""
+    under: Callable[[Any], Env] | None = None
+    """Returns the world with the `isolation` options of a run."""
     for_evaluation: Callable[[], Env] | None = None
     """Returns the world in which a policy is measured, if that is another one."""
     check: Callable[[], None] | None = None

@@ -14,33 +14,15 @@ LOW, HIGH, BETA = 0.1, 0.3, 0.15
 EPS, LR, NORM = 1e-2, 5e-2, 0.3  # an epsilon above the rounding of gradients that are 0
 END = VOCABULARY - 1
 WIDTH = {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
+OPT = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+OPT |= {"max_position_embeddings": 32, "dropout": 0.0, "attention_dropout": 0.0, "init_std": 0.3, "pad_token_id": 0}
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "initializer_range": 0.3}
+GPT2 |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 SHAPES = {
     # Learnt positions, counted from the attention mask: padding on the left moves none of them.
-    "opt": OPTConfig(
-        **WIDTH,
-        hidden_size=16,
-        word_embed_proj_dim=16,
-        ffn_dim=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        dropout=0.0,
-        attention_dropout=0.0,
-        init_std=0.3,
-        pad_token_id=0,
-    ),
+    "opt": OPTConfig(**WIDTH, **OPT),
     # Learnt positions, counted from the start of the row unless the caller says them.
-    "gpt2": GPT2Config(
-        **WIDTH,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=32,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        initializer_range=0.3,
-    ),
+    "gpt2": GPT2Config(**WIDTH, **GPT2),
 }
 # Whatever moves a number has its value here or in the comparison; none is left to a default.
 SETTINGS = {"use_cpu": True, "bf16": False, "fp16": False, "gradient_checkpointing": False}

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -195,11 +195,14 @@ class TextGames:
         """Carry out the command in each reply, and the examples after it. Raises: OperantError if a game names none."""
         return {slot: self._answer(self._live[slot], reply) for slot, reply in replies.items()}
 
+    def on_leave(self, slots: Sequence[int]) -> None:
+        """Free the games in these slots."""
+        for episode in [self._live.pop(slot) for slot in slots if slot in self._live]:
+            episode.game.close()
+
     def close(self) -> None:
         """Free the games that are still open."""
-        for episode in self._live.values():
-            episode.game.close()
-        self._live.clear()
+        self.on_leave(list(self._live))
         if self._evaluating is not None:
             self._evaluating.close()
 
@@ -216,8 +219,7 @@ class TextGames:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _begin(self, slot: int, task: Task) -> Step:
-        if slot in self._live:
-            self._live[slot].game.close()
+        self.on_leave([slot])
         game = self.make(task)
         state = game.reset()
         # A whole history is written anew only when it no longer fits, and then leaves half of the room to new turns.
@@ -288,7 +290,8 @@ class TextGames:
             known["options"] = [f" {command}" for command in state.commands]
         shown = observed(state)
         inventory = "" if state.inventory in shown else state.inventory  # it may be what was asked for
-        now = (shown, inventory, listing(state.commands) if self.show_commands else "")
+        named = list(state.commands) if self.show_commands else []
+        now = (shown, inventory, f"{', '.join(named[:-1])}, or {named[-1]}" if named[2:] else " or ".join(named))
         count = self._count or len
         if self.memory is None and reply is not None:
             examples = memory.past[len(memory.past) - len(known["examples"]) :]
@@ -307,11 +310,6 @@ class TextGames:
 def observed(state: GameState) -> str:
     """What a state shows: the answer, and the description of the place if it is not part of the answer."""
     return state.text if state.description in state.text else f"{state.text}\n{state.description}".strip()
-
-
-def listing(commands: tuple[str, ...]) -> str:
-    """`a, b, or c`."""
-    return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
 
 
 def split_reply(reply: str, mark: str = "") -> tuple[str, str]:

@@ -400,10 +400,7 @@ def copy_models(named: Mapping[str, object], folder: Path, called: Mapping[str, 
 
 
 def copies(named: Mapping[str, object], folder: Path, warn: Callable[[str], None]) -> dict[str, str]:
-    """The copies in `folder/start/` of the models that options name, by option.
-
-    warn: called for a folder without a copy.
-    """
+    """The copies in `folder/start/` of the models that options name. warn: called for a folder without a copy."""
     start = folder / START
     if not start.is_dir():
         for name in (name for name in named.values() if hub.found(name) is not None):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from operant import distributed, machine
+from operant.models.base import PolicyBase
 from operant.models.kernels import hooked
 from operant.models.policy import Policy
 
@@ -37,13 +38,13 @@ def in_halves(model: nn.Module, tokens: int) -> bool:
 
 
 @contextmanager
-def side_by_side(model: nn.Module, tokens: int) -> Iterator[None]:
+def side_by_side(policy: Policy | PolicyBase, tokens: int) -> Iterator[None]:
     """Inside this context, torch has as many threads as so many tokens are worth, and small policies have twins.
 
     With twins each thread has half of them, also between the halves, where others would wait in a loop.
     """
-    halved = in_halves(model, tokens)
-    count = torch.get_num_threads() // 2 if halved else machine.worth(tokens, machine.largest(model))
+    halved = isinstance(policy, Policy) and in_halves(policy.model, tokens)
+    count = torch.get_num_threads() // 2 if halved else machine.worth(tokens, machine.largest(policy.model))
     token = _twins.set({} if halved else None)
     try:
         with machine.threads(count):

@@ -173,6 +173,8 @@ def episode_index(batch: Batch) -> Tensor:
     order = torch.argsort(batch.episodes[row], stable=True)
     flat = (row * batch.tokens.shape[1] + column)[order]
     counts = torch.bincount(batch.episodes[row], minlength=len(batch.bootstrap))
+    if not len(counts):
+        return flat.new_zeros(0, 0)
     return torch.nn.utils.rnn.pad_sequence(list(flat.split(counts.tolist())), batch_first=True, padding_value=-1)
 
 

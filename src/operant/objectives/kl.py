@@ -55,8 +55,7 @@ class KLOptions:
     coef: float = bounded(0.1, at_least=0)
     """Price of one nat of KL in the reward; an adaptive controller starts from it. 0: no KL in the reward."""
     kind: str = bounded("k1", choices=SAMPLED + EXACT)
-    """k1 | k2 | k3 | absolute | reverse | forward | jensen_shannon: the divergence that is charged in the reward, per
-    token."""
+    """k1 | k2 | k3 | absolute | reverse | forward | jensen_shannon: the divergence charged in the reward, per token."""
     reward_gradient: str = bounded("full", choices=("full", "score"))
     """full: the gradient of the expected charge. score: without the gradient of the charge itself, as in TRL; then
     every kind but k1 has another optimum (docs/methods/ppo.md)."""
@@ -169,8 +168,8 @@ class Adaptive(Controller):
 
     def update(self, per_reply: float, per_token: float, replies: int) -> None:
         error = min(max(per_reply / self.options.target - 1, -0.2), 0.2)
-        usual = min(HORIZONS / self.steps, 1.0) if self.steps else replies / UNKNOWN_RUN
-        self.coef *= 1 + error * (replies / self.options.horizon if self.options.horizon else usual)
+        usual = HORIZONS / self.steps if self.steps else replies / UNKNOWN_RUN
+        self.coef *= 1 + error * min(replies / self.options.horizon if self.options.horizon else usual, 1.0)
 
 
 class PerToken(Controller):

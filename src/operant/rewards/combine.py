@@ -108,11 +108,8 @@ def _add_weighted(total: Total, score: Total, weight: float) -> Total:
         return term
     if isinstance(total, list) and isinstance(term, list):
         return [x + y for x, y in zip(total, term)]
-    if isinstance(total, list):
-        return [*total[:-1], total[-1] + term]  # type: ignore[operator]
-    if isinstance(term, list):
-        return [*term[:-1], term[-1] + total]
-    return total + term
+    each, one = (total, term) if isinstance(total, list) else (term, total)
+    return [*each[:-1], each[-1] + one] if isinstance(each, list) else each + one  # type: ignore[operator]
 
 
 @dataclass(frozen=True)

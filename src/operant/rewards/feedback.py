@@ -6,8 +6,10 @@ runs(env="feedback", env={"reward": "my_rewards:unit_tests", "turns": 3})    # i
 from collections.abc import Mapping
 from typing import Any
 
-from operant.rewards import check, judge, resolve, totals
+from operant.rewards import judge, resolve, totals
 from operant.rewards.evaluate import name_of
+from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.isolated import under
 from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require
 
 
@@ -18,7 +20,7 @@ class Feedback:
     `turns` have no tokens. turns: the largest number of replies; an empty message ends the episode earlier. text: what
     is put after the reply, with the message in place of {message}; a chat model needs the marks of its template here.
     The last reply of the episode is paid its score, 0 if the reward abstains; its judgement is in the rollout's `info`.
-    Raises: OperantError for a reward that cannot be found or loaded, fewer than one turn, or a text without {message}.
+    Raises: OperantError for a reward that cannot be found, fewer than one turn, or a text without {message}.
     """
 
     pays = True
@@ -32,7 +34,10 @@ class Feedback:
         self.judges = [self.reward]
         """The rewards that the run shows its tasks to beforehand, as it does with its own."""
         self._rollouts: dict[int, Rollout] = {}
-        check(self.reward)
+
+    def under(self, isolation: IsolationOptions) -> "Feedback":
+        """The same world, whose reward has these options unless it has its own."""
+        return Feedback(under(self.reward, isolation), self.turns, self.text)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes: the policy reads their tasks."""

@@ -8,7 +8,7 @@ reward.close()       # at the end of a run; the next call starts new workers
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 
@@ -121,7 +121,7 @@ class IsolatedReward(RewardBase):
             plain = [rollout_to_plain(rollout) for rollout in rollouts]
         left_before = self._pool.left_behind
         results: dict[int, SampleResult] = {}
-        notes = [] if self.options.each else self._judge_together(plain, rollouts, results)
+        notes = [] if self.options.each else self._together(plain, rollouts, results)
         remaining = [i for i in range(len(rollouts)) if i not in results]  # these are judged one by one
         share = min(4, -(-len(remaining) // self.options.workers))
 
@@ -143,9 +143,7 @@ class IsolatedReward(RewardBase):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _judge_together(
-        self, plain: Sequence[object], rollouts: list[Rollout], results: dict[int, SampleResult]
-    ) -> list[str]:
+    def _together(self, plain: list[object], rollouts: list[Rollout], results: dict[int, SampleResult]) -> list[str]:
         """Send each worker its share of the batch, and add the results by index; returns notes on calls that failed.
 
         Samples of a failed call get no result yet if they are to be judged again.

@@ -4,11 +4,13 @@ torch is not imported.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -121,20 +123,11 @@ def fault(step: object) -> str | None:
         if not good:
             return f"{name}={shown(getattr(step, name))}; it must be {rule}"
     for name, said in (("text", [step.text]), ("options", options or ()), ("examples", [e[0] for e in step.examples])):
-        if not all(map(is_encodable, said)):
+        if any(map(SURROGATE.search, said)):
             return (
                 f"{name}={shown(getattr(step, name))}, which holds half a surrogate pair: cut texts between characters"
             )
     return None
-
-
-def is_encodable(text: str) -> bool:
-    """Whether a text can be written and read: a half of a surrogate pair cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
@@ -143,43 +136,49 @@ def _listed(tasks: Mapping[int, Task], slots: list[int]) -> str:
     return named + (f" and {len(slots) - 3} more" if len(slots) > 3 else "")
 
 
-ENDS = ("_exit", "abort", "kill", "killpg", "execv", "execve")
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which cannot be written
+USUAL = {name: getattr(os, name) for name in ("_exit", "abort", "kill", "killpg", "execv", "execve")}
 """Of `os`; its other functions `exec...` call the last two."""
+HEARD, HEARING = dict[tuple[int, int], tuple[str, str]](), threading.Lock()
+"""By process and thread: whose calls it makes, and the remedy. The lock is held while that changes."""
 
 
 @contextmanager
 def heard(called: str, remedy: str) -> Iterator[None]:
     """Inside this context, a call that would end this process without a word raises OperantError with the remedy.
 
-    called: whose calls they are, such as "world 'Guess'". Other threads, and processes that it has forked, may still
-    end so.
+    called: such as "world 'Guess'". Other threads, and processes that it has forked, may still end so.
     """
-    usual = {name: getattr(os, name) for name in ENDS}
     owner = os.getpid(), threading.get_ident()
-
-    def instead(name: str) -> Callable[..., object]:
-        def call(*given: int, **named: object) -> object:
-            here = owner == (os.getpid(), threading.get_ident())
-            if not here or (name.startswith("kill") and not _ends(*given)):
-                return usual[name](*given, **named)
-            caller = sys._getframe(1)
-            while caller.f_globals is vars(os) and caller.f_back:  # os.execl calls os.execv
-                caller = caller.f_back
-            file, values = Path(caller.f_code.co_filename).name, ", ".join(map(str, given))
-            raise OperantError(
-                f"{called} called os.{name}({values}) ({file}, line {caller.f_lineno}), which ends the process and "
-                f"the run with it; {remedy}"
-            )
-
-        return call
-
-    for name in usual:
-        setattr(os, name, instead(name))
+    with HEARING:
+        if not HEARD:
+            for name in USUAL:
+                USUAL[name] = getattr(os, name)
+                setattr(os, name, partial(_instead, name))
+        outer, HEARD[owner] = HEARD.get(owner), (called, remedy)
     try:
         yield
     finally:
-        for name, function in usual.items():
-            setattr(os, name, function)
+        with HEARING:
+            del HEARD[owner]
+            if outer is not None:
+                HEARD[owner] = outer
+            elif not HEARD:
+                os.__dict__.update(USUAL)
+
+
+def _instead(name: str, *given: int, **named: object) -> object:
+    own = HEARD.get((os.getpid(), threading.get_ident()))
+    if own is None or (name.startswith("kill") and not _ends(*given)):
+        return USUAL[name](*given, **named)
+    caller = sys._getframe(1)
+    while caller.f_globals is vars(os) and caller.f_back:  # os.execl calls os.execv
+        caller = caller.f_back
+    file, values = Path(caller.f_code.co_filename).name, ", ".join(map(str, given))
+    raise OperantError(
+        f"{own[0]} called os.{name}({values}) ({file}, line {caller.f_lineno}), which ends the process and "
+        f"the run with it; {own[1]}"
+    )
 
 
 def _ends(target: int = 1, number: int = 0) -> bool:

@@ -184,8 +184,7 @@ def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
 def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     """Row numbers of each unit, whose rows stay together.
 
-    `unit`: turn (a row; collated with `joined` False, each turn has one), episode, pair (two neighbouring episodes), or
-    group.
+    `unit`: turn (a row; each turn has one if not `joined`), episode, pair (two neighbouring episodes), or group.
     """
     rows = torch.arange(len(batch))
     numbers_of = {"turn": rows, "episode": batch.episodes, "pair": batch.episodes // 2, "group": batch.groups}

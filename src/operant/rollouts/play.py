@@ -7,7 +7,7 @@ environment appends is encoded by itself and put after the reply's ids.
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -225,10 +225,11 @@ def play(
     episodes = episodes if part is None else {slot: episodes[slot] for slot in part}
     ended: dict[int, Rollout | None] = {}
     waiting, world = iter(episodes), with_defaults(env, EnvBase)
-    most, waves = world.most, world.waves
+    most, waves, leave = world.most, world.waves, world.on_leave or (lambda slots: None)
     remember = nullcontext if world.turns == 1 else EngineParts.of(engine).remembering
     pool = ThreadPoolExecutor(1, thread_name_prefix="world") if waves > 1 else nullcontext()
-    with remember(), pool as thread:
+    with ExitStack() as left, remember(), pool as thread:
+        left.callback(leave, range(len(tasks)))
         while slots := list(islice(waiting, most)):
             tasks_of = {slot: episodes[slot].task_as_text for slot in slots}
             ended |= {slot: episodes[slot].start(first, fits) for slot, first in answers.reset(env, tasks_of).items()}
@@ -239,6 +240,7 @@ def play(
                 if not ready:  # the wave that was asked about first goes on
                     steps = asked.popleft()()
                     ended |= {slot: episodes[slot].answer(answer, fits) for slot, answer in steps.items()}
+                    leave([s for s in steps if (rollout := ended[s]) is not None and rollout.end == "outgrown"])
                     ready.append([slot for slot in steps if ended[slot] is None])
                 if not (wave := ready.popleft()):
                     continue

@@ -44,8 +44,9 @@ def reward_and_world(config: Config, closing: ExitStack, journal: Journal | None
     if train.reward is not None:
         reward = under(rewards.resolve(train.reward, own["reward"]), config.isolation)
     env = None if train.env is None else named_parts.make("env", train.env, own["env"])
+    if (of_run := with_defaults(env, EnvBase).under) is not None:
+        env = of_run(config.isolation)
     if isinstance(env, IsolatedEnv):
-        env = env.under(config.isolation)
         closing.callback(env.close)
     judges = [reward, *with_defaults(env, EnvBase).judges]
     for judge in judges:
@@ -80,7 +81,8 @@ def build(
     _check_first_rows(config, (source, evaluated), (reward, env, judges), metrics, forms, tokenizer)
     if reward is not None:
         rewards.check_lengths(reward, sampling.max_tokens)
-        rewards.check(reward)
+    for judge in judges:
+        rewards.check(judge)
     for metric in metrics:
         metric.check()
     if env is not None:

@@ -397,6 +397,8 @@ def _check_together(config: Config) -> None:
             f"samples={train.samples} with algorithm={train.algorithm}: it compares the replies to one prompt, so "
             f"every advantage would be 0; use samples={algorithm.needs.samples} or more"
         )
+    if (k := config.learner["advantage"].get("k") or 0) > train.samples:
+        raise OperantError(f"advantage.k={k} with samples={train.samples}: it is the best of so many; raise samples")
     kind, number = ("", 0.0) if selects is None else select.parse(selects)
     of_replies = config.learner["learner"].select_unit == "episode"
     if kind == "count" and of_replies and number > train.batch:

@@ -76,8 +76,9 @@ class Journal:
         self._good = None
 
     def size(self) -> int:
-        """Size of the file in bytes; 0 if it does not exist."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        """Size of the file in bytes; 0 if it does not exist. Raises: OperantError if the disk does not say."""
+        with atomic_io.explained(self.path, "look at"):
+            return self.path.stat().st_size if self.path.exists() else 0
 
 
 class RunFolder:

@@ -180,21 +180,20 @@ def go_on(run: Run, path: Path | None, changed: list[Change], *, fresh_optimizer
     folder = run.folder
     step = run.checkpoints.resume(path, fresh_optimizer=fresh_optimizer) if path is not None else 0
     apply_changes(changed + changes_after(folder.path, step, run.config), run.learner)
-    if not run.first:
-        return
-    for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
-        run.trackers.warn(lost)
-    run.metrics = folder.metrics()
-    if step < run.config.train.steps:  # what was judged at an earlier end says nothing of the next one
-        with atomic_io.explained(folder.path):
-            atomic_io.remove(folder.path / "evaluation.json")
-    if changed:
-        folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
-        listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
-        folder.log_message(f"changed from step {step + 1} on: {listed}")
-    fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
-    folder.log_message(f"{GOING_ON}{step}{fresh}")
-    folder.going_on = True
+    if run.first:
+        for lost in cut_after(folder, step, about(path)["lengths"] if path is not None else None):
+            run.trackers.warn(lost)
+        run.metrics = folder.metrics()
+        if step < run.config.train.steps:  # what was judged at an earlier end says nothing of the next one
+            with atomic_io.explained(folder.path):
+                atomic_io.remove(folder.path / "evaluation.json")
+        if changed:
+            folder.change_config(as_mapping(run.config), [{"step": step, **asdict(change)} for change in changed])
+            listed = "; ".join(f"{change.name} is {change.new!r}, was {change.old!r}" for change in changed)
+            folder.log_message(f"changed from step {step + 1} on: {listed}")
+        fresh = f", of {path.name}, with a fresh optimizer" if path is not None and fresh_optimizer else ""
+        folder.log_message(f"{GOING_ON}{step}{fresh}")
+        folder.going_on = True
     if path is not None and not (changed or fresh_optimizer):
         run.checkpoints.save_last(to_go_on=True)  # a kill may have come between two kinds
 

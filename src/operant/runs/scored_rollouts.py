@@ -197,7 +197,7 @@ def greedy_replies(
 def judge_beside(reward: RewardFn | None, rollouts: list[Rollout], greedy: list[Rollout], *, pays: bool) -> Judged:
     """Judge rollouts with a reward whose parts may compare them with greedy replies."""
     for one in compared_with_greedy(reward):
-        one.see_greedy([rollout for rollout in greedy if not rollout.failed])
+        one.see_greedy(greedy)
     return judge(reward, rollouts, pays=pays)
 
 
@@ -236,14 +236,10 @@ def chunk_slices(count: int, chunks: int, samples: int) -> Iterator[slice]:
 
 def join_judgements(judged: Sequence[Judged]) -> Judged:
     """Join the judgements of chunks into the judgement that one call for all rollouts would have returned."""
-
-    def has_values(chunk: Judged, name: str) -> bool:
-        return any(value is not None for value in chunk.parts.get(name, []))
-
-    names = dict.fromkeys(name for chunk in judged for name in chunk.parts)
     # A chunk without any score has one part, named after the reward; other chunks may have the reward's named parts.
-    real = [n for n in names if all(n in j.parts for j in judged) or any(has_values(j, n) for j in judged)]
-    parts = {n: [v for j in judged for v in j.parts.get(n, [None] * len(j.scores))] for n in real or names}
+    told = [j for j in judged if any(value is not None for part in j.parts.values() for value in part)]
+    names = dict.fromkeys(name for chunk in told or judged for name in chunk.parts)
+    parts = {n: [v for j in judged for v in j.parts.get(n, [None] * len(j.scores))] for n in names}
     failures = any(j.outcomes for j in judged)
     outcomes = [j.outcome(i) for j in judged for i in range(len(j.scores))] if failures else []
     notes = [note for j in judged for note in j.notes]

@@ -112,7 +112,7 @@ class BertScore(OfMeasures):
     def numbers(self, rollouts: list[Rollout]) -> dict[str, list[float]]:
         """Lists of F, precision and recall; of several references, each is joined by itself."""
         given = [(r.reply, self.references(r.task)) for r in rollouts]
-        read = self.read({text for reply, texts in given for text in (reply, *texts)})
+        read = self.read([text for reply, texts in given for text in (reply, *texts)])
         found = dict[str, list[float]]({name: [] for name in MEASURES})
         for reply, texts in given:
             each = [greedy_matching(read[reply], read[text]) for text in texts]

@@ -211,7 +211,7 @@ class Learner(LearnerParts):
             with self.clock.timing("observe"), self.present():
                 distributed.together(lambda: self.stages.run(step, "rows", "score"))
                 distributed.together(lambda: self.stages.run(step, "look"))
-            self.stages.run(step, "credit")
+            distributed.together(lambda: self.stages.run(step, "credit"))
         except BaseException:
             self.moments.load_state_dict(moments_before)  # nothing else has changed so far
             raise
@@ -273,7 +273,7 @@ class Learner(LearnerParts):
             return machine.threads(self.own.threads)
         if self.policy.device.type != "cpu":
             return nullcontext()
-        return side_by_side(self.policy.model, tokens)
+        return side_by_side(self.policy, tokens)
 
     @property
     def optimizer(self) -> Any:

@@ -175,9 +175,8 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     if out.entropy is not None:  # a reward model draws nothing
         sums["policy/entropy"] = out.entropy.detach()[at].double().sum()
     # A sum in float64 is finite if and only if all its terms are.
-    checked = [
-        x.detach()[batch.actions].double().sum() for x in (out.logprobs, out.logsumexp, out.values) if x is not None
-    ]
+    made = [x for x in (out.logprobs, out.logsumexp, out.values) if x is not None]
+    checked = [x.detach()[batch.actions].double().sum() for x in made]
     *numbers, count = torch.stack([*checked, *sums.values(), at.sum().double()]).tolist()
     totals = dict(zip(sums, numbers[len(checked) :], strict=True))
     bad = [x for x in (*numbers[: len(checked)], totals["loss/total"]) if not math.isfinite(x)]
@@ -190,6 +189,8 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
     ratio = log_ratio.exp()
     tally.histogram("ratio", ratio)
     tally.add("policy/old_new_k3", float(estimate("k3", -log_ratio, torch.zeros_like(log_ratio)).sum()), count)
+    if "policy/ratio_mean" not in terms:  # the loss needs none
+        tally.mean("policy/ratio_mean", ratio)
     tally.spread("policy/ratio_std", ratio)
     tally.extreme("policy/ratio_max", float(ratio.max()))
     tally.extreme("policy/ratio_min", float(ratio.min()))
@@ -237,8 +238,7 @@ class MicroBatchOptions:
     """How a batch is averaged, and cut to fit into memory: the options `update.*` that every update rule has."""
 
     micro_tokens: int = bounded(8192, at_least=1)
-    """Tokens of one forward and backward pass, including padding if rows are padded. It bounds memory, and changes no
-    number."""
+    """Tokens of one forward and backward pass, padding included. It bounds memory, and changes no number."""
     micro_batch: str = bounded("auto", choices=("auto", "fixed"))
     """If memory runs out, auto: micro_tokens is halved and the optimizer step repeated; fixed: an error."""
     per: str | None = bounded(None, choices=(None, *PER), rule="token, reply, group, constant or none")

@@ -76,14 +76,11 @@ class OptimizerOptions(RateOptions):
     eps: float = bounded(1e-8, at_least=1e-30)  # else a weight without gradients changes by 0 / 0
     """Of adamw, rmsprop and muon's AdamW: added to the root that divides the gradient."""
     eps_placement: str = bounded("torch", choices=("torch", "tensorflow"))
-    """Of adamw. torch: outside the bias correction. tensorflow: inside it (eps-hat of arXiv:1412.6980), as in OpenAI's
-    code."""
+    """Of adamw. torch: outside the bias correction; tensorflow: inside (eps-hat of arXiv:1412.6980), as OpenAI did."""
     weight_decay: float = 0.0
-    """Of matrices, not of vectors. adamw and muon shrink the weights; rmsprop and sgd add it to the gradient, as in
-    torch."""
+    """Of matrices, not vectors. adamw and muon shrink the weights; rmsprop and sgd add it to the gradient, as torch."""
     states: str = bounded("float32", choices=("float32", "8bit"))
-    """Of adamw. float32, or 8bit: each of Adam's two moments in one byte, 2 bytes per trained weight instead of 8, but
-    slower."""
+    """Of adamw. float32, or 8bit: each moment in one byte, 2 bytes per trained weight instead of 8, but slower."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

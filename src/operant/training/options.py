@@ -272,6 +272,11 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
+    alone = (algorithm.source == "data" and "reference" not in algorithm.copies) or "condition" in algorithm.options
+    if alone and (limit := values(options["update"]).get("target_kl")):
+        raise OperantError(f"update.target_kl={limit} with algorithm={name}: nothing is compared; leave it out")
+    if own.select and own.select_unit == "turn" and (algorithm.look or "teacher" in algorithm.options):
+        raise OperantError(f"learner.select_unit=turn with algorithm={name}: its loss reads episodes; use that")
     if own.select is None and "learner.select" in algorithm.defaults:
         raise OperantError(f"learner.select=none with algorithm={name}: it imitates the best replies; say which")
     if own.select is not None and algorithm.source == "data":
@@ -325,9 +330,7 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
         options["replay"].check_with(options)
     sampling, score, on_length = sampling.for_training(), options["score"], options["learner"].on_length
     if on_length == "bootstrap" and not algorithm.needs.critic:
-        raise OperantError(
-            f"on_length='bootstrap' with algorithm={name}: it needs a critic; use ended, penalty or drop"
-        )
+        raise OperantError(f"on_length=bootstrap with algorithm={name}: it needs a critic; use ended, penalty or drop")
     if on_length == "bootstrap" and sampling.fixed_length and options["advantage"].get("gamma", 1.0) == 1:
         raise OperantError(
             "on_length='bootstrap' with sampling.fixed_length and advantage.gamma=1: nothing would anchor the "
@@ -371,7 +374,7 @@ def check_reference(options: OptionGroups, name: str, reference: object) -> None
         )
     if teacher is None and reference is None and "reference" in find(name).copies and not find(name).kl:
         raise OperantError(f"reference=none with algorithm={name}: its loss compares the policy with it; give copy")
-    charged = [option for option in ("coef", "loss_coef") if getattr(kl, option)]
+    charged = [o for o, on in (("coef", kl.coef), ("end_coef", kl.charges), ("loss_coef", kl.loss_coef)) if on]
     if charged and (reference is None or "reference" not in find(name).copies):
         without = "reference=None" if reference is None else f"algorithm {name!r}, which has no reference"
         raise OperantError(

@@ -38,7 +38,9 @@ def mix_in_earlier(learner: LearnerParts, step: TrainingStep) -> None:
 
 def split_branches(learner: LearnerParts, step: TrainingStep) -> None:
     """Make an attempt of each branch of an episode, before scores are centred, chosen or compared."""
-    scores = [None] * len(step.rollouts) if step.scores is None else select.finite_scores(step.rollouts, step.scores)
+    scores: Any = [None] * len(step.rollouts)
+    if step.scores is not None:
+        scores = distributed.together(lambda: select.finite_scores(step.rollouts, step.scores))
     discount, parts, of = learner.between_turns, list[tuple[Rollout, Any]](), list[int]()
     for place, (rollout, score) in enumerate(zip(step.rollouts, scores, strict=True)):
         for number, part in enumerate(branches(rollout, score, discount)):
@@ -235,6 +237,10 @@ def best(
 def only(batch: Batch, kept: Tensor) -> Batch:
     """The batch with no other actions than `kept` [B, T], without rows that have none; one row stays if all have."""
     rows = kept.any(1).nonzero()[:, 0].cpu()
+    if batch.allowed is not None:  # the pieces of other tokens are empty
+        ids, stays, counts = batch.allowed[0], kept.flatten().cpu(), batch.allowed[1].diff()
+        ends = torch.tensor([0]), (counts * stays).cumsum(0)
+        batch = batch.with_(allowed=(ids[stays.repeat_interleave(counts)], torch.cat(ends)))
     return batch.with_(actions=batch.actions & kept).rows(rows if len(rows) else torch.tensor([0]))
 
 

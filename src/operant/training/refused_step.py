@@ -35,10 +35,7 @@ SCHEMA = 1
 
 
 def write(path: str | Path, refusal: RefusedStep | None, about: Mapping[str, object], weights: object) -> Path:
-    """Write the bundle atomically, in place of an older one of that name.
-
-    about: algorithm, options and names of the models.
-    """
+    """Write the bundle atomically, in place of an older one. about: algorithm, options and names of the models."""
     require(refusal is not None, "the last step was not refused, so there is no bundle to write")
     path, bag = Path(path), NamedTensors(finite=False)
     plain = asdict(refusal) | {"sampling": values(refusal.sampling)}

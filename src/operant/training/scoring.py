@@ -191,7 +191,7 @@ def with_bootstraps(
             )
     # The value of a state is that of the token after it; the model does not see this 0.
     rows = Batch.given([prompt for prompt, _ in after.values()], [[*reply, 0] for _, reply in after.values()])
-    values, last = rows.rewards.new_zeros(len(rows)), rows.mask.sum(1) - 1
+    values, last = torch.zeros(len(rows), dtype=batch.bootstrap.dtype), rows.mask.sum(1) - 1
     for some in cut(rows, units(rows), micro_tokens, packed=policy.packs(rows)):
         index = torch.tensor(some)
         found = policy.values(rows.rows(index))  # there are bootstraps only with a critic

@@ -39,8 +39,7 @@ class TrustRegionOptions(MicroBatchOptions):
     target_kl: float = bounded(0.01, above=0)
     """The most nats per token that a step may move the policy: KL(old || new), mean over the tokens of the batch."""
     kl: str = bounded("exact", choices=("exact", "sampled"))
-    """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without a copy of the
-    policy."""
+    """exact: that KL over the whole vocabulary. sampled: its k3 estimate at the drawn tokens, without any copy."""
     solver_steps: int = bounded(10, at_least=1)
     """Steps of conjugate gradients, each a product of the Fisher matrix and a vector."""
     damping: float = bounded(0.1, at_least=0)

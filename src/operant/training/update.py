@@ -122,10 +122,7 @@ def _norm(x: Tensor, ratio: float) -> float:
 
 @dataclass(frozen=True)
 class UpdateOptions(MicroBatchOptions):
-    """How often a batch is used, and how it is cut.
-
-    Raises: OperantError for a value out of range.
-    """
+    """How often a batch is used, and how it is cut. Raises: OperantError for a value out of range."""
 
     epochs: int = bounded(4, at_least=1)
     """Passes over the batch in each training step."""
@@ -272,7 +269,8 @@ def weighted(batch: Batch, rows: Sequence[int], objective: Objective) -> Batch:
     counted = part if rows else part.with_(actions=torch.zeros_like(part.actions))
     if not bool(part.actions.any()):  # a pass without any action has no gradient, and the other ranks wait for one
         last = torch.arange(part.tokens.shape[1], device=part.mask.device) == part.mask.sum(1, keepdim=True) - 1
-        part = part.with_(actions=last, allowed=None, choices=None)
+        hinted = None if part.hinted is None else part.with_(hinted=None, actions=last)
+        part = part.with_(actions=last, allowed=None, choices=None, hinted=hinted)
     if objective.whiten is not None and part.advantages is not None:
         own = counted.actions if part.demonstrated is None else counted.actions & ~part.demonstrated[:, None]
         part = objective.whiten(part, own)

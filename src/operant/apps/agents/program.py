@@ -107,8 +107,6 @@ class AgentWorld(EnvBase):
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         for slot, task in tasks.items():
-            if slot in self.clients:  # its episode has outgrown the context
-                self.clients[slot].end()
             self.clients[slot] = ModelClient(self.play, task, self.tokenizer, self.ignore, self.room)
         return self._steps(tasks)
 
@@ -120,6 +118,10 @@ class AgentWorld(EnvBase):
         for slot, reply in replies.items():
             self.clients[slot].give(reply)
         return self._steps(replies)
+
+    def on_leave(self, slots: Sequence[int]) -> None:
+        for client in [self.clients[slot] for slot in slots if slot in self.clients]:
+            client.end()
 
     def _steps(self, slots: Iterable[int]) -> dict[int, Step]:
         due = time.monotonic() + self.deadline  # of all programs: they have been computing side by side
@@ -383,10 +385,9 @@ class ModelClient:
             if inspect.isawaitable(returned):
                 returned = asyncio.run(_awaited(returned))
             self._requests.put(self._last(returned))
-        except EpisodeOverError:
-            return
         except BaseException as error:  # a program may call sys.exit
-            self._requests.put(_failed("raised", f"the program failed: {describe_error(error)}"))
+            if not isinstance(error, EpisodeOverError):
+                self._requests.put(_failed("raised", f"the program failed: {describe_error(error)}"))
 
     def _last(self, returned: object) -> Step:
         reward = 0.0 if returned is None else returned
@@ -443,8 +444,7 @@ _SECRET = secrets.token_hex(8)
 
 
 def _same_ids(tokenizer: Any, text: str, ids: list[int]) -> str:
-    """The text, without a beginning that the tokenizer adds by itself. Raises: RefusedRequestError if neither has the
-    ids of its messages."""
+    """The text, without a beginning that the tokenizer adds. Raises: RefusedRequestError if neither has these ids."""
     begin = getattr(tokenizer, "bos_token", None) or ""
     for same in (text, text.removeprefix(begin)):
         if encode_prompt(tokenizer, same) == ids:

@@ -77,7 +77,7 @@ class ToolWorld(AgentWorld):
         self._calls = re.compile(rf"<({names})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
         if folder is not None and "search" not in self.tools:
             raise OperantError(f"env.folder={shown(folder)}: only the tool search reads it; add it to env.tools")
-        super().__init__(self._play, deadline=max(deadline, 2 * seconds))
+        super().__init__(self._play, deadline=max(deadline, calls * (2 * seconds + 2)))
         self.__name__ = "tools"
 
     @cached_property

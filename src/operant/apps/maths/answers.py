@@ -108,13 +108,13 @@ def is_equal(reply: str, answer: str, *, order: str = "usual", only_marked: bool
 
     It is the one that is marked, or else the last number. order: `units`, its digits stand from the units on.
     """
-    found = marked(reply)
-    if order == "units":
-        found = (reply if found is None else found).strip()
-        return found[::-1] == answer if re.fullmatch(r"\d+-?", found) else None
-    if found is None and (only_marked or after_thought(reply) is None):
+    found, said = marked(reply), after_thought(reply)
+    if found is None and (only_marked or said is None):
         return None
-    value = last_number(after_thought(reply) or "") if found is None else number(found)
+    if order == "units":
+        found = ((said or "") if found is None else found).strip()
+        return found[::-1] == answer if re.fullmatch(r"\d+-?", found) else None
+    value = last_number(said or "") if found is None else number(found)
     return (None if found is None else False) if value is None else value == number(answer)
 
 

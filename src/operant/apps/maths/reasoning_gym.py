@@ -74,8 +74,7 @@ def named(name: str) -> Callable[..., Iterator[dict[str, object]]]:
 
 
 def as_written(kind: Any) -> Any:
-    """The type of an option as a command or a file gives it: enumerations and dates are texts there, and what has
-    parts is YAML."""
+    """The type of an option as a command or file gives it: enumerations and dates are texts, what has parts YAML."""
     inside = get_args(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return Literal[tuple(str(member.value) for member in kind)]

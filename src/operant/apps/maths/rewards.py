@@ -58,6 +58,7 @@ class Maths(RewardBase):
         self._symbolic = verifier == "math_verify"
         job, limits = Job("operant.apps.maths.verifier:verifier", []), Limits(memory=int(memory_gb * (1 << 30)))
         self._pool = Pool(job, limits, workers)
+        self._tested = set[tuple[object, object]]()
         self.notes: list[str] = []
         """Sentences for the log of a run: what the tests of its sets found."""
 
@@ -120,7 +121,10 @@ class Maths(RewardBase):
             self._pool.close()
             self._pool.job = replace(self._pool.job, argument=sorted(needed | {*self._pool.job.argument}))
             self._pool.start(START)
-        self.notes += [self._found(name, options) for name, options in sets]
+        self.notes += [self._found(name, options) for name, options in sets if (name, options) not in self._tested]
+        self._tested.update(sets)
+
+    read_held_out = read_tasks
 
     def close(self) -> None:
         """End the workers; replies that are judged later start others."""
@@ -138,9 +142,8 @@ class Maths(RewardBase):
         return {"reply": reply, "marked": self.only_marked} | target if asks else None
 
     def _read(self, response: Response) -> Judgement:
-        content = response.content
-        if response.outcome == "ok" and isinstance(content, dict):
-            return Judgement(float(content["score"]), outcome=str(content["outcome"]))
+        if response.outcome == "ok" and isinstance(found := response.content, dict):
+            return Judgement(float(found["score"]), outcome=str(found["outcome"]))
         late = response.outcome == "timeout"
         why = f"it took more than {self.seconds:g} s" if late else f"it {response.reason}"
         return Judgement(0.0, outcome="hang" if late else "crash", message=why)
@@ -175,10 +178,7 @@ def findings(found: Mapping[str, Any]) -> list[str]:
 
 
 def target_of(task: Task) -> dict[str, Any]:
-    """What a reply to a task is compared with; an answer alone may be the target itself.
-
-    Raises: OperantError for a task without it.
-    """
+    """What a reply is compared with; an answer alone may be the target itself. Raises: OperantError without one."""
     target = task.target if isinstance(task.target, Mapping) else {"answer": task.target}
     kinds = (("set", "index", "options"), ("numbers", "target"), ("answer",))
     needed = next((names for names in kinds if names[0] in target), kinds[-1])

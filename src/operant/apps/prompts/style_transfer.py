@@ -165,7 +165,7 @@ class StyleTransfer:
         drawn = self.rewriter([(prompt, source.sentence) for prompt, source in asked], count, stream)
         written = [text for texts in drawn for text in texts]
         styles = self.styles.score(written, [source.style for _, source in asked for _ in range(count)])
-        read = self.reader.read({*written, *(source.sentence for _, source in asked)})
+        read = self.reader.read([*written, *(source.sentence for _, source in asked)])
         found = list[Rewrites]()
         for i, ((_, source), texts) in enumerate(zip(asked, drawn, strict=True)):
             content = [self.kept(read[text], read[source.sentence]) if text else 0.0 for text in texts]

@@ -144,7 +144,7 @@ def table_values(table: object, where: str) -> TableValues:
     elif isinstance(table, (list, tuple)) and all(isinstance(e, (list, tuple)) and len(e) in (2, 3) for e in table):
         values = [entry[1] if len(entry) == 2 else f"{entry[0]} {entry[2]}" for entry in table]
     texts = [str(value) for value in values if isinstance(value, (str, int, float)) and str(value).strip()]
-    if not texts or len(texts) < sum(value not in ("", None) for value in values):
+    if not texts or len(texts) < sum(value is not None and str(value).strip() != "" for value in values):
         raise OperantError(
             f"score 'parent': {where} has the target {shown(table)}, which is no table: give a mapping from attributes "
             "to values, pairs (attribute, value), triples (head, relation, tail), text such as '<cell> 7 </cell>', or "

@@ -73,8 +73,9 @@ def leap(history: History) -> Finding | None:
     jumps = [b - a for a, b in pairwise(history.values("kl/per_token")[: EARLY + 1])]
     if max(jumps, default=0.0) < LEAP:
         return None
-    at, rate = jumps.index(max(jumps)), history.first("update/lr")
-    per_reply = history.values("kl/per_reply")
+    at, rate, per_reply = jumps.index(max(jumps)), history.first("update/lr"), history.values("kl/per_reply")
+    if len(per_reply) <= at + 1:
+        return None
     return finding(
         "leap",
         history.step if len(history.metrics) <= at + 1 else int(history.metrics[at + 1].get("step", at + 2)),

@@ -8,11 +8,11 @@ like a rise, so its interval is that of 99.7 %; rewards of training are also com
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import fmean, pstdev, stdev
 from typing import Any
 
 from operant.tools.diagnosis.history import RECENT, History, number, percent
@@ -132,14 +132,14 @@ def _supervised(history: History) -> RewardChange:
         tokens = sum(count for _, count in known)
         fall = sum(nats for nats, _ in known) / tokens if tokens else 0.0
         rests = [nats - fall * count for nats, count in known]
-        error = statistics.stdev(rests) * len(rests) ** 0.5 / tokens if len(rests) > 1 and tokens else None
+        error = stdev(rests) * len(rests) ** 0.5 / tokens if len(rests) > 1 and tokens else None
         return RewardChange("held-out loss", before["loss"], after["loss"], error, 0.0, max(len(rests) - 1, 1), True)
     steps = [m for m in history.metrics if m.get(history.loss) is not None]
     losses = [m[history.loss] for m in steps]
     early, late = losses[:RECENT], losses[-RECENT:]
     error, freedom = _noise_of_steps(losses, len(early), len(late))
     ends = _span(steps[:RECENT]), _span(steps[-RECENT:])
-    return RewardChange("loss", _mean(early), _mean(late), error, 0.0, freedom, True, OFTEN, steps=ends)
+    return RewardChange("loss", fmean(early), fmean(late), error, 0.0, freedom, True, OFTEN, steps=ends)
 
 
 def _held_out(evaluation: Mapping[str, Any], spread: float, won: bool) -> RewardChange | None:
@@ -153,10 +153,10 @@ def _held_out(evaluation: Mapping[str, Any], spread: float, won: bool) -> Reward
     for i, (score, reply, now) in enumerate(zip(old, after.get("replies", ()), new)):
         if score is not None and now is not None:
             changes.setdefault(reply.get("task", i), []).append(now - score)
-    means = [_mean(each) for each in changes.values()]  # several replies to one task are no independent evidence
-    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    means = [fmean(each) for each in changes.values()]  # several replies to one task are no independent evidence
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
     known = [float(x) for x in old if x is not None]
-    old_spread = statistics.pstdev(known) if known else 0.0
+    old_spread = pstdev(known) if known else 0.0
     freedom = max(len(means) - 1, 1)
     label = "held-out success rate" if won else "held-out reward"
     return RewardChange(label, first, last, error, old_spread or spread, freedom, share=won)
@@ -188,7 +188,7 @@ def _training_reward(history: History, spread: float, won: bool) -> RewardChange
         return None
     count = max(int(steps[0].get("rollout/count") or REPLIES), 1)
     first, last = steps[: min(max(1, -(-REPLIES // count)), RECENT)], steps[-RECENT:]
-    before, after = (_mean([m[name] for m in part]) for part in (first, last))
+    before, after = (fmean([m[name] for m in part]) for part in (first, last))
     error, freedom = _noise_of_steps([m[name] for m in steps], len(first), len(last))
     # The replies of a group, or of one step, share queries and weights: the noise of steps may be larger than theirs.
     of_replies = sum(_error_of_mean(part, won) ** 2 for part in (first, last)) ** 0.5
@@ -217,7 +217,3 @@ def _noise_of_steps(values: Sequence[float], first: int, last: int) -> tuple[flo
 def _error_of_mean(steps: Sequence[Mapping[str, object]], won: bool) -> float:
     squares = [m["game/won"] * (1 - m["game/won"]) if won else (m.get("reward/std") or 0.0) ** 2 for m in steps]
     return sum(x / (m.get("rollout/count") or REPLIES) for x, m in zip(squares, steps)) ** 0.5 / len(steps)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

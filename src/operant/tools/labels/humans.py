@@ -63,12 +63,12 @@ class Humans:
             different = list(dict.fromkeys(rollouts[place].reply for place in places))
             if together and len(different) < 2:
                 continue  # equal replies: there is nothing to prefer
-            first = rollouts[places[0]]
-            asked = first.task.prompt
+            asked = (first := rollouts[places[0]]).task.prompt
             prompt = first.query if isinstance(asked, list) and all(isinstance(t, int) for t in asked) else asked
             content = json.dumps([prompt, different], ensure_ascii=False)
             item = Item(hashlib.sha256(content.encode(errors="replace")).hexdigest()[:20], prompt, tuple(different))
-            items[item.id] = (item, [(place, different.index(rollouts[place].reply)) for place in places])
+            judged = items.setdefault(item.id, (item, []))[1]  # equal replies to equal prompts are one item
+            judged += [(place, different.index(rollouts[place].reply)) for place in places]
         if together and all(len(places) == 1 for places in groups.values()):
             raise OperantError(
                 f"humans:{self.path} of kind {store.kind} compares replies to one prompt, and there is one of each: "

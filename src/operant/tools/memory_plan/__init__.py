@@ -21,6 +21,7 @@ from operant import machine
 from operant.algorithms import find
 from operant.data import load_tasks
 from operant.data.demonstrations import Demonstrations
+from operant.data.sources import share, split_off
 from operant.rewards import NAMES as BUILT_IN
 from operant.rewards import parts_of, resolve
 from operant.runs import named_parts
@@ -234,9 +235,7 @@ def lengths_of(config: Config, model_config: Any, tokenizer: Tokenizer | None) -
     train, seed = config.train, config.learner["learner"].seed
     limited = replace(config.data, limit=min(config.data.limit or SAMPLED, SAMPLED))
     forms, reply = find(train.algorithm).rows, config.learner["sampling"].max_tokens
-    require(
-        train.replies is None, "replies: plan with --tasks of the same prompts and --sampling.max-tokens of the replies"
-    )
+    require(train.replies is None, "replies: plan with --tasks of the same prompts, and their --sampling.max-tokens")
     parts = {kind: config.parts.get(kind, {}) for kind in ("tasks", "env", "form")}
     whole = bool(model_config.is_encoder_decoder)
     forms = forms | {"form": named_parts.form(train.form, parts["form"]), "cue": not whole}
@@ -253,6 +252,7 @@ def lengths_of(config: Config, model_config: Any, tokenizer: Tokenizer | None) -
     if held_out_source:
         options = config.evaluation
         rows = load_tasks(held_out_source, tokenizer, config.data, seed, max_new=reply, **forms)
+        rows = rows if (part := share(train.evaluate)) is None else split_off(rows, part, seed)[1]
         held_out = len(rows) * options.samples * max(1, len(options.seeds))
     return prompt, reply, held_out
 

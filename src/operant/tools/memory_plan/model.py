@@ -141,8 +141,8 @@ class MemoryModel:
         prefill, cache = self.memory.most - before, cache_of(out)
         layers: Sequence[Any] = getattr(cache, "layers", None) or cache.self_attention_cache.layers
         cached = bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values))
-        whole = cached * (prompt + reply) / max(prompt, 1)
-        return {"cache": whole, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
+        grown = reply if self.policy.encoder_decoder else (prompt + reply) / max(prompt, 1)
+        return {"cache": cached * grown, "sampling": max(prefill - cached, 24.0 * rows * self.policy.vocabulary)}
 
     @torch.no_grad()
     def scoring(self, rows: int, prompt: int, reply: int) -> dict[str, float]:

@@ -46,6 +46,7 @@ CURVES = {
 }
 _FLOOR = {"value/explained_variance": -1.0}
 """Smallest value drawn: an untrained critic starts far below, which would flatten the rest of the curve."""
+_OF_REPLIES = ("data.loss_on", "data.max_length", "data.reply_field", "data.reference_field")  # of no prompt
 _SCORES = ("reward/mean", "probe/reward", "evaluate/reward")
 """Metrics in the unit of the reward."""
 _MOST_POINTS = 6000
@@ -82,10 +83,7 @@ def report_path(places: Sequence[str | Path]) -> Path:
 
 
 def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str, Any]:
-    """Collect the page's data, as JSON can hold it.
-
-    base: the folder that links are relative to.
-    """
+    """Collect the page's data, as JSON can hold it. base: the folder that links are relative to."""
     groups = grouped(read_runs(places), swept(places))
     runs = [run for group in groups for run in group.runs]  # from here on in the order of the groups
     require(runs, "there is nothing to compare: operant report runs/a runs/b ...")
@@ -111,23 +109,24 @@ def comparison(places: Sequence[str | Path], base: str | Path = ".") -> dict[str
     }
 
 
-def _held_out(run: RunRecord) -> object:
-    """Return what names the held-out tasks: the option, or the options of a world that has tasks of its own."""
+def _held_out(run: RunRecord) -> Mapping[str, object]:
+    """Return the options that make the held-out prompts. In place of `evaluate`: of a world that has own tasks, its."""
     own = {name: x for name, x in run.config.items() if name.partition(".")[0] == "env" and name not in SHOWN}
     named = run.config.get("evaluate")
     if str(named).endswith("%"):  # a share of the run's own tasks
         named = f"{named} of {run.config.get('tasks')}"
-    return named or (own if run.config.get("tasks") is None else None)
+    read = {n: x for n, x in run.config.items() if n.partition(".")[0] in ("data", "form") and n not in _OF_REPLIES}
+    return read | {"evaluate": named or (own if run.config.get("tasks") is None else None)}
 
 
-def _scale(run: RunRecord, metric: str) -> dict[str, object]:
+def _scale(run: RunRecord, metric: str) -> Mapping[str, object]:
     """Return the options that fix what a metric measures: only its values under the same ones share an axis."""
     options = {}
     if metric in _SCORES:
-        named = {name: x for name, x in run.config.items() if name.partition(".")[0] in ("reward", "env")}
-        options = {name: x for name, x in named.items() if name not in SHOWN}
+        own = {n: x for n, x in run.config.items() if n.partition(".")[0] in ("reward", "env") and n not in SHOWN}
+        options = own | ({"measure": run.measure} if metric == "reward/mean" else {})
     if metric.startswith("evaluate/"):
-        options |= {"evaluate": _held_out(run), "options": _chosen(run).get(metric[len("evaluate/") :])}
+        options |= _held_out(run) | {"options": _chosen(run).get(metric[len("evaluate/") :])}
     return options
 
 

@@ -62,7 +62,7 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
         words = [*([plan.recipe] if plan.recipe else []), *words, "--out", str(place)]
         begun = states[point.name] == "begun"
         commands.append(RunCommand(point.name, place, ["--resume", str(place)] if begun else words))
-    printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands))
+    printer = ProgressPrinter(len(plan.points), len(plan.points) - len(commands), {c.name for c in commands[:2]})
     count = Counter(states.values())
     kinds = [(count["done"], "done"), (count["begun"], "to resume"), (count["missing"], "to start")]
     known = ", all done"
@@ -90,11 +90,11 @@ def sweep(run_options: Mapping[str, object], recipe: str | None = None, options:
 class ProgressPrinter:
     """Prints a line for each run that ends, and on a terminal a status line while runs are in progress."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
+    def __init__(self, total: int, done: int, first: set[str]) -> None:
+        self.total, self.done, self.first = total, done, first
         self._status_at, self._shown = 0.0, False
         self._refusals: list[str | None] = []
-        """Why each run that has ended was refused before it began; None: it was not."""
+        """Why each of the first two runs was refused before it began, if it has ended; None: it was not."""
 
     def ended(self, command: RunCommand, end: Exit, interrupted: bool) -> bool:
         """Print how a run ended: its result, or its last step, or why it failed; returns whether others may start."""
@@ -109,9 +109,9 @@ class ProgressPrinter:
             lines = "\n".join(f"    {line}" for line in end.last_lines or ["(no output)"])
             text = f"{command.name} failed: {reason}; its last lines:\n{lines}"
         print(f"\r\x1b[K{text}" if self._shown else text, flush=True)
-        self._refusals.append(None if (command.folder / "config.yaml").is_file() else end.sentence)
-        two = self._refusals[:2]
-        return len(two) < 2 or two[0] is None or two[0] != two[1]
+        if command.name in self.first:
+            self._refusals.append(None if (command.folder / "config.yaml").is_file() else end.sentence)
+        return len(self._refusals) < 2 or self._refusals[0] is None or self._refusals[0] != self._refusals[1]
 
     def waiting(self, running: Sequence[RunCommand]) -> None:
         """Update the status line of a terminal, at most once a second."""
