@@ -11,8 +11,9 @@ from worlds import Turns
 
 from operant import Judgement, Learner, OperantError, Policy, Rollout, Step, Task, Turn, train
 from operant.objectives.kl import EXACT
-from operant.rollouts.collate import collate
+from operant.rollouts.collate import collate, nothing
 from operant.rollouts.prompts import TeacherOptions, with_hints
+from operant.training.update import weighted
 
 T = 0.8
 
@@ -276,3 +277,9 @@ def test_rows_of_the_teacher_follow_those_of_the_batch():
         part = both.rows(torch.tensor(rows))
         assert torch.equal(part.tokens[part.actions], part.hinted.tokens[part.hinted.actions])
     assert both.sizes() == [7, 4, 9, 4]
+
+
+def test_a_rank_without_replies_has_a_teacher_for_the_row_that_it_takes_part_with():
+    learner = Learner(lm(), algorithm="distill", **{"teacher.hint": lambda rollout: [12]})
+    part = weighted(nothing().with_(hinted=nothing()), [], learner.objective(learner.sampling))
+    assert int(part.actions.sum()) == int(part.hinted.actions.sum()) == 1 and not part.weights.any()

@@ -257,8 +257,7 @@ def test_a_sweep_whose_runs_are_all_refused_alike_stops_after_the_second(tasks, 
 
 def test_only_the_first_and_the_last_combination_can_stop_a_sweep(tmp_path):
     printer, refused = ProgressPrinter(4, 0, {"a", "b"}), Exit(2, 1.0, ["there is no such model"])
-    goes_on = [printer.ended(RunCommand(name, tmp_path / name, []), refused, False) for name in "acb"]
-    assert goes_on == [True, True, False]
+    assert [printer.ended(RunCommand(n, tmp_path / n, []), refused, False) for n in "acb"] == [True, True, False]
 
 
 def started(place, *more):

@@ -226,9 +226,8 @@ class TextGames:
         room = self._room // 2 if self._room is not None and self.memory is None else self._room
         memory = GameMemory(self._template, self.memory, count=self._count, room=room, thoughts=self.remember_thoughts)
         memory.objective = state.objective
-        record: dict[str, Any] = {"name": task.id, "objective": state.objective, "optimum": game.optimum}
-        record |= {"won": False, "lost": False, "score": state.score, "most": state.most}
-        record |= {"turns": [], "map": game.map()}
+        record: dict[str, Any] = {"name": task.id, "objective": state.objective, "optimum": game.optimum, "won": False}
+        record |= {"lost": False, "score": state.score, "most": state.most, "turns": [], "map": game.map()}
         self._live[slot] = episode = Playing(task, game, memory, state, record)
         first = self._ask(episode, {})
         if self.tokens is not None and self._count is not None and (size := self._count(first.text)) > self.tokens:
@@ -290,8 +289,7 @@ class TextGames:
             known["options"] = [f" {command}" for command in state.commands]
         shown = observed(state)
         inventory = "" if state.inventory in shown else state.inventory  # it may be what was asked for
-        named = list(state.commands) if self.show_commands else []
-        now = (shown, inventory, f"{', '.join(named[:-1])}, or {named[-1]}" if named[2:] else " or ".join(named))
+        now = (shown, inventory, listing(state.commands) if self.show_commands else "")
         count = self._count or len
         if self.memory is None and reply is not None:
             examples = memory.past[len(memory.past) - len(known["examples"]) :]
@@ -310,6 +308,11 @@ class TextGames:
 def observed(state: GameState) -> str:
     """What a state shows: the answer, and the description of the place if it is not part of the answer."""
     return state.text if state.description in state.text else f"{state.text}\n{state.description}".strip()
+
+
+def listing(commands: tuple[str, ...]) -> str:
+    """`a, b, or c`."""
+    return " or ".join(commands) if len(commands) < 3 else f"{', '.join(commands[:-1])}, or {commands[-1]}"
 
 
 def split_reply(reply: str, mark: str = "") -> tuple[str, str]:

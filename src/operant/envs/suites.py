@@ -100,13 +100,12 @@ class SuiteGames(TextGames):
         world = IsolatedEnv(type(self), options, workers=1, isolation={"timeout": self.patience, "memory_gb": None})
         try:
             for replies in PROBES:
-                step = world.reset({0: self.games("train")[0]})[0]
+                at = world.reset({0: self.games("train")[0]})[0]
                 for reply in replies:
-                    if not (step.failed or step.terminated or step.truncated):
-                        step = world.step({0: reply})[0]
-                if step.failed:
-                    failure = step.info["failure"]
-                    raise OperantError(f"{type(self).__name__} cannot play {self.game!r} here: it {failure}")
+                    if not (at.failed or at.terminated or at.truncated):
+                        at = world.step({0: reply})[0]
+                if at.failed:
+                    raise OperantError(f"{type(self).__name__} cannot play {self.game!r} here: it {at.info['failure']}")
         finally:
             world.close()
 
