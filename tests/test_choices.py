@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import cases
 from rigs import Caught, gap
+from sampled import model_of
 from toys import bare_logprobs, letters, lm
 from worlds import Turns
 
@@ -49,6 +50,12 @@ def test_options_have_the_probability_of_their_scores(kind, choice, stops):
         assert torch.allclose(table, right(model, prompt, options, 0.7, choice, end), atol=2e-5)
     alone = [float(policy.values(Batch.given([p], [[11]]))[0, -1].detach()) for p in PROMPTS]
     assert values[Batch.choosing(PROMPTS, OPTIONS).actions].tolist() == pytest.approx(alone, abs=1e-5)
+
+
+def test_options_of_a_row_that_is_longer_than_the_window_are_rows_of_their_own():
+    policy, prompt, options = Policy(model_of("mistral", window=9)), [*range(3, 17)], [[11], [13, 14, 15]]
+    [table], _ = tables(policy, Sampling(stop_tokens=(END,)), [prompt], [options])
+    assert torch.allclose(table, right(policy.model, prompt, options), atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

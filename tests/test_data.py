@@ -62,6 +62,8 @@ def write(path, rows):
 @cases(("a.csv", ","), ("a.csv", ";"), ("a.csv", "\t"), ("a.tsv", "\t"), ("a.tsv", "|"))
 def test_a_table_may_have_another_separator(name, separator, tmp_path):
     rows = [("text", "label"), ('"one; two, three\t|"', "1"), ("four", "2")]
+    (tmp_path / "one.tsv").write_text("a, text\tlabel\nhello, you\t3\n", encoding="utf-8")
+    assert load_tasks(str(tmp_path / "one.tsv"), None, DataOptions(text_field="a, text"))[0].prompt == "hello, you"
     text = "\n".join(map(separator.join, rows))
     (tmp_path / name).write_text(text, encoding="utf-8")
     tasks = load_tasks(str(tmp_path / name), None, DataOptions(target_field="label"))

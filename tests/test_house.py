@@ -12,8 +12,6 @@ import pytest
 from cases import cases
 from processes import HIDE, run_python
 
-import operant
-
 PACKAGE = Path(__file__).parents[1] / "src" / "operant"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOT = PACKAGE.parents[1]
@@ -249,10 +247,6 @@ print("fine")
 def test_hidden_packages_are_hidden() -> None:
     code = "import importlib.util\nprint(importlib.util.find_spec('rich'))"
     assert run_python(HIDE.format(names="rich") + code) == "None"
-
-
-def test_public_names_are_sorted_and_there() -> None:
-    assert operant.__all__ == sorted({*operant.__all__}) and all(getattr(operant, name) for name in operant.__all__)
 
 
 OLD = Path(__file__).parent / "old"

@@ -262,7 +262,7 @@ def test_tests_share_names_and_setup_runs_before_them(jail: Jail) -> None:
 def test_comparison_of_what_is_printed() -> None:
     equal = [("1 2\n3\n", "1 2\n3"), ("1 2  \n3\n\n", "1 2\n3")]
     alike = [(" 1 2\n3", "1 2\n3"), ("1\n\n2", "1\n2"), ("0.1000001", "0.1"), ("2 1", "1 2"), ("b\na", "a\nb")]
-    others = [("0.11", "0.1"), ("a b", "a c"), ("nan", "1"), ("", "1")]
+    others = [("0.11", "0.1"), ("a b", "a c"), ("nan", "1"), ("", "1"), ("0", "1" * 400)]
     tests = [Stdin(*pair) for pair in equal + alike + others]
     for compare, passing in (("strict", len(equal)), ("apps", len(equal + alike))):
         program = Program("import sys\nsys.stdout.write(sys.stdin.read())", tests)

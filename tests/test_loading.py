@@ -73,6 +73,8 @@ def test_the_value_head_starts_at_zero_and_the_reference_stays(kind):
     # Replies from elsewhere: the estimate may have either sign, but the policy has moved and the reference has not.
     assert abs(learner.step(*REPLIES)["kl/per_reply"]) > 1e-3
     assert before == fingerprint(learner.reference.policy) != fingerprint(learner.policy)
+    with pytest.raises(OperantError, match="reference is the model that is trained"):
+        Learner(learner.policy.model, reference=learner.policy)
 
 
 @pytest.mark.parametrize("detach", [True, False])

@@ -290,6 +290,7 @@ def test_what_cannot_be_adapted_is_refused(options, make, message, folders):
 
 @cases(
     ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ({"lora_bias": True}, "lora_bias"),
     ({"bias": "all"}, "bias=all"),
     ({"init_lora_weights": "pissa"}, "changes the base weights"),
     ({"peft_type": "IA3"}, "adapter of kind IA3"),

@@ -154,12 +154,15 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     given["env"]["args"]["prompt_truncation_side"] = "right"
     given["alg"]["args"] |= {"clip_range": 0.3, "target_kl": 0.02, "max_grad_norm": 0.7}
     given["alg"]["policy"]["args"]["generation_kwargs"] |= {"temperature": 0.8}
-    given["train_evaluation"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "temperature": 0.7}
+    given["alg"]["policy"]["args"]["min_tokens_to_keep"] = 10
+    given["alg"]["kl_div"] = {"coeff": 0.1, "norm_reward": True}  # without a target the price is fixed
+    given["train_evaluation"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "temperature": 0.7, "num_beams": 5}
     recipe = yaml.safe_load(migrated(yaml.safe_dump(given), Path("a.yml")))
     found = (recipe["loss.clip"], recipe["update.target_kl"], recipe["optimizer.max_grad_norm"])
     assert found == (0.3, pytest.approx(0.03), 0.7) and recipe["sampling.temperature"] == 0.8
     assert recipe["evaluation.sampling"] == {"top_k": 0, "temperature": 0.7} and recipe["reward"] == "rouge:rouge1"
-    assert recipe["data.prompt_keeps"] == "start"
+    assert recipe["data.prompt_keeps"] == "start" and recipe["evaluation.beams"] == 5 and "kl.control" not in recipe
+    assert recipe["score.normalise"] is True and recipe["sampling.top_p_least"] == 10
     resolve(config_schema("nlpo", named_in(recipe)), recipe)
 
 

@@ -241,6 +241,11 @@ def test_what_does_not_pack_exactly_is_padded_with_one_warning(make, why):
     assert shapes(made, lambda: made(ragged())) == [(5, 14)]
 
 
+def test_small_logits_of_fresh_weights_are_capped_as_large_ones():
+    model = t.Gemma2ForCausalLM(t.Gemma2Config(head_dim=8, **GATED | {"initializer_range": 0.02}))
+    assert float(Policy(model.eval()).modes.finish(torch.tensor(100.0))) == pytest.approx(30.0, abs=0.1)
+
+
 def test_rows_of_one_length_and_encoders_and_decoders_are_padded():
     """Packing would save nothing, and cost a little."""
     made = policy()

@@ -72,13 +72,12 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
     short = {full: part for full, part in known.items() if not isinstance(schema[part[0]], Factory)}
     flat: dict[str, Any] = {}
     for key, value in options.items():
-        if not isinstance(key, str):
-            raise OperantError(f"option {shown(key)} has no name: a name is text (YAML reads an unquoted on as true)")
+        require(isinstance(key, str), f"option {shown(key)} is no text, as names are (YAML reads unquoted on as true)")
         key = key.replace("-", "_")
         if not key or key not in schema or key in known:
-            flat[_full(known, short, key)] = value
+            named = {_full(known, short, key): value}
         elif isinstance(value, Mapping):
-            flat |= {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
+            named = {_full(known, short, f"{key}.{inner}"): v for inner, v in value.items()}
         else:
             hint = f"; {elsewhere}" if (elsewhere := answer(key)) else ""
             inside, kinds_inside = defaults(schema[key]), _types(schema[key])
@@ -90,6 +89,8 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
             raise OperantError(
                 f"{key}={shown(value)}: {key} is a group of options ({', '.join(inside)}): write {example}{hint}"
             )
+        require(not flat.keys() & named, f"option {key} is given twice, by two names: leave one of them out")
+        flat |= named
     return flat
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from operant import machine
 from operant.machine import Clock
@@ -82,8 +82,7 @@ class Watchdog:
         faulthandler.dump_traceback_later(self.silence, exit=True, file=self._file or sys.stderr)
 
     def _watch(self) -> None:
-        every = min([self.slow / 4] + [self.silence / CHECKS] * bool(self.silence))
-        last: Any = None
+        every, last = min([self.slow / 4] + [self.silence / CHECKS] * bool(self.silence)), None
         while not self._over.wait(every):
             progress = machine.beats, self.item, tuple(self.clock.under_way), sum(list(self.clock.seconds.values()))
             if progress != last and self.silence:

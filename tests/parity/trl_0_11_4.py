@@ -35,35 +35,17 @@ BOUND = 1e-5
 NUM_REPLIES, VOCABULARY, MAX_QUERY, MAX_REPLY = 8, 17, 6, 9
 KINDS = {"kl": "k1", "abs": "absolute", "mse": "k2", "full": "reverse"}
 # TRL's names on the left; ours, from `losses.ppo` and `losses.total`, on the right.
-METRICS = {
-    "loss/policy": "policy/loss",
-    "loss/value": "value/loss",
-    "loss/total": "loss",
-    "policy/approxkl": "policy/approx_kl",
-    "policy/policykl": "policy/old_new_kl",
-    "policy/clipfrac": "policy/clip_fraction",
-    "val/vpred": "value/prediction",
-    "val/error": "value/error",
-    "val/clipfrac": "value/clip_fraction",
-}
+METRICS = {"loss/policy": "policy/loss", "loss/value": "value/loss", "loss/total": "loss", "val/error": "value/error"}
+METRICS |= {"policy/approxkl": "policy/approx_kl", "policy/policykl": "policy/old_new_kl"}
+METRICS |= {"policy/clipfrac": "policy/clip_fraction", "val/clipfrac": "value/clip_fraction"}
+METRICS |= {"val/vpred": "value/prediction"}
 
 # Every option that both have: ours, and the field of TRL's PPOConfig.
-OPTIONS = {
-    "batch": "batch_size",
-    "optimizer.lr": "learning_rate",
-    "optimizer.max_grad_norm": "max_grad_norm",
-    "update.epochs": "ppo_epochs",
-    "update.minibatch": "mini_batch_size",
-    "update.ratio_threshold": "ratio_threshold",
-    "kl.coef": "init_kl_coef",
-    "kl.target": "target",
-    "kl.horizon": "horizon",
-    "loss.clip": "cliprange",
-    "loss.value_clip": "cliprange_value",
-    "loss.value_coef": "vf_coef",
-    "advantage.gamma": "gamma",
-    "advantage.lam": "lam",
-}
+OPTIONS = {"batch": "batch_size", "optimizer.lr": "learning_rate", "optimizer.max_grad_norm": "max_grad_norm"}
+OPTIONS |= {"update.epochs": "ppo_epochs", "update.minibatch": "mini_batch_size"}
+OPTIONS |= {"update.ratio_threshold": "ratio_threshold", "kl.coef": "init_kl_coef", "kl.target": "target"}
+OPTIONS |= {"kl.horizon": "horizon", "loss.clip": "cliprange", "loss.value_clip": "cliprange_value"}
+OPTIONS |= {"loss.value_coef": "vf_coef", "advantage.gamma": "gamma", "advantage.lam": "lam"}
 
 
 def ours_of(group: str) -> dict:

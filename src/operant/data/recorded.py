@@ -10,7 +10,6 @@
 `target` for a reward, and the `temperature`, `top_k`, `top_p` and `min_p` that it was sampled with.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import Any
 from operant.data.demonstrations import MOST_REPLIES, Demonstrations
 from operant.data.replies import task_with_reply
 from operant.sampling import Sampling, check_ids, reply_text
-from operant.types import OperantError, Rollout, Task, Turn, require, shown
+from operant.types import OperantError, Rollout, Task, Turn, is_real, require, shown
 
 LONGEST = 200
 """Most characters of the name of a group."""
@@ -200,7 +199,7 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
         given = [part.get("logprob") for part in content] if content is not None else given.get("token_logprobs")
     if given is not None:
         given = given if isinstance(given, list) else [given]
-        odd = [x for x in given if not _number(x) or x > 1e-4]
+        odd = [x for x in given if not is_real(x) or x > 1e-4]
         require(not odd, f"{where}: {odd and shown(odd[0])} is no log-prob; each is a finite number, and at most 0")
         have, want = len(given), len(action)
         require(have == want, f"{where}: {have} log-probs for {want} token_ids; give one for each")
@@ -208,14 +207,10 @@ def _turn(body: Mapping[str, Any], where: str) -> tuple[Turn, str]:
     return Turn(ids["prompt_token_ids"], action, given, end=end), text
 
 
-def _number(x: object) -> bool:
-    return isinstance(x, (int, float)) and math.isfinite(x)
-
-
 def _rewards(record: _Record) -> list[float]:
     value, count, where = record.fields.get("reward", 0.0), len(record.turns), record.where
     rewards = value if isinstance(value, list) else [0.0] * (count - 1) + [value]
-    odd = [x for x in rewards if not _number(x)]
+    odd = [x for x in rewards if not is_real(x)]
     require(not odd, f"{where}: the reward {odd and shown(odd[0])} must be a finite number")
     require(len(rewards) == count, f"{where}: {len(rewards)} rewards for {count} turns that are trained on")
     return [float(x) for x in rewards]

@@ -20,12 +20,11 @@ Labels, for reward models and preference optimisation, become a score for each r
 Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from operant.data.forms import names_in
-from operant.types import OUTCOMES, OperantError, Task, require, shown
+from operant.types import OUTCOMES, OperantError, Task, is_real, require, shown
 
 TIMID = 1e-12
 """The score of a chosen reply with a margin of 0: above that of the rejected one, and no demand on the difference."""
@@ -192,7 +191,7 @@ def scores_of(fields: Mapping[str, object], count: int, where: str = "the answer
 
 def _numbers(labels: Sequence[object], kind: str, where: str) -> list[float | None]:
     for label in labels:
-        if label is not None and (not isinstance(label, (int, float)) or not math.isfinite(label)):
+        if label is not None and not is_real(label):
             raise OperantError(f"{where}: {kind} has {shown(label)}; each label must be a finite number, or null")
     return [None if label is None else float(label) for label in labels]
 

@@ -227,8 +227,9 @@ def _parsed(text: str, where: str) -> Any:
 def _csv(path: Path) -> Rows:
     csv.field_size_limit(1 << 30)
     first = next(_lines(path), "")
-    separator = "," if "," in first else max(";\t|", key=first.count)  # a spreadsheet's, where a comma is decimal
-    reader = csv.reader(_lines(path), strict=True, delimiter=separator if separator in first else ",")
+    own = "\t" if ".tsv" in path.suffixes else ","
+    separator = own if own in first else max(f"{own},;\t|", key=first.count)  # ; where a comma is decimal
+    reader = csv.reader(_lines(path), strict=True, delimiter=separator)
     try:
         header, number, read = next(reader, []), -1, 1
         if len(set(header)) < len(header):

@@ -248,7 +248,8 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
         return Task(task_id, of_form.prompt, target, references if with_replies else (), references=references)
     if labelled:
         task = labelled_task(row, task_id, where)
-        return task if target is None else replace(task, target=target)
+        task = task if target is None else replace(task, target=target)
+        return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if with_replies:
         task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))

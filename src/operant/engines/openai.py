@@ -100,6 +100,7 @@ class OpenAIEngine:
         """Write the weights of `policy` to the folder, and let the server load them; without a folder, do nothing."""
         if self.folder is None:
             return
+        self.policy = policy  # with which the answers are compared; of rollouts ahead, a copy
 
         def first() -> None:
             with self.busy:

@@ -36,9 +36,7 @@ class TransformersEngine:
         require(batch >= 1, f"engine.batch={batch}: it must be at least 1")
         if not isinstance(policy, Policy) or not hasattr(policy.model, "generate"):
             name = type(getattr(policy, "model", policy)).__name__
-            raise OperantError(
-                f"engine transformers: {name} is no transformers model with `generate`; leave engine out"
-            )
+            raise OperantError(f"engine transformers: {name} is no transformers model with `generate`; leave it out")
         if mode == "continuous" and (policy.encoder_decoder or policy.virtual):
             what = "an encoder-decoder" if policy.encoder_decoder else "a soft prompt"
             raise OperantError(f"engine.mode=continuous: transformers cannot batch {what} so; use engine.mode=generate")

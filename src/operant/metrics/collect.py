@@ -3,7 +3,7 @@
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -135,11 +135,11 @@ def of_advantages(tally: Tally, batch: Batch) -> None:
         tally.add("policy/advantage_zero", len(episodes - nonzero), len(episodes))
 
 
-def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] = ()) -> Tally:
+def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] | None = None) -> Tally:
     """Return the metrics of the scores.
 
     raw: total of reward and environment, one per judged reply. used: the same after scaling. asked: number of replies
-    that the reward received. groups: the group of each raw score, if known.
+    that the reward received. groups: the group of each raw score, for what is measured over all ranks: all must call.
     """
     tally = Tally()
     for name, scores in (("reward/", raw), ("reward/scaled_", used)):
@@ -150,19 +150,21 @@ def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[
         tally.extreme("reward/min", score)
     tally.add("reward/abstained", asked - len(raw), asked)
     tally.histogram("reward", raw)
-    if groups and (share := query_share(raw, groups)) is not None:
+    parts = [] if groups is None else distributed.gathered([*zip(raw, groups, strict=True)])
+    known = [(score, (rank, group)) for rank, part in enumerate(parts) for score, group in part]
+    if known and (share := query_share(*zip(*known, strict=True))) is not None:
         tally.add("reward/query_share", share)
     return tally
 
 
-def query_share(scores: Sequence[float], groups: Sequence[int]) -> float | None:
+def query_share(scores: Sequence[float], groups: Sequence[Hashable]) -> float | None:
     """Return the share of the scores' variance that the query explains.
 
     None if fewer than `GROUPS` queries have two or more scores. It is the intraclass correlation of a one-way layout,
     1 - (variance within groups) / (whole variance), from the unbiased mean squares (Shrout and Fleiss, 1979, ICC(1,1)
     with unequal groups), and at least 0.
     """
-    by_group: dict[int, list[float]] = {}
+    by_group: dict[Hashable, list[float]] = {}
     for score, group in zip(scores, groups, strict=True):
         by_group.setdefault(group, []).append(score)
     several = [x for x in by_group.values() if len(x) > 1]

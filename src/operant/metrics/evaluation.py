@@ -110,7 +110,7 @@ def chosen(given: object) -> dict[str, Mapping[str, Any]]:
     given = read(given)
     if given is None or isinstance(given, str):
         given = [name.strip() for name in (given or "").split(",") if name.strip()]
-    if isinstance(given, (list, tuple)):
+    if isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given):
         given = dict.fromkeys(given)
     if isinstance(given, Mapping):
         found: dict[Any, Any] = {name: {} if options is None else options for name, options in given.items()}
@@ -154,9 +154,7 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
             )
         found = _found(full)
         if not callable(found):
-            raise OperantError(
-                f"evaluation metric {full!r} is of type {type(found).__name__}; name a function or a class"
-            )
+            raise OperantError(f"evaluation metric {full!r} is a {type(found).__name__}; name a function or a class")
         group = f"evaluation.metrics.{name}"
         own = {"model": start} if start and with_defaults(found, RewardBase).reads_start else {}
         named = {group: Factory(found, skip=int(not inspect.isclass(found)))}

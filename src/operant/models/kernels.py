@@ -63,9 +63,7 @@ class Packing:
         self.__setstate__({})
         configs = (getattr(module, "config", None) for module in model.modules())
         self.configs = list({id(c): c for c in configs if hasattr(c, "_attn_implementation")}.values())
-        self.replaceable = all(
-            getattr(model, f"_supports_{what}", False) for what in ("attention_backend", "flash_attn")
-        )
+        self.replaceable = all(getattr(model, f"_supports_{what}", 0) for what in ("attention_backend", "flash_attn"))
         """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
         windows = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)

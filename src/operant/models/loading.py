@@ -66,6 +66,7 @@ def load_policy(
         BESIDE["lora"].check(lora, device)
     adapters.check_alone(lora, soft, mlp, options)
     parts = (lora, soft, mlp)
+    require(lora.quantise == "none" or isinstance(name, (str, Path)), "lora.quantise: give the model's name or folder")
     if isinstance(name, (Policy, PolicyBase)):
         if part := next((part for part in parts if part.on), None):
             how = ("lora", "soft", "mlp")[parts.index(part)]
@@ -92,6 +93,7 @@ def load_policy(
             raise OperantError(f"{error}{hint}") from error
         raise
     if (folder / OWN).is_file():
+        require(not any(part.on for part in parts), f"{folder}: its own class takes no lora, soft_prompt or output_mlp")
         return _load_own(folder, tokenizer, value, options)
     base, kind = folder, None
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
@@ -174,6 +176,8 @@ def load_reference(name: object, policy: Policy, rule: str | tuple[str, float] =
         return name
     if isinstance(name, str) and name == "copy":
         return PolicyCopy(policy, rule)
+    own = name.model if isinstance(name, Policy) else name
+    require(own is not policy.model, "reference is the model that is trained, which would freeze it: give 'copy'")
     alike = replace(policy.options, train_layers=None, train_head=None, chat_template=None)
     reference = load_policy(name, options=alike).to(policy.device)
     if reference.vocabulary != policy.vocabulary:

@@ -30,7 +30,8 @@ KIND = "LORA"
 """peft's name of the method."""
 PREFIX = "base_model.model."
 """The beginning of every tensor name in peft's files."""
-PLAIN = {"bias": "none", "modules_to_save": None, "trainable_token_indices": None, "layer_replication": None}
+PLAIN = {"bias": "none", "lora_bias": False, "modules_to_save": None}
+PLAIN |= {"trainable_token_indices": None, "layer_replication": None}
 """Fields of peft's config that train more than matrices beside linear layers, and their values if they do not."""
 REWRITES_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations of adapters that change the base weights. They are refused."""

@@ -230,7 +230,8 @@ class Policy(HiddenStates):
                 raise OperantError(f"an option of a choice does not fit: its prompt {why}; shorten one of them")
         if self.modes.branched is None and not self.encoder_decoder:
             self.modes = replace(self.modes, branched=branches_exactly(self))
-        branched = bool(self.modes.branched) and not self.encoder_decoder
+        wide = max(batch.tokens.shape[1], *(one.column + len(one.ids) for one in options)) + len(self.virtual)
+        branched = bool(self.modes.branched) and not self.encoder_decoder and wide <= (self.packing.window or wide)
         if branched and compute is not None:
             return compute(batch, options)
         return states_with_options(self, batch, options, branched=branched)

@@ -64,9 +64,7 @@ def load_config(folder: str | Path) -> Any:
     with _explained(folder, "a language model's config"):
         config = AutoConfig.from_pretrained(folder, **HERE)
         if "/" in str(getattr(config, "_attn_implementation", None)):
-            raise OperantError(
-                f"{folder} asks for attention code from elsewhere: take attn_implementation out of its config"
-            )
+            raise OperantError(f"{folder} asks for attention code from elsewhere: remove attn_implementation there")
         return config
 
 

@@ -15,7 +15,6 @@ import marshal
 import math
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -100,8 +99,7 @@ class Verdict:
     results: tuple[str, ...]
     """The outcome of each test."""
     message: str = ""
-    """Of the first test that has not passed, such as "IndexError: list index out of range (line 3)", else of the
-    first."""
+    """Of the first test that did not pass, such as "IndexError: list index out of range (line 3)"; or the first's."""
     failed: int | None = None
     """The index of that test."""
     seconds: float = 0.0
@@ -276,7 +274,10 @@ class Prisoner:
 
     def _clear(self) -> None:
         if self.scratch:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            try:
+                os.rmdir(self.scratch)
+            except OSError:  # a program may have nested its folders deeply, or closed them
+                subprocess.run(["/bin/sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', self.scratch], capture_output=True)
         if self.cgroup:
             _left.append(self.cgroup)
             linux.remove_cgroups(_left)

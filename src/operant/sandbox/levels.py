@@ -187,10 +187,8 @@ class JailOptions(Limits):
             raise OperantError(f"comparison {shown(self.compare)} is unknown: use {', '.join(COMPARISONS)}")
         for name, value in (("seconds", self.seconds), ("patience", self.patience)):
             require(0 < value < float("inf"), f"{name} is {value}: no program ends in that; use 4.0, for instance")
-        if self.memory < LEAST_MEMORY:
-            raise OperantError(
-                f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"
-            )
+        little = f"memory is {self.memory:,} bytes, and an interpreter alone needs {LEAST_MEMORY:,}: use {512 << 20}"
+        require(self.memory >= LEAST_MEMORY, little)
         if self.at_once is not None and self.at_once < 1:
             raise OperantError(f"at_once is {self.at_once}: use 1 or more, or None for as many as there are cores")
 

@@ -218,6 +218,7 @@ class TextEnvironment:
         self, query_tensors: Sequence[Tensor], batch_size: int = 16, pad_to_multiple_of: int | None = None
     ) -> list[Tensor]:
         outputs = list[Tensor]()
+        self.model.eval()
         side = self.tokenizer.padding_side if self.is_encoder_decoder else "left"
         for start in range(0, len(query_tensors), batch_size):
             batch = query_tensors[start : start + batch_size]

@@ -35,9 +35,7 @@ class BestOfNSampler:
             kinds = f"{type(model).__name__} and {type(tokenizer).__name__}"
             raise OperantError(f"BestOfNSampler takes a model with a value head and a tokenizer, not {kinds}")
         if n_candidates > sample_size:
-            raise OperantError(
-                f"n_candidates={n_candidates} of sample_size={sample_size} replies: draw more, keep fewer"
-            )
+            raise OperantError(f"n_candidates={n_candidates} of sample_size={sample_size}: draw more, keep fewer")
         self.model, self.tokenizer = model, tokenizer
         self.queries_to_scores, self.length_sampler = queries_to_scores, length_sampler
         self.sample_size, self.n_candidates, self.gen_config = sample_size, n_candidates, generation_config
@@ -53,6 +51,7 @@ class BestOfNSampler:
         one = isinstance(tokenized_query, Tensor) and tokenized_query.ndim == 1
         queries = [tokenized_query] if one or isinstance(tokenized_query[0], int) else tokenized_query
         results = []
+        self.model.eval()
         for query in queries:
             ids = torch.as_tensor(query).reshape(1, -1).repeat(self.sample_size, 1)
             drawn = self.model.generate(

@@ -296,5 +296,5 @@ def write(plan: Plan, compared: Compared, about: str) -> None:
     if label is not None:
         rows = compared.label_rows()
         atomic_io.write_rows(label, rows)
-        alone = sum(len(row["replies"]) == 1 for row in rows)
-        print(f"replies to judge: {label}" + (f" ({alone} tasks have only one different reply)" if alone else ""))
+        alone = len(compared.tasks) - len(rows)
+        print(f"replies to judge: {label}" + (f" (without {alone} tasks whose replies are all equal)" if alone else ""))

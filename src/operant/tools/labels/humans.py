@@ -96,7 +96,7 @@ class Humans:
         while left > 0 and any(len(labels) < self.labellers for labels in given.values()):
             given, left = store.wait(ids, count=self.labellers, timeout=POLL), left - POLL
             beat()  # people are slow, and the run does not hang
-        store.close_items(name for name, labels in given.items() if not labels)
+        store.close_items(name for name, labels in given.items() if len(labels) < self.labellers)
         return given
 
 

@@ -57,7 +57,8 @@ SAME_HERE: Mapping[str, object] = {
 """Values of TRL's options that say what is done here anyway."""
 BETA = dict.fromkeys(("grpo", "gspo", "cispo", "sapo"), "kl.loss_coef") | {"dpo": "loss.beta", "kto": "loss.beta"}
 """What `beta` is; of other methods kl.coef."""
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
+SCHEDULES = {"linear": "linear", "cosine": "cosine", "cosine_annealing": "cosine", "constant": "constant"}
+SCHEDULES["constant_with_warmup"] = "constant"
 GRPO_LOSSES: Mapping[str, tuple[str, str] | None] = {
     "grpo": None,
     "dapo": ("update.per", '"token"'),

@@ -19,23 +19,13 @@ RECIPES = {
     "cnn_daily_mail": "summarize",
     "totto": "totto",
     "narrative_qa": "narrativeqa",
-    "wmt16": "translate",
-    "wmt14_processed_en_de": "translate",
-    "wmt16newsonly": "translate",
-    "iwslt2017en_de": "translate",
-    "daily_dialog": "dialog",
-    "crd3": "dialog",
+    **dict.fromkeys("wmt16 wmt14_processed_en_de wmt16newsonly iwslt2017en_de".split(), "translate"),
+    **dict.fromkeys("daily_dialog crd3".split(), "dialog"),
 }
 """The form of the rows of each data pool."""
 SAME = "increasing_numbers meteor bleu chrf ter cider rouge parent dates diversity".split()
-REWARDS = dict(zip(SAME, SAME)) | {
-    "sentences_with_dates": "dates",
-    "sacre_bleu": "bleu",
-    "bert_score": "bertscore",
-    "rouge_combined": "rouge",
-    "rouge_l_max": "rouge:rougeL",
-    "intent_accuracy": "intent",
-}
+REWARDS = dict(zip(SAME, SAME)) | {"sentences_with_dates": "dates", "sacre_bleu": "bleu", "bert_score": "bertscore"}
+REWARDS |= {"rouge_combined": "rouge", "rouge_l_max": "rouge:rougeL", "intent_accuracy": "intent"}
 """Rewards and metrics by their names there (docs/other-names.md)."""
 Part = Callable[..., Any]
 
@@ -133,6 +123,11 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
         mask,
     )
     options = row.options(method)
+    if part("alg", "kl_div", "target_kl") is None:  # the price is fixed
+        options = {name: value for name, value in options.items() if name not in ("kl.control", "kl.target")}
+    options |= {"score.normalise": True} if part("alg", "kl_div", "norm_reward") else {}
+    least = part("alg", "policy", "args", "min_tokens_to_keep", default=100)
+    options |= {"sampling.top_p_least": least} if method == "nlpo" else {}
     if "n_epochs" in own and "update.epochs" in options:
         options["update.epochs"] = own["n_epochs"]
     if "batch_size" in own and "update.minibatch" in options:
@@ -167,6 +162,10 @@ def _evaluation(part: Part, comments: list[str]) -> dict[str, Any]:
     drawn = part("train_evaluation", "generation_kwargs", default={})
     if sampling := {name: drawn[name] for name in ("temperature", "top_k", "top_p") if name in drawn}:
         options["evaluation.sampling"] = sampling
+    options |= {"evaluation.beams": beams} if (beams := drawn.get("num_beams", 1)) > 1 else {}
+    read = ("temperature", "top_k", "top_p", "num_beams", "max_new_tokens")
+    if left := [name for name in drawn if name not in read and drawn[name] is not True]:
+        comments.append(f"train_evaluation.generation_kwargs {', '.join(left)}: evaluation.sampling, docs/options.md")
     listed = [str(m.get("id")) for m in part("train_evaluation", "metrics", default=[]) if isinstance(m, Mapping)]
     if known := [REWARDS[name] for name in listed if name in REWARDS]:
         options["evaluation.metrics"] = ",".join(known)

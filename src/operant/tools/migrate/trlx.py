@@ -42,8 +42,8 @@ class TrlxCalls(ScriptTree):
         known.setdefault(made.target, []).append(made)
         self.replace(call, f"{base} | {mapping(found.values, [], self.indent(call))}")
 
-    def _flat(self, node: Node, given: dict[str, str]) -> None:
-        """The options of nested configurations and mappings, by their last names."""
+    def _flat(self, node: Node, given: dict[str, str], called: str = "name") -> None:
+        """The options of nested configurations and mappings, by their last names. called: what `name` stands for."""
         inner: Iterator[tuple[str, Node]]
         if isinstance(node, self.cst.Dict):
             elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
@@ -54,9 +54,9 @@ class TrlxCalls(ScriptTree):
             if isinstance(value, self.cst.Dict) or (
                 isinstance(value, self.cst.Call) and (self.code(value.func) + "$").endswith(("Config$", "dict$"))
             ):
-                self._flat(value, given)
+                self._flat(value, given, {"optimizer": "optim", "scheduler": "lr_scheduler_type"}.get(name, "name"))
             else:
-                given.setdefault(name, self.code(value))
+                given.setdefault(called if name == "name" else name, self.code(value))
 
     def trlx(self, call: Node, known: dict[str, list[Configuration]]) -> str:
         """`trlx.train` becomes `operant.train`."""

@@ -115,14 +115,14 @@ class Compared:
         return rows
 
     def label_rows(self) -> list[dict[str, object]]:
-        """One row for each task, with the different replies of all models and where each is from."""
+        """One row for each task with different replies, and where each is from; None: from several models."""
         rows = []
         for n, task in enumerate(self.tasks):
-            found: dict[str, str] = {}
+            found: dict[str, str | None] = {}
             for model, replies in zip(self.models, self.replies, strict=True):
                 for reply in replies[n]:
-                    found.setdefault(reply.text, model)
-            rows.append({**task, "replies": [*found], "sources": [*found.values()]})
+                    found[reply.text] = model if found.get(reply.text, model) == model else None
+            rows += [{**task, "replies": [*found], "sources": [*found.values()]}] if len(found) > 1 else []
         return rows
 
     def as_plain(self) -> dict[str, object]:

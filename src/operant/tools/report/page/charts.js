@@ -339,7 +339,10 @@ const Charts = (() => {
       }
       const pieces = (s, values) => {  // the stretches between two gaps
         const all = [[]];
-        s.x.forEach((v, i) => (values[i] === null ? all.push([]) : all.at(-1).push([v, scale(spec, values[i])])));
+        s.x.forEach((v, i) => {
+          const at = values[i] === null ? null : scale(spec, values[i]);  // 0 has no place on a logarithmic scale
+          if (at === null) all.push([]); else all.at(-1).push([v, at]);
+        });
         return all.filter((piece) => piece.length);
       };
       for (const s of series) {

@@ -290,8 +290,8 @@ const Replies = (() => {
     return {
       host: make("label", { class: "slider" }, make("span", {}, label), input, output),
       get step() { return steps[input.value] ?? null; },
-      set(newSteps) {
-        const step = steps[input.value], newest = Number(input.value) >= steps.length - 1;
+      set(newSteps, follows = true) {
+        const step = steps[input.value], newest = follows && Number(input.value) >= steps.length - 1;
         steps = newSteps;
         input.max = Math.max(0, steps.length - 1);
         input.value = newest || !steps.includes(step) ? input.max : steps.indexOf(step);
@@ -409,7 +409,7 @@ const Replies = (() => {
       }
       if (number !== requests) return; // a newer request is under mode
       host.removeAttribute("aria-busy");
-      steps.set(found.steps);
+      steps.set(found.steps, state.step === null);
       describe(found);
       const text = JSON.stringify(found.rows);
       if (!requested && (text === shown || list.body.querySelector(".below"))) return;
