@@ -985,7 +985,7 @@ def clock(folder, patch):
     patch.setattr(observers, "write_report", hands.around(observers.write_report, 11, "report"))
     judge = weighted({"slow": (hands.around(lambda rollouts: [score(r) for r in rollouts], 13, "reward"), 1.0)})
     options = FAIR | {"steps": 3, "batch": 8, "evaluation.samples": 1, "probes": 2, "checkpoint_minutes": 0.0}
-    options |= {"kl.kind": "k1", "kl.loss_coef": 0.0, "keep": 5}
+    options |= {"kl": options["kl"] | {"kind": "k1", "loss_coef": 0.0}, "keep": 5}
     tasks = [Task(f"t/{i}", word, target=i % 4) for i, word in enumerate(WORDS[:8])]
     held = [replace(task, id=f"e/{task.id}") for task in tasks[:3]]
     given = {"policy": lm(vocab=V, spread=0.1), "tokenizer": letters(), "show": [witness], "env": Slow(hands)}

@@ -154,7 +154,7 @@ def resolve(given: object, start: str | None = None) -> list[EvaluationMetric]:
             )
         found = _found(full)
         if not callable(found):
-            raise OperantError(f"evaluation metric {full!r} is a {type(found).__name__}; name a function or a class")
+            raise OperantError(f"metric {full!r} is of type {type(found).__name__}; name a function or a class")
         group = f"evaluation.metrics.{name}"
         own = {"model": start} if start and with_defaults(found, RewardBase).reads_start else {}
         named = {group: Factory(found, skip=int(not inspect.isclass(found)))}

@@ -212,7 +212,7 @@ class _Script(TrlxCalls):
         written.insert(at_algorithm, f'algorithm="{algorithm if found is None else found.renamed.algorithm}"')
         if found is None and (made_here or algorithm == "ppo"):
             written.append(f"**{text}")
-            self.above(call, f"{text}: by operant's names; its epochs are steps here, epochs * tasks * samples / batch")
+            self.above(call, f"{text}: with operant's names; its epochs are steps, epochs * tasks * samples / batch")
         elif found is None:
             written.append(f"args={text}")
             self.above(call, f"{text}: TRL's own object, which operant.train reads; so TRL stays installed")
