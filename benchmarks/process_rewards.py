@@ -132,9 +132,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--solutions", default="4000")
     parser.add_argument("--quick", action="store_true", help="to try the program: two steps of each model")
-    given, rows = parser.parse_args(), list[dict[str, Any]]()
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the committed results")
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if given.keep else []
     for count in map(int, given.solutions.split(",")):
         for seed in map(int, given.seeds.split(",")):
+            if any((row["solutions"], row["seed"]) == (count, seed) for row in rows):
+                continue
             rows.append(measured(count, seed, 2 if given.quick else STEPS))
             print(json.dumps(rows[-1]), flush=True)
             result = {"command": "python -m benchmarks.process_rewards", "rows": rows}
