@@ -318,11 +318,12 @@ def threads() -> str:
     table += "\n| steps of a run | idle, s | busy, s | busy over idle |\n|---|---|---|---|\n"
     for run in results.get("runs", ()):
         idle, busy = statistics.median(run["idle"]), statistics.median(run["busy"])
-        seconds = f"{idle:.2f} ({min(run['idle']):.2f}-{max(run['idle']):.2f})"
-        table += f"| {run['run']}: `{run['command']}` | {seconds} | {busy:.2f} | {busy / idle:.2f} |\n"
+        some = [f"{statistics.median(x):.2f} ({min(x):.2f}-{max(x):.2f})" for x in (run["idle"], run["busy"])]
+        table += f"| {run['run']}: `{run['command']}` | {' | '.join(some)} | {busy / idle:.2f} |\n"
     return (
         f"{table}\nSeconds are medians, ratios medians of single rounds. Busy: {results['cores']} other processes "
-        f"compute on {results['cores']} cores. Made by `{results['command']}` on {results.get('machine')}.\n"
+        f"compute on {results['cores']} cores; runs have `--evaluate none --probes 0`. "
+        f"Made by `{results['command']}` on {results.get('machine')}.\n"
     )
 
 
