@@ -89,7 +89,7 @@ def resolve(schema: Schema, options: Mapping[str, object]) -> dict[str, Any]:
             raise OperantError(
                 f"{key}={shown(value)}: {key} is a group of options ({', '.join(inside)}): write {example}{hint}"
             )
-        require(not flat.keys() & named, f"option {key} is given twice, by two names: leave one of them out")
+        require(not (twice := flat.keys() & named), f"option {', '.join(twice)} is given twice, by two names: use one")
         flat |= named
     return flat
 
