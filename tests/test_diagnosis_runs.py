@@ -173,7 +173,7 @@ CASES = {
     # finding: a run with the fault or without it, the numbers in its message, part of its cause, part of its remedy,
     # and whether the twin has no findings at all
     "critic": (  # returns of 100 for a critic that begins at 0 and learns slowly; in the twin, scores are normalised
-        lambda fault: run(toy(**{"optimizer.lr": 1e-4, "epochs": 1, "score.normalise": not fault}),
+        lambda fault: run(toy(**{"optimizer.lr": 1e-4, "update.epochs": 1, "score.normalise": not fault}),
                           lambda r: 100 + share(r), 32, count=16),
         lambda t: f"{t.last('value/explained_variance', 10):.2f}", "cannot follow", "--score.normalise true", True),
     "query_decides": (
@@ -262,11 +262,11 @@ CASES = {
                           [[4 + i, 5] for i in range(4)]),
         lambda t: "In 4 of the last 4 steps", "the same score", "--samples", True),
     "ratio": (
-        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "epochs": 4}), share, 3),
+        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-3, "update.epochs": 4}), share, 3),
         lambda t: f"a spread of {t.last('policy/ratio_std', 3):.3g} (healthy: at most 0.5)",
         "too far", "--optimizer.lr", True),
     "clipping": (
-        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "epochs": 6, "minibatch": 8}), share, 3),
+        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "update.epochs": 6, "minibatch": 8}), share, 3),
         lambda t: percent(t.last("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
     "short_programs": (short_programs, ladder, "the ladder of outcomes", "--reward.kind passed", False),
     "drowned": (
