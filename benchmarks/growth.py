@@ -1,4 +1,4 @@
-"""How the cost of a run grows: `python -m benchmarks.growth`, a quarter of an hour on a machine that does nothing else.
+"""How the cost of a run grows: `python -m benchmarks.growth`, half an hour on a machine that does nothing else.
 
 - rows, tokens, parameters: seconds of a PPO step of a GPT-2 (4 layers of 256, vocabulary 8,192; 64 replies of 8 + 32
   tokens), where one of the three changes.
@@ -6,7 +6,8 @@
 - steps: seconds of a run of so many steps of 8 replies by a Llama of 0.2M parameters, its log and checkpoints included.
 - page: seconds of `operant report` of such a run. lines: of one of 100 steps whose log has so many replies.
 
-Medians of rounds. The slope is that of the last doubling in logarithms: 1 is as the size grows, 0 not at all. Writes
+Medians of rounds. The slope is that of the last doubling in logarithms, of medians and of each round: 1 is as the size
+grows, 0 not at all. Writes
 `benchmarks/results/growth.json` and `docs/figures/growth.svg`; `make docs` writes the table of docs/fast.md.
 """
 
@@ -77,11 +78,17 @@ def seconds(work: Callable[[], Any], rounds: int, warm: bool) -> list[float]:
 
 
 def growth(name: str, points: list[tuple[float, list[float]]]) -> dict[str, Any]:
-    """A row of the results: sizes, medians, and the slope of the last doubling."""
-    (x, y), (x2, y2) = [(size, statistics.median(all_)) for size, all_ in points[-2:]]
+    """A row of the results: sizes, medians, and the slope of the last doubling with its range over rounds."""
+    (x, before), (x2, after) = points[-2:]
+
+    def slope(y: float, y2: float) -> float:
+        return math.log(y2 / y) / math.log(x2 / x)
+
+    rounds = [slope(y, y2) for y, y2 in zip(before, after, strict=True)]
     rows = [{"size": size, "seconds": statistics.median(all_), "all": all_} for size, all_ in points]
     print(f"{name}: " + ", ".join(f"{row['size']:,.0f} {row['seconds']:.2f} s" for row in rows), flush=True)
-    return {"what": name, "points": rows, "slope": math.log(y2 / y) / math.log(x2 / x)}
+    last = slope(statistics.median(before), statistics.median(after))
+    return {"what": name, "points": rows, "slope": last, "slopes": [min(rounds), max(rounds)]}
 
 
 def figure(rows: list[dict[str, Any]]) -> str:
@@ -134,8 +141,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place, steps, pages, lines = Path(folder), [], [], []
         for size in (1, 2) if given.quick else (25, 50, 100, 200, 400, 800):
-            steps.append((size, seconds(called(run(place / f"{size}", size, 8), place), 1, False)))
-            report = [sys.executable, "-m", "operant", "report", str(place / f"{size}")]
+            folders = [place / f"{size}-{i}" for i in range(rounds)]
+            steps.append((size, [seconds(called(run(f, size, 8), place), 1, False)[0] for f in folders]))
+            report = [sys.executable, "-m", "operant", "report", str(folders[0])]
             pages.append((size, seconds(called(report, place), rounds, False)))
         for size in (800, 1600, 3200, 6400, 12800)[:cut]:
             called(run(place / "again", 100 if not given.quick else 2, size // 100), place)()

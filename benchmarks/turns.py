@@ -5,8 +5,9 @@
 Four sides play 32 episodes of 20 turns, with 8 new tokens a turn and a history that grows: a loop of single
 environments and a batched loop, each around `model.generate` (which has a key-value cache within a call), and our
 `play`, without what it keeps from turn to turn and with it. All work on token ids and sample 8 tokens in every turn.
-`--at-once` measures instead what turns cost beside as many tokens by one call: 64 rows each read all texts of an
-episode, then sample 160 tokens. Both in two halves where a run has them.
+`--at-once` measures instead what turns cost beside as many tokens by one call: 64 rows each read whatever an episode
+showed, then sample 160 tokens; in this world and in rooms, with the whole history and with three earlier turns in a
+prompt (the call then reads only what the prompt before did not begin with). Both in two halves where a run has them.
 Writes `benchmarks/results/turns.json`; docs/fast.md shows it. Half an hour on two cores.
 """
 
@@ -16,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,13 +29,14 @@ import operant
 from benchmarks import report
 from benchmarks.driver import ROOT
 from operant import machine
+from operant.apps.games.rooms import Rooms
 from operant.engines.native.engine import NativeEngine
 from operant.models.policy import Policy
 from operant.models.safe_loading import load_tokenizer
 from operant.models.twins import side_by_side
 from operant.rollouts.play import play
 from operant.sampling import Sampling
-from operant.types import Step, Task
+from operant.types import Rollout, Step, Task
 
 RESULT = ROOT / "benchmarks/results/turns.json"
 MODELS = {
@@ -42,9 +45,16 @@ MODELS = {
 }
 ROOMS = ("hall", "long kitchen", "cellar", "old library", "garden", "attic full of dusty boxes", "yard")
 THINGS = ("a lamp", "a rusty key", "an apple and a book", "a wooden chest with a lock", "nothing at all")
+WORLDS = {
+    "a world that adds text": None,
+    "rooms, whole history": lambda turns: Rooms(memory=None, max_turns=turns),
+    "rooms, three turns in a prompt": lambda turns: Rooms(memory=3, max_turns=turns),
+}
+"""For --at-once. Random weights win no game of rooms, so its episodes have all their turns, too."""
 SINGLE = 4
 """Episodes that the loop of single environments plays: each takes the same time."""
-NEW = 8
+NEW, KEPT = 8, 4.0
+"""Tokens of a reply; gigabytes of keys and values that are kept for the next turn with --at-once."""
 
 
 class Walk:
@@ -75,13 +85,16 @@ class Walk:
 class Sides:
     """A model, and the four ways of playing with it."""
 
-    def __init__(self, shape: dict[str, int], episodes: int, turns: int):
+    def __init__(self, shape: dict[str, int], episodes: int, turns: int, world: Any = None):
         torch.manual_seed(0)
         self.tokenizer = load_tokenizer(Path(operant.__file__).parent / "builtin/reviews-lm")
-        config = {"vocab_size": 8192, "n_positions": 1024, "eos_token_id": 0, "pad_token_id": 0} | shape
+        room = 4096 if world else 1024
+        config = {"vocab_size": 8192, "n_positions": room, "eos_token_id": 0, "pad_token_id": 0} | shape
         self.model = GPT2LMHeadModel(GPT2Config(**config)).eval()
-        self.policy, self.world = Policy(self.model), Walk(turns)
+        self.policy, self.world = Policy(self.model), world or Walk(turns)
         self.episodes, self.turns, self.read = episodes, turns, 0
+        own = [Task(str(i), self.first(i)) for i in range(0 if world else episodes)]
+        self.tasks = own or world.games("train")[:episodes]
         self.counting = self.model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.ways: dict[str, Callable[[], int]] = {
             "single": self.single,
@@ -128,23 +141,31 @@ class Sides:
         return self.episodes * self.turns
 
     def ours(self, gigabytes: float) -> int:
-        tasks = [Task(str(i), self.first(i)) for i in range(self.episodes)]
+        return sum(len(rollout.turns) for rollout in self.played(gigabytes))
+
+    def played(self, gigabytes: float) -> list[Rollout]:
         sampling = Sampling(max_tokens=NEW, min_tokens=NEW, stop_tokens=(0,))
         with side_by_side(self.policy, self.episodes):
             engine = NativeEngine(self.policy, kept_gb=gigabytes)
-            played = play(tasks, env=self.world, engine=engine, tokenizer=self.tokenizer, sampling=sampling)
+            played = play(self.tasks, env=self.world, engine=engine, tokenizer=self.tokenizer, sampling=sampling)
         assert all(len(turn.action) == NEW for rollout in played for turn in rollout.turns)
-        return sum(len(rollout.turns) for rollout in played)
+        return played
 
-    def at_once(self) -> int:
-        """The tokens of all turns by one call: it reads what the world would have shown, and samples the rest."""
-        texts = [[self.first(i), *(self.world.text(i, t) for t in range(1, self.turns))] for i in range(self.episodes)]
-        prompts = [[token for text in row for token in self._encoded(text)] for row in texts]
+    def at_once(self, prompts: list[list[int]]) -> None:
+        """The tokens of all turns by one call: it reads what the world has shown, and samples the rest."""
         most = NEW * self.turns
         sampling = Sampling(max_tokens=most, min_tokens=most, stop_tokens=(0,))
         with side_by_side(self.policy, self.episodes):
             NativeEngine(self.policy).generate(prompts, sampling, range(self.episodes))
-        return self.episodes * self.turns
+
+
+def shown(rollout: Rollout) -> list[int]:
+    """The tokens of all prompts, each without what it has in common with the prompt and reply before."""
+    found, before = list[int](), list[int]()
+    for turn in rollout.turns:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, turn.prompt, strict=False)))
+        found, before = found + turn.prompt[common:], turn.prompt + turn.action
+    return found
 
 
 @contextmanager
@@ -190,17 +211,20 @@ def measured(name: str, count: int, rounds: int, episodes: int, turns: int) -> d
     }
 
 
-def beside_one_call(name: str, rounds: int, episodes: int, turns: int) -> dict[str, Any]:
+def beside_one_call(name: str, place: str, rounds: int, episodes: int, turns: int) -> dict[str, Any]:
     """Seconds of episodes, and of as many tokens by one call, in turn."""
-    sides, seconds = Sides(MODELS[name], episodes, turns), {"turns": list[float](), "at once": list[float]()}
+    sides = Sides(MODELS[name], episodes, turns, WORLDS[place] and WORLDS[place](turns))
+    seconds = {"turns": list[float](), "at once": list[float]()}
     sides.counting.remove()
+    prompts = [shown(rollout) for rollout in sides.played(KEPT)]
     for warm in (True, *[False] * rounds):
-        for way, run in (("turns", lambda: sides.ours(2.0)), ("at once", sides.at_once)):
+        for way, run in (("turns", lambda: sides.played(KEPT)), ("at once", lambda: sides.at_once(prompts))):
             start = time.perf_counter()
             run()
             seconds[way] += [] if warm else [time.perf_counter() - start]
     ratios = [a / b for a, b in zip(seconds["turns"], seconds["at once"], strict=True)]
-    known = {"model": name, "episodes": episodes, "turns": turns, "machine": report.machine()}
+    known: dict[str, Any] = {"model": name, "world": place, "read": sum(map(len, prompts)) / episodes / turns}
+    known |= {"episodes": episodes, "turns": turns, "machine": report.machine()}
     return known | {"seconds": seconds, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
 
 
@@ -216,11 +240,12 @@ def main() -> None:
     args = parser.parse_args()
     machine.keep_memory()
     for name in [name for name in MODELS if args.only in name]:
-        if args.at_once:
-            row = beside_one_call(name, *((1, 2, 3) if args.quick else (args.rounds, 64, args.turns)))
+        for place in WORLDS if args.at_once else ():
+            row = beside_one_call(name, place, *((1, 2, 3) if args.quick else (args.rounds, 64, args.turns)))
             print(json.dumps(row, indent=1), flush=True)
             if not args.quick:
                 write(row, "at_once")
+        if args.at_once:
             continue
         for count in [args.threads] if args.threads else range(1, min(2, os.cpu_count() or 1) + 1):
             size = (1, 2, 3) if args.quick else (args.rounds, args.episodes, args.turns)
@@ -231,11 +256,15 @@ def main() -> None:
 
 
 def write(row: dict[str, Any], kind: str = "rows") -> None:
-    """Add a row to the results, in place of the last one of its model and threads."""
+    """Add a row to the results, in place of the last one of its model, world and threads."""
     result = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {"rows": [], "at_once": []}
-    rows = [r for r in result.get(kind, []) if (r["model"], r.get("threads")) != (row["model"], row.get("threads"))]
+
+    def key(r: dict[str, Any]) -> tuple[str, str, int]:
+        return r["model"], r.get("world", ""), r.get("threads", 0)
+
+    rows = [r for r in result.get(kind, []) if key(r) != key(row)]
     result |= {"command": "python -m benchmarks.turns"} | ({"machine": report.machine()} if kind == "rows" else {})
-    result[kind] = sorted([*rows, row], key=lambda r: (r["model"], r.get("threads")))
+    result[kind] = sorted([*rows, row], key=key)
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

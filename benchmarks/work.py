@@ -123,7 +123,6 @@ WORKS = {
             peers=tuple(replace(p, faster=True, differs=p.differs | {"precision": FASTER}) for p in TRUNKLESS),
         ),
         _W3,
-        replace(_W3, name="W3-busy", about=f"{_W3.about}; {BESIDE}", busy=True),
         _W4,
         replace(_W4, name="W4t", about=f"{_W4.about}; our trunk", presets=("trl", "trunk"), peers=TRUNKLESS),
         replace(_W4, name="W4s", about="as W4 with 5 layers x 64, vocabulary 512: 0.3M parameters", shape="0.3m"),
@@ -139,6 +138,10 @@ WORKS = {
         _group("W5b", "124m", "grpo"),
         _group("W5b-rloo", "124m", "rloo"),
     )
+}
+WORKS |= {
+    f"{name}-busy": replace(WORKS[name], name=f"{name}-busy", about=f"{WORKS[name].about}; {BESIDE}", busy=True)
+    for name in ("W3", "W4", "W4s", "W5a")
 }
 """Workloads whose sides take turns at equal work. W6 (scale.py) and W7 (learning.py) are measured separately."""
 COUNTED = ("tokens", "optimizer_steps", "batch", "minibatch", "epochs", "precision", "trained")

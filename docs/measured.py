@@ -358,13 +358,17 @@ def turns() -> str:
             f"| {read['ours']:.0f} of {read['ours, nothing kept']:.0f} |\n"
         )
     rounds = ", ".join(str(row["rounds"]) for row in results["rows"])
-    beside = [
-        f"{row['ratio']:.2f} times the seconds ({row['model']}; {min(row['spread']):.2f} to {max(row['spread']):.2f})"
-        for row in results.get("at_once", [])
-    ]
-    table += "\nSixty-four episodes of 20 turns take, beside one call that reads all their texts and generates as many "
-    there = results["at_once"][0]["machine"] if beside else ""
-    table += f"tokens: {', '.join(beside)}. Made by `{results['command']} --at-once` on {there}.\n"
+    if beside := results.get("at_once"):
+        table += (
+            "\nSixty-four episodes of 20 turns, beside one call that reads all that they show and generates as many "
+        )
+        table += "tokens:\n\n| world | model | tokens read a turn | times the seconds |\n|---|---|---|---|\n"
+        for row in beside:
+            low, high = row["spread"]
+            table += (
+                f"| {row['world']} | {row['model']} | {row['read']:.0f} | {row['ratio']:.2f} ({low:.2f}-{high:.2f}) |\n"
+            )
+        table += f"\nMade by `{results['command']} --at-once` on {beside[0]['machine']}.\n"
     return (
         f"{table}\nEpisodes of {results['rows'][0]['turns']} turns with 8 new tokens each; the two loops call "
         f"transformers' `generate`. In brackets: by processor time, on which other processes have little influence. "
@@ -633,16 +637,20 @@ def tool_use() -> str:
 
 
 def growth() -> str:
-    """Seconds at the smallest and the largest size, and the slope between the last two."""
+    """Seconds at the smallest and the largest size, and the slope between the last two; in brackets, all rounds."""
     results: Any = _object("growth.json")
     if not results:
         return NOTHING
     table = "| what grows | from | to | seconds | slope at the end |\n|---|---|---|---|---|\n"
     for row in results["rows"]:
-        first, last = row["points"][0], row["points"][-1]
-        cells = [f"{first['size']:,.0f}", f"{last['size']:,.0f}", f"{first['seconds']:.2g} to {last['seconds']:.3g}"]
-        table += f"| {row['what']} | {' | '.join(cells)} | {row['slope']:.2f} |\n"
-    made = f"Made by `{results['command']}` on {results['machine']}."
+        ends = row["points"][0], row["points"][-1]
+        cells = [f"{p['size']:,.0f}" for p in ends]
+        cells += [" to ".join(f"{p['seconds']:.3g} ({min(p['all']):.3g}-{max(p['all']):.3g})" for p in ends)]
+        low, high = row["slopes"]
+        table += f"| {row['what']} | {' | '.join(cells)} | {row['slope']:.2f} ({low:.2f} to {high:.2f}) |\n"
+    made = (
+        f"{results['rounds']} rounds, their range in brackets. Made by `{results['command']}` on {results['machine']}."
+    )
     return f"![seconds over sizes](figures/growth.svg)\n\n{table}\n{made}\n"
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -109,20 +110,31 @@ class Echo(Turns):
         return Step("ab", reward=float(len(reply)), terminated=self.turn[slot] == 2)
 
 
-def test_the_same_halves_twice_are_bit_identical(halves, monkeypatch):
-    """Nothing depends on how often the threads take turns, or on the parts in which weights are moved."""
+@contextmanager
+def computing(count):
+    """Other processes that compute."""
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.callback(stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"])).kill)
+        yield
+
+
+def test_the_same_halves_are_bit_identical(halves, monkeypatch):
+    """Nothing depends on how often threads take turns, the parts in which weights move, or on a busy machine."""
     found, before = [], sys.getswitchinterval()
-    for interval, long in ((5e-3, 1 << 20), (1e-6, 0)):
+    for interval, long, others in ((5e-3, 1 << 20, 0), (1e-6, 0, 0), (5e-3, 1 << 20, 3)):
         sys.setswitchinterval(interval)
         monkeypatch.setattr(twins, "LONG", long)
         learner = Learner(lm(vocab=len(letters())), tokenizer=letters(), max_tokens=4, lr=1e-2, epochs=1, env=Echo())
-        for _ in range(2):
-            replies = learner.generate(PROMPTS)
-            metrics = learner.step(replies, [0.0] * len(PROMPTS))
+        with computing(others):
+            for _ in range(2):
+                replies = learner.generate(PROMPTS)
+                metrics = learner.step(replies, [0.0] * len(PROMPTS))
         found.append(([r.ids for r in replies], metrics["loss/total"], [*learner.policy.parameters()]))
     sys.setswitchinterval(before)
-    assert found[0][:2] == found[1][:2]
-    assert all(torch.equal(a, b) for a, b in zip(found[0][2], found[1][2], strict=True))
+    for other in found[1:]:
+        assert found[0][:2] == other[:2]
+        assert all(torch.equal(a, b) for a, b in zip(found[0][2], other[2], strict=True))
 
 
 def test_each_half_goes_on_from_its_own_beginnings(halves):
@@ -214,13 +226,8 @@ def test_embeddings_count_where_they_are_the_output_head():
 
 
 def test_others_that_compute_are_counted():
-    running = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-    try:
+    with computing(3):
         assert any(machine.others() >= 2 for _ in range(100))
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.parametrize(("others", "threads", "sentence"), [(0, 2, None), (1, 1, None), (9, 2, "9 other processes")])
