@@ -12,14 +12,19 @@ the table of docs/fast.md.
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import operant
 from benchmarks.report import machine
 
 RESULTS = Path(__file__).parent / "results/start.json"
@@ -36,10 +41,11 @@ WAITS: dict[str, tuple[list[str], str]] = {
 """By name: a command, and the beginning of the line that is waited for; empty: its end."""
 
 
-def seconds(command: list[str], until: str, place: Path) -> float:
+def seconds(command: list[str], until: str, place: Path, env: dict[str, str]) -> float:
     """Until a line of the output has the text, or the command has ended."""
     begin, said = time.perf_counter(), ""
-    with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=place, env=env, **pipes) as process:
         while (line := process.stdout.readline()) and not (until and until in line):
             said += line
         taken = time.perf_counter() - begin
@@ -63,15 +69,15 @@ FRAMES = """async () => {
 }"""
 
 
-def waits_of_a_page(place: Path, steps: int, rounds: int) -> dict[str, list[float]]:
+def waits_of_a_page(place: Path, steps: int, rounds: int, env: dict[str, str]) -> dict[str, list[float]]:
     """Seconds of what a reader does with the page of a run."""
     from playwright.sync_api import sync_playwright
 
     from benchmarks.screenshot import chromium
 
     words = f"train arithmetic --steps {steps} --batch 8 --update.minibatch 8 --samples 8 --data.limit 64"
-    subprocess.run([*OPERANT, *words.split(), "--evaluate", "none", "--out", "runs/long"], cwd=place, check=True)
-    subprocess.run([*OPERANT, "report", "runs/long"], cwd=place, check=True)
+    for command in ([*words.split(), "--evaluate", "none", "--out", "runs/long"], ["report", "runs/long"]):
+        subprocess.run([*OPERANT, *command], cwd=place, check=True, env=env)
     report = next((place / "runs/long").glob("*.html"))
     names = ("opened", "searched", "scrolled, longest frame")
     opened, searched, frame = found = ([], [], [])
@@ -99,22 +105,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--steps", type=int, default=2000, help="of the run whose page is read")
+    parser.add_argument(
+        "--beside", type=Path, help="a checkout of an earlier commit: all but its page, in turn"
+    )
     given = parser.parse_args()
-    found: dict[str, list[float]] = {name: [] for name in WAITS}
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        once = [*OPERANT, "train", "letters", "--steps", "2", "--out", "runs/0"]
-        subprocess.run(once, cwd=place, check=True, capture_output=True)
-        for i in range(1, given.runs):
-            shutil.copytree(
-                place / "runs/0", place / f"runs/{i}", ignore=shutil.ignore_patterns("checkpoints", "export")
-            )
-        for _ in range(given.rounds):
-            for name, (command, until) in WAITS.items():
-                found[name].append(seconds(command, until, place))
-                print(f"{found[name][-1]:6.2f} s  {name}", flush=True)
-        found |= waits_of_a_page(place, given.steps, given.rounds)
-    rows = [{"wait": name, "seconds": statistics.median(x), "of": [min(x), max(x)]} for name, x in found.items()]
+    versions = {"seconds": Path(operant.__file__).parents[1]}
+    if given.beside:
+        versions["before"] = given.beside.resolve() / "src"
+    found = {version: {name: list[float]() for name in WAITS} for version in versions}
+    with ExitStack() as stack:
+        sides = []
+        for version, source in versions.items():
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            sides.append((found[version], place, env := os.environ | {"PYTHONPATH": str(source)}))
+            once = [*OPERANT, "train", "letters", "--steps", "2", "--out", "runs/0"]
+            subprocess.run(once, cwd=place, check=True, capture_output=True, env=env)
+            no_models = shutil.ignore_patterns("checkpoints", "export")
+            for i in range(1, given.runs):
+                shutil.copytree(place / "runs/0", place / f"runs/{i}", ignore=no_models)
+        for _, (name, (command, until)), (waits, place, env) in product(range(given.rounds), WAITS.items(), sides):
+            waits[name].append(seconds(command, until, place, env))
+            print(f"{waits[name][-1]:6.2f} s  {name}", flush=True)
+        waits, place, env = sides[0]
+        waits |= waits_of_a_page(place, given.steps, given.rounds, env)
+
+    def spread(seconds: list[float]) -> list[float]:
+        return [statistics.median(seconds), min(seconds), max(seconds)]
+
+    rows = [{"wait": name} | {v: spread(x[name]) for v, x in found.items() if name in x} for name in found["seconds"]]
     results = {"command": "python -m benchmarks.start", "machine": machine(), "rounds": given.rounds, "rows": rows}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -332,9 +332,10 @@ def start() -> str:
     results: Any = _read("start.json")
     if not results:
         return NOTHING
-    table = "| what is waited for | seconds |\n|---|---|\n"
+    table = "| what is waited for | seconds | before |\n|---|---|---|\n"
     for row in results["rows"]:
-        table += f"| {row['wait']} | {row['seconds']:.2f} ({row['of'][0]:.2f}-{row['of'][1]:.2f}) |\n"
+        cells = ("{:.2f} ({:.2f}-{:.2f})".format(*row[when]) if when in row else "" for when in ("seconds", "before"))
+        table += f"| {row['wait']} | {' | '.join(cells)} |\n"
     return f"{table}\nMedian of {results['rounds']} rounds. Made by `{results['command']}` on {results['machine']}.\n"
 
 
