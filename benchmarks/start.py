@@ -105,9 +105,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--steps", type=int, default=2000, help="of the run whose page is read")
-    parser.add_argument(
-        "--beside", type=Path, help="a checkout of an earlier commit: all but its page, in turn"
-    )
+    parser.add_argument("--beside", type=Path, help="a checkout of an earlier commit: all but its page, in turn")
     given = parser.parse_args()
     versions = {"seconds": Path(operant.__file__).parents[1]}
     if given.beside:

@@ -20,6 +20,7 @@ import argparse
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def labelled(given: argparse.Namespace, work: Path, number: int, policy: str) ->
     if given.labeller == "page":
         print(f"\nLabel at the page, and leave it with Ctrl-C when you have done enough: {database}")
         command = [sys.executable, "-m", "operant", "label", str(replies), "--database", str(database)]
-        subprocess.run([*command, "--overlap", "1"], check=False)
+        with suppress(KeyboardInterrupt):  # Ctrl-C reaches this process, too
+            subprocess.run([*command, "--overlap", "1"], check=False)
     else:
         with Store(database, kind="pick", overlap=1) as store:
             store.add_items(read_items(replies))

@@ -182,7 +182,7 @@ def calibrate(model, ids, offsets, labels, rows) -> float:
     mends that and changes no label (Guo et al., 2017).
     """
     rng, logits, truth = np.random.default_rng(5), [], []
-    for part in np.split(np.tile(rows, 3), 30):
+    for part in np.array_split(np.tile(rows, 3), 30):
         x = pack(ids, [crop(offsets, r, rng, 24, 48) for r in part], 50)
         logits.append(model(input_ids=x, attention_mask=(x != PAD).long()).logits)
         truth.append(torch.from_numpy(labels[part].astype(np.int64)))

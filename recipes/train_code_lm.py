@@ -94,7 +94,7 @@ def main() -> None:
         run = operant.train(str(work / "start"), str(work / "train.jsonl"), out=out, **options)
         if run.interrupted:
             raise SystemExit(f"stopped after step {len(run.metrics)}: the same command goes on from there")
-        shutil.copytree(out / "export", work / "code-lm")
+        shutil.copytree(run.path / "export", work / "code-lm")
     judged = ["--tasks", str(work / "held-out.jsonl"), "--form", "code", "--reward", "tests", "--max-tokens", "100"]
     for sampling, name in ([], "sampled"), (["--top-k", "1"], "greedy"):
         command(["eval", str(work / "code-lm"), *judged, *sampling, "--out", str(work / f"{name}.json")])

@@ -59,7 +59,7 @@ def main() -> None:
         run = operant.train(str(work / "start"), str(work / "train.jsonl"), out=out, resume=resumed, **options)
         if run.interrupted:
             raise SystemExit(f"stopped after step {len(run.metrics)}: the same command goes on from there")
-        shutil.copytree(out / "export", work / "maths-lm")
+        shutil.copytree(run.path / "export", work / "maths-lm")
     for tasks, greedy in chain.from_iterable(((name, False), (name, True)) for name in ("arithmetic", "countdown")):
         judged = ["--tasks", f"{tasks}/held-out", "--form", "maths", "--reward", "maths", "--max-tokens", "16"]
         name = f"{tasks}-{'greedy' if greedy else 'sampled'}.json"

@@ -78,6 +78,13 @@ def fresh_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=2048, max_position_embeddings=CONTEXT, **size, **ends))
 
 
+def finished(run: operant.Run) -> Path:
+    """The folder of a run. Raises: SystemExit if it was stopped."""
+    if run.interrupted:
+        raise SystemExit(f"stopped after step {len(run.metrics)}: the same command begins this training again")
+    return run.path
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("build"))
@@ -105,13 +112,15 @@ def main() -> None:
         options = plain | {"steps": given.steps, "batch": 64, "lr": 1.5e-3, "warmup": 0.02}
         options["out"] = given.work / "reading"
         run = operant.train(fresh_model(), str(read), tokenizer=tokenizer, seed=1, **options)
-        (run.path / "export").rename(given.work / "games-lm")
+        (finished(run) / "export").rename(given.work / "games-lm")
+    if (given.work / "rooms").is_dir():
+        return
     write(shown, walkthroughs(given.walkthroughs, memory=given.memory, template=given.template))
     count = len(shown.read_text(encoding="utf-8").splitlines())
     steps = max(int(given.epochs * count / 32), 1)
     options = plain | {"steps": steps, "batch": 32, "lr": 3e-4, "warmup": 0.05, "out": given.work / "sft"}
     run = operant.train(str(given.work / "games-lm"), str(shown), **options)
-    (run.path / "export").rename(given.work / "rooms")
+    (finished(run) / "export").rename(given.work / "rooms")
     print(f"{count} turns of {given.walkthroughs} walkthroughs, {steps} steps: {given.work / 'rooms'}")
 
 

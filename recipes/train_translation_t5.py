@@ -90,7 +90,7 @@ def main() -> None:
         run = operant.train(str(given.work / "start"), str(rows["train"]), out=out, **options)
         if run.interrupted:
             raise SystemExit(f"stopped after step {len(run.metrics)}: the same command goes on from there")
-        shutil.copytree(out / "export", given.work / "t5")
+        shutil.copytree(run.path / "export", given.work / "t5")
     print(f"trained: {given.work / 't5'}")
 
 

@@ -2,7 +2,16 @@
 
 import torch
 from toys import lm
-from transformers import BloomConfig, BloomForCausalLM, MistralConfig, MistralForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from operant.engines.native.engine import NativeEngine
 from operant.sampling import task_key
@@ -29,4 +38,16 @@ def model_of(kind: str, window: int = 5, **more):
         case "mistral":  # a sliding window, shorter than the rows
             known = {"intermediate_size": 48, "num_key_value_heads": 1, "initializer_range": 0.3, **shape, **ids}
             return MistralForCausalLM(MistralConfig(sliding_window=window, **known)).eval()
+        case "gpt_neo":  # every second layer sees that many columns
+            known = {
+                "hidden_size": 32,
+                "num_layers": 2,
+                "num_heads": 2,
+                "initializer_range": 0.3,
+                "window_size": window,
+            }
+            types = [[["global", "local"], 1]]
+            return GPTNeoForCausalLM(
+                GPTNeoConfig(attention_types=types, max_position_embeddings=64, **known, **ids)
+            ).eval()
     return lm(kind, **more)

@@ -52,8 +52,14 @@ def test_options_have_the_probability_of_their_scores(kind, choice, stops):
     assert values[Batch.choosing(PROMPTS, OPTIONS).actions].tolist() == pytest.approx(alone, abs=1e-5)
 
 
-def test_options_of_a_row_that_is_longer_than_the_window_are_rows_of_their_own():
-    policy, prompt, options = Policy(model_of("mistral", window=9)), [*range(3, 17)], [[11], [13, 14, 15]]
+@cases(("mistral", 14), ("gpt_neo", 14), ("gpt_neo", 5))
+def test_options_of_a_row_that_is_longer_than_the_window_are_rows_of_their_own(kind, length):
+    """GPT-Neo's window is of columns, and so the row with all its options counts."""
+    policy, prompt, options = (
+        Policy(model_of(kind, window=9)),
+        [*range(3, 3 + length)],
+        [[11], [13, 14, 15], [12, 5, 4]],
+    )
     [table], _ = tables(policy, Sampling(stop_tokens=(END,)), [prompt], [options])
     assert torch.allclose(table, right(policy.model, prompt, options), atol=2e-5)
 
@@ -120,6 +126,9 @@ def test_choices_are_drawn_by_their_keys_in_one_pass(kind):
         assert index == int((logprobs.exp().cumsum(0) <= uniforms([key], 0)).sum())
         assert completion.action == options[index]
         assert completion.logprobs == pytest.approx([float(logprobs[index])], abs=2e-5)
+    greedy = NativeEngine(policy).choose(PROMPTS, OPTIONS, Sampling(stop_tokens=(END,), top_k=1), [4, 5, 6])
+    likeliest = [int(right(policy.model, *row).argmax()) for row in zip(PROMPTS, OPTIONS, strict=True)]
+    assert [index for index, _ in greedy] == likeliest
 
 
 # --- a world of two turns, enumerated ---------------------------------------------------------------------------------

@@ -66,6 +66,9 @@ def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
     replies = [{"task": str(i), "score": 0.0} for i in range(4)]
     history = History(rare, evaluation={when: {"mean": 0.0, "replies": replies} for when in ("before", "after")})
     assert "Every reply scores 0, so there is nothing to learn from. Is what" in verdict(history, [])
+    same = {"mean": 0.5, "replies": [reply | {"score": i / 3} for i, reply in enumerate(replies)]}
+    alike = replace(history, evaluation=dict.fromkeys(("before", "after"), same))
+    assert "Every reply" not in verdict(alike, [])  # the replies are as they were
     after = {"mean": 0.0, "replies": [reply | {"score": 1.0 * (i > 0)} for i, reply in enumerate(replies)]}
     better = replace(history, evaluation=history.evaluation | {"after": after})
     assert "4 held-out tasks are few to tell: give more." in verdict(better, [])

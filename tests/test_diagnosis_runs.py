@@ -266,7 +266,8 @@ CASES = {
         lambda t: f"a spread of {t.last('policy/ratio_std', 3):.3g} (healthy: at most 0.5)",
         "too far", "--optimizer.lr", True),
     "clipping": (
-        lambda fault: run(toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "update.epochs": 6, "minibatch": 8}), share, 3),
+        lambda fault: run(
+            toy(**{"optimizer.lr": 0.02 if fault else 1e-4, "update.epochs": 6, "minibatch": 8}), share, 3),
         lambda t: percent(t.last("policy/clip_fraction", 3)), "too large", "--update.epochs", True),
     "short_programs": (short_programs, ladder, "the ladder of outcomes", "--reward.kind passed", False),
     "drowned": (

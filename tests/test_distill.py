@@ -198,6 +198,7 @@ def test_the_teacher_follows_by_its_rate_and_is_saved(rate, tmp_path):
     again = Learner.load(tmp_path / "learner", policy=lm(), **{"teacher.hint": hint["teacher.hint"]})
     whole, halved = (one.learn(one.generate([[3], [5, 6]] * 4), None) for one in (learner, again))
     assert whole["loss/total"] == halved["loss/total"] > 0
+    learner.save(tmp_path / "learner")  # the teacher has moved meanwhile
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------

@@ -4,10 +4,12 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 
 import numpy as np
 import pytest
+import yaml
 from browsing import PHONE, chromium, visit
 from pages import low_contrast, overflows
 from pyarrow import parquet
@@ -131,6 +133,16 @@ def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
     assert {task["replies"][2]["reply"] for task in found["tasks"]} != set(theirs)
     out = capsys.readouterr().out
     assert "temperature 0.8, max_tokens 6" in out and "mask" not in out
+
+
+def test_what_is_typed_outdoes_the_runs_own_evaluation(inside, place, capsys):
+    shutil.copytree(place / "run", inside / "other")
+    path = inside / "other/config.yaml"
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config["evaluation"]["sampling"] = {"max_new_tokens": 2, "do_sample": False}
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert main(["eval", str(inside / "other"), "--max-tokens", "5"]) == 0
+    assert "temperature 0.8, top_k 1, max_tokens 5" in capsys.readouterr().out
 
 
 def test_the_share_that_a_run_has_held_out_is_evaluated_again(inside, capsys):

@@ -60,6 +60,7 @@ def test_a_plain_number(text, value):
     ("\\boxed{0.3333}", "1/3", {}, False),
     ("\\boxed{2^{5}}", "5", {}, False),
     ("2,600", "2600", {}, True),
+    ("She earns 1,234, which is it", "1234", {}, True),
     ("so 16-3", "3", {}, True),
     ("it is 2 1/2.", "5/2", {}, True),
     *((f"it is {part}", "3", {}, None) for part in ("10^3", "10^{3}", "2e3", "2e-3", "4/5/3", "12:3", "1.5.3")),

@@ -136,6 +136,11 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     assert renamed(given | {"epochs": "100"}, "ppo", "trlx").values["steps"] == "100"  # whichever ends first
     unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx").comments
     assert any("divide by the optimizer steps" in comment for comment in unknown)
+    head = "import trlx\nfrom trlx.data.default_configs import TRLConfig, ILQLConfig\n"
+    new = moved(f"{head}c = TRLConfig(method=ILQLConfig(tau=0.6, beta=0.5, gen_kwargs=dict(beta=4)))\n")
+    assert all(part in new for part in ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4'))
+    sums = moved("from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n")
+    assert '"optimizer.warmup": 10 / (2 * N)' in sums
 
 
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():
@@ -164,6 +169,11 @@ def test_what_a_yaml_of_rl4lms_says_of_sampling_and_bounds_is_kept():
     assert recipe["data.prompt_keeps"] == "start" and recipe["evaluation.beams"] == 5 and "kl.control" not in recipe
     assert recipe["score.normalise"] is True and recipe["sampling.top_p_least"] == 10
     resolve(config_schema("nlpo", named_in(recipe)), recipe)
+    del given["alg"]["args"]["n_epochs"]
+    given["alg"]["args"]["normalize_advantage"] = given["env"]["args"]["terminate_on_eos"] = False
+    new = migrated(yaml.safe_dump(given), Path("a.yml"))
+    assert "alg.args normalize_advantage: not converted" in new and "env.args terminate_on_eos: not" in new
+    assert yaml.safe_load(new)["update.epochs"] == 10
 
 
 def test_a_field_whose_meaning_depends_on_others_is_not_set_alone():

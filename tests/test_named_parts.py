@@ -104,7 +104,7 @@ def test_a_part_with_an_option_called_name_resumes(tmp_path):
     assert run.learner.env.known["name"] == "maze" and run.learner.progress.step == 2
 
 
-@pytest.mark.parametrize("given", ["none", "None", False])
+@pytest.mark.parametrize("given", ["none", "None", "false", False])
 def test_a_world_evaluates_nothing_where_the_word_none_says_so(given):
     """Also when the run is resumed, with its config.yaml; a run that names nothing plays the world's tests."""
     named = {"env": "rooms", "evaluate": given}
@@ -116,3 +116,10 @@ def test_a_world_evaluates_nothing_where_the_word_none_says_so(given):
     with pytest.raises(OperantError, match="evaluate='10%': the tasks are the environment's own, which keeps some for"):
         configure({"env": "rooms", "evaluate": "10%"})
     assert configure({"tasks": ["ab"], "reward": "letters:e", "evaluate": given}).train.evaluate in (None, False)
+
+
+def test_held_out_problems_are_those_that_the_run_is_asked_for():
+    config = configure({"order": "usual", "digits": 3}, "arithmetic")
+    for one in sources(config.train, config.parts["tasks"], None):
+        task = next(iter(one()))
+        assert min(map(int, task["prompt"].rstrip("=").split("+"))) > 99 and task["target"].get("order") != "units"

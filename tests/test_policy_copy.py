@@ -39,6 +39,16 @@ def move(policy):
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
 
 
+def test_a_copy_that_has_moved_and_is_frozen_then_is_saved_as_it_is():
+    policy = frozen_below("gpt2", trained=[".h.1."])
+    twin, frozen, again = (PolicyCopy(policy, rule) for rule in (("polyak", 0.25), "frozen", "frozen"))
+    move(policy)
+    twin.update(policy, 1)
+    frozen.load_state_dict(twin.state_dict())
+    again.load_state_dict(frozen.state_dict())
+    assert torch.equal(scores(again.policy), scores(twin.policy))
+
+
 @cases(("gpt2", ".h.1.", "frozen"), ("llama", "layers.1.", ("polyak", 0.25)), ("gpt_neox", "layers.1.", ("every", 1)))
 def test_only_what_is_trained_is_copied(kind, top, rule):
     policy = frozen_below(kind, trained=[top])

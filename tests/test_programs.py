@@ -101,7 +101,9 @@ def test_a_published_row_becomes_a_problem(form, row, options, prompt, reference
     assert task.id.endswith(f"/{row.get('task_id', 0)}")
 
 
-@cases("```python3\nx\n``` and", "```Python\r\nx\n```\n```\ny\n```", "``` py \nx\n", "x\n", "`a` is ```b``` c:\n```\nx")
+@cases("```{python}\nx\n```\n", '```py title="a"\nx\n```\nso',
+       "```python3\nx\n``` and", "```Python\r\nx\n```\n```\ny\n```", "``` py \nx\n", "x\n",
+       "`a` is ```b``` c:\n```\nx")  # fmt: skip
 def test_the_program_is_the_first_fenced_block(reply):
     assert program_in(reply).strip() == "x"
 

@@ -12,10 +12,11 @@ from cases import cases
 from small_runs import SMALL, TASKS, count_a, cut, model, options, same, told
 from toys import letters, lm, on_disk
 
-from operant import Learner, OperantError, Task, train
+from operant import Learner, OperantError, Task, steps, train
 from operant.api import runs
 from operant.envs import SingleTurn
 from operant.runs.folder import state
+from operant.runs.resume import stored_options
 from operant.storage import atomic_io, old_names
 from operant.storage.checkpoint_store import newest_whole
 from operant.tools.cli import main
@@ -502,7 +503,22 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
     assert list(sizes) == [2, 3, 4, 5, 7, 9], "after the first and third as the best, the even ones"
     written = sum(file.stat().st_size for file in (run.path / "checkpoints/step-00008").iterdir())
     assert sizes[9] == written
+    again(run.path, rigged, steps=10, best="rollout/count")  # 4.0 of it are compared with no reward of 5.0
+    assert json.loads((run.path / "best/best.json").read_text(encoding="utf-8"))["step"] == 10
     assert all(("time/checkpoint" in line) == (line["step"] in sizes) for line in run.metrics)
+
+
+def test_a_loop_over_steps_goes_on_behind_the_last_one(stopped):
+    found = steps(model(), TASKS, count_a, out=stopped, resume=True, tokenizer=letters(), quiet=True)
+    assert [metrics["step"] for metrics in found] == [4, 5, 6]
+
+
+def test_a_text_in_angle_brackets_is_no_object(tmp_path):
+    (tmp_path / "world.py").write_text("class Mode: pass\n\n\ndef world(cue='', mode=Mode()):\n    yield 'a'\n")
+    given = {"env": f"{tmp_path}/world.py:world", "env.cue": "<answer>", "tasks": TASKS, "reward": "letters:a"}
+    run = train(model(), out=tmp_path / "run", **given, **SMALL | {"steps": 1})
+    options = stored_options(run.path, {"policy": model(), "steps": 2})
+    assert options["env.cue"] == "<answer>" and "env.mode" not in options
 
 
 def test_options_that_change_nothing_are_noted(folder, capsys):

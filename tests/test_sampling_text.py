@@ -73,6 +73,7 @@ def test_trls_generation_arguments_are_taken_as_they_are():
     given = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": 2, "max_new_tokens": 32}
     sampling = from_generation_kwargs(Sampling(max_tokens=7), given)
     assert sampling == Sampling(max_tokens=32) and sampling.for_training() is sampling
+    assert from_generation_kwargs(Sampling(), {"do_sample": False, "top_k": 50}).top_k == 1  # greedy, as there
     with pytest.raises(OperantError, match=r"length_sampler=.*max_new_tokens=sampler\(\)"):
         from_generation_kwargs(Sampling(), {"length_sampler": lambda: 3})
     learner = Learner(lm(), max_tokens=7)

@@ -19,13 +19,16 @@ from small_runs import told
 from toys import letters, lm
 from worlds import HOSTILE, LAKE, SMALL, TASKS, content, linux
 
-from operant import Completion, OperantError, Step, Task, check_env, train
+from operant import Completion, Judgement, OperantError, Rollout, Step, Task, Turn, check_env, train
 from operant.envs.functions import FunctionEnv, maker
 from operant.envs.http import Http, serve
 from operant.envs.isolated import WorkerEnv
+from operant.rewards import judge
+from operant.rollouts.answers import read_step
 from operant.rollouts.play import play
 from operant.runs import named_parts
 from operant.runs.config import configure
+from operant.sandbox.serialise import step_to_plain
 
 HERE = hostile_worlds.__file__
 SIX = [Task(f"t/{i}", "x", target="a") for i in range(6)]
@@ -41,6 +44,14 @@ def test_worlds_in_workers_play_the_same_episodes(workers, waves, kept):
     assert (found == right) or waves > 1  # smaller batches may change the last bits of log-probs
     assert play(SIX, env=env, part=[5, 2], **kept) == play(SIX, env=Letters(), part=[5, 2], **kept) or waves > 1
     env.close()
+
+
+def test_what_a_world_says_beside_its_text_crosses_processes():
+    step = Step("b", reward=1.0, terminated=True, paid={0: 0.5}, info={"judgement": Judgement(1.0, {"a": 2.0}, "good")})
+    made, why = read_step(json.loads(json.dumps(step_to_plain(step))))
+    assert why is None and made.paid == {0: 0.5}
+    told = judge(None, [Rollout(SIX[0], 0, [Turn([3], [4])], ["b"], info=made.info)], pays=True)
+    assert told.parts["world/a"] == [2.0] and told.remark(0)[0] == ("good",)
 
 
 @linux

@@ -21,7 +21,7 @@ from operant import Learner, OperantError, Policy, Rollout, Step, Task, Turn, Va
 from operant.envs import ENVS, Extract
 from operant.envs.functions import FunctionEnv
 from operant.envs.http import Http, serve
-from operant.envs.isolated import IsolatedEnv, WorkerEnv, isolated
+from operant.envs.isolated import IsolatedEnv, WorkerEnv
 from operant.objectives.advantages import with_gae
 from operant.rewards import judge
 from operant.rollouts import answers
@@ -145,7 +145,7 @@ def test_calls_that_overlap_in_threads_leave_nothing_behind():
 
 
 def test_a_run_logs_what_failed_and_leaves_no_process(tmp_path, mark):
-    env = isolated(HOSTILE, fault="exits")
+    env = IsolatedEnv(HOSTILE, {"fault": "exits"})
     given = {"tokenizer": letters(), "env": env, "isolation.timeout": 30.0, "batch": 5, "evaluate": TASKS[2:4]}
     given |= {"steps": 1}
     run = train(lm(vocab=40, spread=0.1), TASKS, out=tmp_path / "run", **SMALL | given)
@@ -295,8 +295,8 @@ OTHERS = {
     "page": page_world,
     "stateful": hostile_worlds.Draws,
     "function": lambda: FunctionEnv(hostile_worlds.ask),
-    "isolated": lambda: isolated(HOSTILE, fault="exits"),
-    "isolated rooms": lambda: isolated("operant.apps.games.rooms:Rooms"),
+    "isolated": lambda: IsolatedEnv(HOSTILE, {"fault": "exits"}),
+    "isolated rooms": lambda: IsolatedEnv("operant.apps.games.rooms:Rooms", {}),
     "workers with a state": lambda: WorkerEnv(f"{hostile_worlds.__file__}:Draws", workers=2),
 }
 

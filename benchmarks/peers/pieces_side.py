@@ -30,14 +30,14 @@ def embedding() -> None:
 def clipping() -> None:
     """Scale the gradients in a separate pass."""
 
-    def apply(made, options, *, shrink: float = 1.0):
+    def apply(made, options, *, lr: float | None = None, shrink: float = 1.0):
         gradients = [p.grad for group in made.param_groups for p in group["params"] if p.grad is not None]
         torch._foreach_mul_(gradients, shrink)
-        optimizer.apply(made, options)
+        optimizer.apply(made, options, lr=lr)
 
-    from operant.training import update
+    from operant.training import update_rules
 
-    update.apply = apply
+    update_rules.apply = apply
 
 
 def sweep() -> None:

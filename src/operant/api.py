@@ -69,12 +69,12 @@ def steps(
     **options: "Unpack[TrainArguments]",
 ) -> Iterator[dict[str, float]]:
     """Train like `train`, and yield the metrics of each step. Closing the generator ends the run after that step."""
-    seen = 0
+    seen = None
     arguments = _arguments(args, options, policy=policy, tasks=tasks, reward=reward, algorithm=algorithm, out=out)
     for run in runs(observers=observers, quiet=quiet, **arguments):
-        if len(run.metrics) > seen:
-            seen = len(run.metrics)
+        if seen is not None and len(run.metrics) > seen:
             yield run.metrics[-1]
+        seen = len(run.metrics)  # those of an earlier session are there before the first step
 
 
 def runs(

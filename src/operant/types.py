@@ -809,6 +809,7 @@ class Batch:
         """Some rows of the batch, cut to the longest of them. Episodes keep their numbers; `bootstrap` stays whole."""
         import torch
 
+        index = index.cpu() if isinstance(index, torch.Tensor) else index  # as the rows that are counted below
         width = int(self.mask[index].any(0).nonzero().max()) + 1 if len(self.mask[index]) else 0
         picked: dict[str, Any] = {"longest": max(self.longest, self.tokens.shape[1])}
         for f in fields(self):

@@ -62,9 +62,9 @@ def read(source: object, text_field: str = "text") -> tuple[str, Iterator[tuple[
         return name_of(source), enumerate(made)
     if isinstance(source, Mapping):
         refuse_splits(source)
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
-        kind = type(source).__name__
-        raise OperantError(f"tasks: a {kind} is not a source; give a list, a function, a file or a name")
+    if isinstance(source, Mapping) or not isinstance(source, Iterable) or hasattr(source, "itertuples"):
+        kind, rows = type(source).__name__, " (a DataFrame's rows: frame.to_dict('records'))"
+        raise OperantError(f"tasks: a {kind} is not a source; give a list{rows}, a function, a file or a name")
     return "tasks", enumerate(source)
 
 

@@ -131,7 +131,7 @@ class OpenAIEngine:
     def generate(self, prompts: Sequence[list[int]], sampling: Sampling, keys: Sequence[int]) -> list[Completion]:
         check_prompts(self.policy, prompts, sampling)
         check_expressed(sampling, UNKNOWN, "openai")
-        if sampling.temperature < COOLEST:
+        if sampling.temperature < COOLEST and sampling.top_k != 1:
             raise OperantError(
                 f"sampling.temperature={sampling.temperature:g}: a server raises it to {COOLEST:g}; use at least that, "
                 "or top_k=1, which is greedy"
@@ -177,7 +177,7 @@ class OpenAIEngine:
             "prompt": list(prompt),
             "max_tokens": sampling.max_tokens,
             "min_tokens": sampling.min_tokens,
-            "temperature": sampling.temperature,
+            "temperature": max(sampling.temperature, COOLEST),
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,

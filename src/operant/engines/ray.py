@@ -25,7 +25,7 @@ from operant.models.reference import shared
 from operant.models.twins import deal
 from operant.sampling import Sampling
 from operant.sandbox.ray import ENGINE, RayActors, RaySession, answers, ask_all
-from operant.types import Completion, OperantError, require
+from operant.types import Completion, EngineParts, OperantError, require
 
 __all__ = ["RayEngine"]
 
@@ -69,6 +69,8 @@ class RayEngine(RayActors):
             raise OperantError(
                 f"engine.inner_options={options} do not fit the engine {self.inner!r}: {error}"
             ) from error
+        if EngineParts.of(ENGINES.find(self.inner)).generate_more is None:
+            self.generate_more: Any = None
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
         self.parts, self.restarts = actors * parts, restarts
         self.session = RaySession(ENGINE, address=address, count=actors, cpus=cpus, gpus=gpus)

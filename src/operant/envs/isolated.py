@@ -28,19 +28,11 @@ from operant.types import Env, Failure, OperantError, Step, Task, require, said_
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-__all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv", "isolated"]
+__all__ = ["DEFAULTS", "FORMS", "IsolatedEnv", "RayEnv", "WorkerEnv"]
 
 DEFAULTS: dict[str, Any] = {"timeout": 60.0, "memory_gb": 4.0, "processes": 512, "level": "auto"}
 """The options `isolation.*` that apply to a world, with the values that they have outside of a run."""
 DEFAULTS |= {"on_error": "drop", "on_timeout": "drop"}
-
-
-def isolated(spec: str, **options: object) -> "IsolatedEnv":
-    """The world `module:World` or `file.py:World` with its options, each episode in a process of its own.
-
-    Raises: OperantError as `IsolatedEnv` does.
-    """
-    return IsolatedEnv(spec, options)
 
 
 def isolated_maker(prefix: str, spec: str, world: object) -> Callable[..., "IsolatedEnv"]:

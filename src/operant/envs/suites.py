@@ -37,9 +37,6 @@ class SuiteGame(Game):
         self.seed, self.world, self.score = seed, world, 0.0
         self._generators = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
 
-    def close(self) -> None:
-        """Free what the game holds, at the end of its episode and once more before its slot is begun again."""
-
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """Inside this context both generators are the game's own, so no game depends on those beside it."""

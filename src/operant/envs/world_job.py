@@ -8,7 +8,7 @@ from operant.envs.functions import maker
 from operant.import_by_name import find_function
 from operant.rollouts.answers import checked
 from operant.sandbox.serialise import state_from_plain, state_to_plain, step_to_plain, task_from_plain, task_to_plain
-from operant.types import EnvBase, Task, describe_error, with_defaults
+from operant.types import EnvBase, Task, describe_error, require, with_defaults
 
 
 def count_with(plain: str) -> Callable[[str], int]:
@@ -79,6 +79,8 @@ class WorldHandler:
         """The world; one that is there already is used unless each episode has its own."""
         if self.env is None:
             self.env = self.make(**self.options)
+            reads = with_defaults(self.env, EnvBase).branches
+            require(not reads, "it reads tokens, which no worker is sent: leave workers: or isolated: out")
             if self.measured:
                 self.env.measure(*self.measured)
             if self.evaluating:

@@ -135,7 +135,7 @@ def of_advantages(tally: Tally, batch: Batch) -> None:
         tally.add("policy/advantage_zero", len(episodes - nonzero), len(episodes))
 
 
-def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int] | None = None) -> Tally:
+def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[int]) -> Tally:
     """Return the metrics of the scores.
 
     raw: total of reward and environment, one per judged reply. used: the same after scaling. asked: number of replies
@@ -150,7 +150,7 @@ def of_scores(raw: list[float], used: list[float], asked: int, groups: Sequence[
         tally.extreme("reward/min", score)
     tally.add("reward/abstained", asked - len(raw), asked)
     tally.histogram("reward", raw)
-    parts = [] if groups is None else distributed.gathered([*zip(raw, groups, strict=True)])
+    parts = distributed.gathered([*zip(raw, groups, strict=True)])
     known = [(score, (rank, group)) for rank, part in enumerate(parts) for score, group in part]
     if known and (share := query_share(*zip(*known, strict=True))) is not None:
         tally.add("reward/query_share", share)

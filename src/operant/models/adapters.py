@@ -109,6 +109,8 @@ PROMPT_ALONE = "a soft prompt: it is trained alone, below all layers; leave one 
 def check_alone(lora: LoraOptions, soft: SoftPromptOptions, mlp: OutputMlpOptions, options: ModelOptions) -> None:
     """Raises: OperantError for options that train other weights beside a soft prompt or an MLP. Nothing is loaded."""
     adapts = lora.on or lora.quantise != "none"
+    alone = not (adapts and options.train_head)
+    require(alone, "model.train_head with lora.*: an adapter is trained alone; leave one of the two out")
     if soft.on and adapts:
         raise OperantError(
             f"soft_prompt.tokens={soft.tokens} with lora.*: a soft prompt is trained alone, before weights that are "

@@ -358,6 +358,10 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
     try:
         saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
         known = {name: saved[name] for name in ("layers", "init", "critic")}
+        for name in ("layers", "critic"):
+            value, usual = getattr(asked, name), getattr(ValueOptions(), name)
+            if value not in (usual, known[name]):
+                raise OperantError(f"value.{name}={value}: {folder} holds a critic with {known[name]}; delete {folder}")
         return ValueOptions(**known, detach=asked.detach, actions=asked.actions)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OperantError(

@@ -220,7 +220,6 @@ def score(
     likeliest: int | None = None,
     entropy_gradient: bool = False,
     double_backward: bool = False,
-    budget: int = BUDGET,
 ) -> dict[str, Tensor]:
     """Score the chosen tokens `ids` [N] in the hidden states before them, `states` [N, D].
 
@@ -230,7 +229,7 @@ def score(
     `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
     Returns the tensors of `NAMES`, `raw_logprobs` and those of `divergences`, each [N], in float32 or wider.
     """
-    size = max(1, budget // vocabulary)
+    size = max(1, BUDGET // vocabulary)
     pieces = []
     for start in range(0, len(ids), size):
         part = slice(start, start + size)

@@ -46,6 +46,7 @@ class PolicyCopy:
             policy.value_head, policy.critic = head, critic
         self.policy.requires_grad_(False)
         self._fingerprint: str | None = fingerprint(self.policy) if rule == "frozen" else None
+        self._moved = False
 
     @property
     def fingerprint(self) -> str:
@@ -100,8 +101,8 @@ class PolicyCopy:
         return {name: weight for name, weight in weights.items() if id(weight) not in self._shared}
 
     def state_dict(self) -> dict[str, object]:
-        """The fingerprint and, unless the copy is frozen, the weights that it does not share."""
-        weights = stored({} if self.rule == "frozen" else self.own(), self.shards)
+        """The fingerprint and, unless the copy has always been frozen, the weights that it does not share."""
+        weights = stored({} if self.rule == "frozen" and not self._moved else self.own(), self.shards)
         with self.present():
             return {"fingerprint": self.fingerprint, "weights": weights, **({"wide": self.wide} if self.wide else {})}
 
@@ -109,7 +110,7 @@ class PolicyCopy:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises: OperantError if a frozen copy is not the one that the run began with."""
         if weights := state["weights"]:
-            own = self.own()
+            own, self._moved = self.own(), True
             odd = ", ".join(sorted(own.keys() ^ weights.keys())[:3])
             require(not odd, f"the policy copy has other weights than this run ({odd} ...): resume with its options")
             load_stored(own, weights, self.shards)

@@ -24,14 +24,13 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from operant.machine import beat
+from operant.net.listening import is_local
 from operant.types import OperantError, require, shown
 
 PASSING = (408, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which a request is sent again."""
 FIRST_WAIT = 0.5
 """Seconds before the second try; they double with each further one."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
-"""Hosts that are never asked through a proxy."""
 Key = TypeVar("Key")
 
 
@@ -80,14 +79,14 @@ class Client:
     ):
         for name, value, good, rule in (
             ("at_once", at_once, at_once >= 1, "at least 1"),
-            ("timeout", timeout, timeout > 0, "above 0 seconds"),
+            ("timeout", timeout, 0 < timeout < 1e9, "above 0 seconds and below 1e9"),
             ("tries", tries, tries >= 1, "at least 1"),
             ("longest_wait", longest_wait, longest_wait >= 0, "at least 0 seconds"),
         ):
             require(good, f"{owner}.{name}={shown(value)}: it must be {rule}")
         self.option = f"{owner}.url"
         """The option that errors name as that of the address."""
-        direct = host_of(url, self.option) in LOCAL or not proxied
+        direct = is_local(host_of(url, self.option)) or not proxied  # one's own machine is never behind a proxy
         self.fetch = build_opener(ProxyHandler({} if direct else None), NoRedirect()).open
         self.url, self.timeout, self.tries, self.at_once = url.rstrip("/"), timeout, tries, at_once
         self.longest_wait, self.wait_option, self.passing = longest_wait, wait_option, passing

@@ -50,6 +50,8 @@ def with_states(
     state no other turn of the group begins in has only the first.
     """
     advantages.check_options(turn_gamma=turn_gamma)
+    allowed = advantages.DEVIATIONS
+    require(deviation in allowed, f"advantage.deviation={deviation!r}: it must be {' or '.join(allowed)}")
     require(omega >= 0, f"advantage.omega={omega}: it must be at least 0")
     assert batch.anchors is not None  # the learner adds them
     plain = batch.with_(rewards=batch.rewards + batch.extra.get("discounted", 0))  # as the method compares episodes

@@ -27,6 +27,7 @@ def with_two_lambdas(
     its actions, the actions of the step divided by those of right replies, so that a weighted mean over all tokens is
     the mean over those of right ones. Other options: see `advantages.with_gae`.
     """
+    advantages.check_options(critic_lam=critic_lam)
     require(alpha > 0, f"advantage.alpha={alpha}: it must be above 0")
     targets = advantages.with_gae(
         batch, gamma=gamma, lam=critic_lam, turn_gamma=turn_gamma, whiten_scope=whiten_scope, unbiased=unbiased

@@ -204,7 +204,8 @@ def resolve(
             return row.make(resolve(argument, given))
         if argument and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(row.make).parameters.values()):
             raise OperantError(f"reward {spec!r}: {name} takes no argument")
-        return row.make(argument, **given) if argument else row.make(**given)
+        with of_user(f"reward {shown(spec)} cannot be made: "):
+            return row.make(argument, **given) if argument else row.make(**given)
     if _is_run(spec):
         return NAMES["reward_model"].make(spec, **given)
     found = _find(spec.strip()) if isinstance(spec, str) else spec

@@ -224,6 +224,7 @@ def judged_of(results: Sequence[SampleResult], scores: list[Total], name: str) -
 def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
     """The `Judgement`s that a world has left in `Rollout.info`, whose scores it has paid; None if it left none."""
     left = [rollout.info.get("judgement") for rollout in rollouts]
+    left = [Judgement(**j) if isinstance(j, Mapping) and [*j] == FIELDS else j for j in left]  # from another process
     if not any(isinstance(judgement, Judgement) for judgement in left):
         return None
     unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]

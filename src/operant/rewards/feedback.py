@@ -16,9 +16,9 @@ from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, re
 class Feedback:
     """An `Env` that shows the message of a `Judgement` to the policy as the text of its next turn.
 
-    reward: a function, or a name as in `--reward`. It reads the rollout so far as texts: `reply` is the last reply,
-    `turns` have no tokens. turns: the largest number of replies; an empty message ends the episode earlier. text: what
-    is put after the reply, with the message in place of {message}; a chat model needs the marks of its template here.
+    reward: a function, or a name as in `--reward`. It reads the rollout so far: `reply` is the last reply. turns: the
+    largest number of replies; an empty message ends the episode earlier. text: what is put after the reply, with the
+    message in place of {message}; a chat model needs the marks of its template here.
     The last reply of the episode is paid its score, 0 if the reward abstains; its judgement is in the rollout's `info`.
     Raises: OperantError for a reward that cannot be found, fewer than one turn, or a text without {message}.
     """
@@ -34,6 +34,7 @@ class Feedback:
         self.judges = [self.reward]
         """The rewards that the run shows its tasks to beforehand, as it does with its own."""
         self._rollouts: dict[int, Rollout] = {}
+        self._played: Mapping[int, Turn] = {}
 
     def under(self, isolation: IsolationOptions) -> "Feedback":
         """The same world, whose reward has these options unless it has its own."""
@@ -46,10 +47,16 @@ class Feedback:
             self._rollouts[slot] = Rollout(task, slot, [], [], query=query)
         return {slot: Step(fresh=True) for slot in tasks}
 
+    def on_turns(self, turns: Mapping[int, Turn]) -> None:
+        """The turns whose replies `step` gets next."""
+        self._played = turns
+
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:
         """Judge the replies; what the reward says about each is the policy's next text."""
         for slot, reply in replies.items():
-            self._rollouts[slot].turns.append(Turn([], []))
+            turn = self._played.get(slot, Turn([], []))  # there is none where a world is checked without an engine
+            self._rollouts[slot].turns.append(turn)
+            self._rollouts[slot].end = turn.end
             self._rollouts[slot].texts.append(reply)
         rollouts = [self._rollouts[slot] for slot in replies]
         judged, steps = judge(self.reward, rollouts), {}

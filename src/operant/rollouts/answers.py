@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from operant.types import (
     Env,
@@ -90,8 +90,9 @@ def checked(called: str, steps: object, tasks: Mapping[int, Task], slots: list[i
 def read_step(fields: Mapping[str, object]) -> tuple[Step | None, str | None]:
     """The step whose fields an untrusted process has sent, and what is wrong with it; None: they are no fields."""
     try:
-        step = Step(**fields)
-    except TypeError:
+        paid: Any = fields.get("paid") or {}  # JSON has made texts of its numbers
+        step = Step(**{**fields, "paid": {int(number): reward for number, reward in paid.items()}})
+    except (TypeError, ValueError, AttributeError):
         return None, None
     return step, fault(step)
 

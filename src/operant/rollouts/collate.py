@@ -206,7 +206,7 @@ def played(batch: Batch) -> tuple[Tensor, Batch]:
 
 
 def spread_over(batch: Batch, rows: Tensor, part: Batch) -> Batch:
-    """The batch with the advantages and returns of a part of its rows; those of the other rows are 0."""
+    """The batch with the advantages, returns and price of a part of its rows; those of the other rows are 0."""
 
     def whole(x: Tensor | None) -> Tensor | None:
         if x is None:
@@ -215,7 +215,7 @@ def spread_over(batch: Batch, rows: Tensor, part: Batch) -> Batch:
         full[rows, : x.shape[1]] = x
         return full
 
-    return batch.with_(advantages=whole(part.advantages), returns=whole(part.returns))
+    return batch.with_(**{name: whole(getattr(part, name)) for name in ("advantages", "returns", "price")})
 
 
 def cut(

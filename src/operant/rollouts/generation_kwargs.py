@@ -40,7 +40,7 @@ _REFUSED = {
     "return_prompt": "is not needed: reply.ids are its own tokens, and reply.query is the prompt; leave it out",
     "length_sampler": "draws a length for a batch: call it yourself, as in generate(queries, max_new_tokens=sampler())",
     "batch_size": "is not needed: memory decides how many replies are drawn at once; leave it out",
-    "generate_ref_response": "is not done here: learner.play with the engine of learner.engine_of(learner.reference)",
+    "generate_ref_response": "is not done here: play with the engine of learner.engine_of(learner.reference.policy)",
 }
 """Arguments that are known and that no generation takes, and why."""
 _OWN = tuple(f.name for f in fields(Sampling))
@@ -54,7 +54,7 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
     """
     changes: dict[str, Any] = {}
     types = kinds({"": Sampling})
-    for name, value in kwargs.items():
+    for name, value in sorted(kwargs.items(), key=lambda item: item[0] == "do_sample"):  # greedy has the last word
         if name not in _KNOWN:
             near = difflib.get_close_matches(str(name)[:100], _KNOWN, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_KNOWN)}"
@@ -120,12 +120,11 @@ def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling
     return replace(sampling, top_k=0, top_p=1.0, min_p=0.0), unscored
 
 
-def warned(sampling: Sampling) -> Sampling:
-    """Warn if the sampling's truncation biases the KL estimate; returns the sampling."""
+def warned(sampling: Sampling) -> None:
+    """Warn if the sampling's truncation biases the KL estimate."""
     message = sampling.warning()
     if message is not None:
         warnings.warn(message, stacklevel=4)
-    return sampling
 
 
 def warn_of_unscored(unscored: Mapping[str, object]) -> None:

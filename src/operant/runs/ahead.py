@@ -96,7 +96,7 @@ class Ahead:
         self.thread: ThreadPoolExecutor | None = None
         if carry:
             option, env, engine = f"partial_rollout_tokens={carry}", learner.env, learner.engine
-            single, more = isinstance(env, SingleTurn), hasattr(engine, "generate_more")
+            single, more = isinstance(env, SingleTurn), EngineParts.of(engine).generate_more
             require(single, f"{option} with the world {type(env).__name__}: it plays more than one reply")
             require(more, f"{option} with the engine {type(engine).__name__}: it cannot continue a reply; use native")
         if n:

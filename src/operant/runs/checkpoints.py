@@ -202,7 +202,8 @@ class Checkpoints:
             return
         name, sign = wanted.removeprefix("-"), -1 if wanted.startswith("-") else 1
         value = metrics.get(name, math.nan)
-        if not math.isfinite(value) or (self.best is not None and sign * value <= sign * self.best["value"]):
+        best = self.best if self.best and self.best["metric"] == name else None
+        if not math.isfinite(value) or (best is not None and sign * value <= sign * best["value"]):
             return
         best = Best(metric=name, value=value, step=step)
         if (error := error_of(lambda: self._export(self.folder.best, best))) is not None:

@@ -275,11 +275,13 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
     if options.is_none((composed | own).get("reference", "copy")):
         composed |= dict.fromkeys(("kl.coef", "kl.loss_coef"), 0.0)
     whole = with_base(composed, own)
-    if "evaluate" not in own and (held_out := held_out_of(own.get("tasks"))) is not None:
+    tasks = own.get("tasks") or (base.get("tasks") if "evaluate" not in base else None)
+    if "evaluate" not in own and (held_out := held_out_of(tasks)) is not None:
         whole["evaluate"] = held_out  # a recipe's own held-out tasks belong to its own tasks
     if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
-    if whole.get("tasks") is None and isinstance(whole.get("evaluate"), str) and options.is_none(whole["evaluate"]):
+    said = whole.get("evaluate")
+    if isinstance(said, str) and (said.lower() == "false" or (whole.get("tasks") is None and options.is_none(said))):
         whole["evaluate"] = False  # the word, above the tests of a world; None is what every run has that names nothing
     return Chosen(chosen, known, whole, left_out)
 

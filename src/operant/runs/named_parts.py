@@ -22,7 +22,7 @@ from operant.envs.functions import maker
 from operant.envs.isolated import FORMS, isolated_maker, without_form
 from operant.import_by_name import Table, names_object
 from operant.models.base import POLICIES
-from operant.options import Factory, arguments
+from operant.options import Factory, arguments, defaults
 from operant.trackers.trackers import TRACKERS
 from operant.types import EngineParts, EnvBase, OperantError, of_user, shown, with_defaults
 
@@ -251,8 +251,11 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
         raise OperantError(f"evaluate={text}: a number holds out nothing; give a share such as 10%, or a file")
     if share(train.evaluate) is not None:
         return (one := source(train.tasks, options)), one
-    held_out = source(train.evaluate or None, options if train.evaluate == train.tasks else {})
-    return source(train.tasks, options), held_out
+    same = options if train.evaluate == train.tasks else {}
+    if train.evaluate == f"{train.tasks}/held-out" and text in SOURCES:  # the same kind of tasks, with other seeds
+        usual, takes = (defaults(Factory(found("tasks", name))) for name in (train.tasks, text))
+        same = {n: x for n, x in options.items() if n in takes and n not in ("count", "seed") and x != usual[n]}
+    return source(train.tasks, options), source(train.evaluate or None, same)
 
 
 def _bound(function: Callable[..., Any], options: Mapping[str, object]) -> Callable[..., Any]:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from operant.options import flat, is_none, resolve, with_short_names
+from operant.options import defaults, flat, is_none, kinds, resolve, with_short_names
 from operant.runs import named_parts
 from operant.runs.config import Config, as_mapping, config_schema, configure, describe, named_in
 from operant.runs.folder import GOING_ON, RunFolder, as_line, is_export, read_config, state
@@ -60,13 +60,19 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     above = {name: describe(value) for name, value in changed.items()}
     for others in named_parts.replaced(config, above).values():
         config = {name: value for name, value in config.items() if name not in others}
-    for name in [*OBJECTS, *(n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind))]:
-        if is_object(config.get(name)) and name not in changed:
-            call = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
-            raise OperantError(
-                f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
-                f"{call if name in OBJECTS else 'that option'}"
-            )
+    of_parts = [n for kind in named_parts.KINDS for n in named_parts.options_of(config, kind)]
+    odd = [name for name in (*OBJECTS, *of_parts) if is_object(config.get(name)) and name not in changed]
+    if odd and odd[0] not in OBJECTS:
+        parts = named_parts.groups(named_in(changed, config))
+        types, usual = kinds(parts), {f"{g}.{n}": describe(x) for g, p in parts.items() for n, x in defaults(p).items()}
+        config = {n: x for n, x in config.items() if n not in odd or usual[n] != x}
+        odd = [n for n in odd if n in config and str not in (types[n], *get_args(types[n]))]
+    for name in odd[:1]:
+        call = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
+        raise OperantError(
+            f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
+            f"{call if name in OBJECTS else 'that option'}"
+        )
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options
         raise _refused(Change("algorithm", algorithm, changed["algorithm"]), FIXED["algorithm"])

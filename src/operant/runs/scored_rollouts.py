@@ -190,7 +190,7 @@ def greedy_replies(
     if not compared_with_greedy(reward):
         return []
     firsts = {tasks[i].id: i for i in reversed(part)}
-    greedy = replace(learner.sampling, top_k=1, top_p=1.0, min_p=0.0, temperature=1e-3)  # for choices
+    greedy = replace(learner.sampling, top_k=1, top_p=1.0, min_p=0.0)
     return learner.as_seen(learner.play(tasks, part=sorted(firsts.values()), sampling=greedy))
 
 

@@ -65,6 +65,7 @@ def runs(
         stack.enter_context(distributed.launched(config.train.silence_minutes))
         check_ranks(config, out, resume)
         folder = stack.enter_context(_open_folder(out, config, resume))
+        folder.checkpoints = distributed.gathered(folder.checkpoints)[0]  # where the first rank's folder is
         stop.on_request = log_message = folder.log_message
         path = to_resume(folder.checkpoints, log_message, fresh_optimizer=fresh_optimizer) if resume else None
         if path is not None:
@@ -95,7 +96,7 @@ def runs(
 
 @contextmanager
 def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]:
-    """Open the run folder. Other ranks than the first get a temporary one, but read the run's checkpoints."""
+    """Open the run folder. Other ranks than the first get a temporary one."""
     if distributed.rank() == 0:
         if resume:
             folder = RunFolder.open(out)
@@ -109,7 +110,6 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
         return
     temporary = tempfile.TemporaryDirectory()
     with temporary as path, RunFolder.create(Path(path) / "run", as_mapping(config)) as folder:
-        folder.checkpoints = out / "checkpoints"
         yield folder
 
 

@@ -25,7 +25,7 @@ import sys
 import time
 from _collections import OrderedDict, defaultdict, deque
 from _json import encode_basestring_ascii, make_encoder, make_scanner  # json itself imports re, which takes longer
-from _socket import AF_UNIX, MSG_PEEK, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _socket import AF_UNIX, SCM_RIGHTS, SHUT_WR, SOCK_STREAM, SOL_SOCKET, socket, socketpair
 from _thread import RLock
 
 TYPE_CHECKING = False
@@ -53,13 +53,15 @@ MODULES = frozenset(
 STANDARD = {
     "fractions": {"Fraction"},
     "decimal": {"Decimal"},
-    "datetime": {"date", "datetime", "time", "timedelta"},
+    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
     "uuid": {"UUID"},
     "re": {"Pattern"},
 }
 """Classes whose values travel as such, beside the plain ones."""
 LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest.mock": ("Mock", "MagicMock")}
 """Classes of the standard library that a program may look into as it may into the test's own."""
+MOCKED = ("attach_mock", "configure_mock", "reset_mock")
+"""Methods of a mock that would change what a test asserts of it."""
 MADE_OF = {"UUID": lambda value: (str(value),), "Pattern": lambda value: (value.pattern, value.flags)}
 """What makes a value of these again; the others say it themselves."""
 
@@ -167,6 +169,8 @@ class Peer:
         self.trusting = False
         """Whether the program has been asked how two of its own objects compare, what they are together, or for the
         answer of a method that a text has."""
+        self.failed: Any = None
+        """What a function of the test's has asserted in vain, when the program called it."""
         self.unshown = False
         """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
         self.asserts: Any = lambda frame: False
@@ -454,6 +458,8 @@ class Peer:
             raise
         except BaseException as error:
             name, line = type(error).__name__, line_of(error, FILE)
+            if not self.trusted and isinstance(error, AssertionError) and MESSAGE not in vars(error):
+                self.failed = error  # of a test's own function, whatever the program does with it
             try:
                 behind = [error.__cause__, error.__context__] if self.trusted else []
                 return ["error", self.pack(error), name, str(error)[:1000], line, *map(self.pack, behind)]
@@ -466,7 +472,7 @@ class Peer:
         name: of an attribute, which for a program may not begin with an underscore.
         """
         value = self.kept[number]
-        if not self.trusted and (type(name) is not str or name.startswith("_")):
+        if not self.trusted and (type(name) is not str or name.startswith("_") or name in MOCKED):
             raise AttributeError(name)
         kind = type(value)
         if not (self.trusted or kind.__module__ == TEST or kind.__name__ in LENT.get(kind.__module__, ())):
@@ -602,7 +608,7 @@ class RemoteClass(type):
             raise TypeError(f"{name} is derived from a class of the program, whose methods would not see it")
         return type.__new__(cls, name, bases, methods, **named)
 
-    def __call__(cls, *args, **named):
+    def __call__(cls, /, *args, **named):
         if number_of(cls) is None:
             return type.__call__(cls, *args, **named)
         return called(cls, cls.__name__, args, named)
@@ -681,7 +687,15 @@ def look(one, name: str) -> "Any":
     if name == "__signature__":
         return signed(*found)
     peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
-    return found
+    return narrow(found, peer)
+
+
+def narrow(value, peer):
+    """A value of the program's under a name; as one of these classes it would catch the test's own assertions."""
+    if type(value) is tuple and not peer.trusted:
+        return tuple(narrow(one, peer) for one in value)
+    wide = not peer.trusted and any(value is kind for kind in (AssertionError, Exception, BaseException))
+    return ProgramError if wide else value
 
 
 def signed(parts: list, result: list):
@@ -764,7 +778,7 @@ class Callee(Remote):
     __class__ = property(lambda self: FUNCTION)
     __doc__ = property(lambda self: look(self, "__doc__"))  # pyright: ignore[reportAssignmentType]
 
-    def __call__(self, *args, **named):
+    def __call__(self, /, *args, **named):
         return called(self, self.__called__, args, named)
 
     def __get__(self, one, kind=None):
@@ -1014,10 +1028,8 @@ def watch(pid: int, fault: int, control: socket, given: dict) -> None:
     end.register(control, select.POLLIN)
     while process not in (ready := [number for number, _ in end.poll(20 if given["folder"] else None)]):
         if control.fileno() in ready:
-            if control.recv(1, MSG_PEEK) in (b"", KILL):
-                os.kill(pid, _signal.SIGKILL)
-                break
-            end.unregister(control)  # the order of another program
+            os.kill(pid, _signal.SIGKILL)
+            break
         elif given["folder"] and (found := os.statvfs(given["folder"])).f_files - found.f_ffree > given["names"]:
             os.kill(pid, _signal.SIGKILL)
             os.write(fault, f"\nmade more than {given['names']:,} files, folders and links".encode())
@@ -1313,7 +1325,7 @@ class Checker:
         """Write a frame for each test: index, outcome, message, processor time, whether it trusts the program."""
         for index, test in enumerate(self.tests):
             if self.peer:
-                self.peer.last, self.peer.trusting, self.peer.unshown = "", False, False
+                self.peer.last, self.peer.trusting, self.peer.unshown, self.peer.failed = "", False, False, None
             if self.each:
                 self.until = self.used() + self.seconds
             try:
@@ -1350,7 +1362,11 @@ class Checker:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
             self.peer.stops = "StopIteration" in code  # else `all(map(f, cases))` would hold when f raises it at once
-            exec(test, self.names)
+            try:
+                exec(test, self.names)
+            finally:
+                if self.peer.failed:
+                    raise self.peer.failed
             if self.run.end:
                 raise self.run.end  # again: the test has caught it
             return PASSED, ""
@@ -1406,7 +1422,7 @@ class Checker:
             self.peer.ask("prints")
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
-                self.names[name] = self.peer.unpack(value)
+                self.names[name] = narrow(self.peer.unpack(value), self.peer)
         exec(self.compile(self.setup), self.names)
 
     def asserts(self, frame) -> bool:

@@ -22,7 +22,7 @@ from operant.rewards.shaping import ScoreOptions
 from operant.sampling import Sampling
 from operant.storage import old_names
 from operant.training.optimizer import OWN, RateOptions, without_unused
-from operant.training.select import SELECTED, SELECTIONS, WEIGHTS, parse
+from operant.training.select import SELECTIONS, parse
 from operant.training.update_rules import find_rule
 from operant.types import OUTCOMES, Batch, OperantError, Outputs, require, shown
 
@@ -43,7 +43,7 @@ class LearnerOptions:
     (openai, vllm)."""
     max_staleness: int | None = bounded(None, at_least=0)
     """Episodes with a turn of weights more than this many steps old are left out; none: no bound."""
-    importance: str = bounded("none", choices=WEIGHTS)
+    importance: str = bounded("none", choices=("none", "token", "sequence"))
     """Importance weights in the loss, for turns of earlier weights or another sampler: none; token: of each token;
     sequence: of the whole episode. Log-probs and values of the policy before the update are then recomputed."""
     importance_cap: float | None = bounded(2.0, above=0)
@@ -62,7 +62,7 @@ class LearnerOptions:
     """Rejection sampling: the replies of a step, over all ranks, that the update learns from. top:N: the best N;
     top:P%: the best P percent; group:N: the best N replies to each prompt (best of n); above:X: those with a score
     above X; none: all."""
-    select_unit: str = bounded("episode", choices=SELECTED)
+    select_unit: str = bounded("episode", choices=("episode", "turn"))
     """What `select` keeps: episode, by its total; turn, by its discounted return from there on."""
     threads: int | str = bounded("auto", fits=at_least_one, rule="auto, or a number of at least 1")
     """Threads of the processor: a number that share every product, or auto: one where others would mostly wait; else a
@@ -127,6 +127,8 @@ class OptionGroups(TypedDict):
     replay: Any
 
 
+COMPARING = ("target_kl", "ratio_threshold")
+"""Options of the update that read what an earlier policy gave."""
 OF_METHODS = Lazy(
     {
         "teacher": "operant.rollouts.prompts:TeacherOptions",
@@ -170,9 +172,15 @@ def missing_parts(algorithm: Algorithm) -> dict[str, str]:
     return missing | ({"score": "reward"} if algorithm.source == "data" else {})
 
 
+def _compares_nothing(algorithm: Algorithm) -> bool:
+    """Whether no part of the method has the log-probs of an earlier policy."""
+    return (algorithm.source == "data" and "reference" not in algorithm.copies) or "condition" in algorithm.options
+
+
 def option_names(algorithm: Algorithm) -> list[str]:
     """The full names of all options that a method uses."""
     unused = {f"kl.{name}" for name in OF_THE_REWARD} if "reward" not in algorithm.kl else set()
+    unused |= {f"update.{name}" for name in COMPARING} if _compares_nothing(algorithm) else set()
     groups = {group: made for group, made in schema(algorithm).items() if group not in missing_parts(algorithm)}
     return [name for name in names(groups) if name not in unused]
 
@@ -272,9 +280,9 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
-    alone = (algorithm.source == "data" and "reference" not in algorithm.copies) or "condition" in algorithm.options
-    if alone and (limit := values(options["update"]).get("target_kl")):
-        raise OperantError(f"update.target_kl={limit} with algorithm={name}: nothing is compared; leave it out")
+    for option in COMPARING if _compares_nothing(algorithm) else ():
+        if limit := values(options["update"]).get(option):
+            raise OperantError(f"update.{option}={limit} with algorithm={name}: nothing is compared; leave it out")
     if own.select and own.select_unit == "turn" and (algorithm.look or "teacher" in algorithm.options):
         raise OperantError(f"learner.select_unit=turn with algorithm={name}: its loss reads episodes; use that")
     if own.select is None and "learner.select" in algorithm.defaults:
@@ -307,9 +315,10 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if own.drop_equal and algorithm.needs.samples < 2:
         raise OperantError(f"learner.drop_equal with algorithm={name}: it learns from equal rewards too; leave it out")
     sampling, needs = options["sampling"], algorithm.needs
-    apart = needs.critic and algorithm.source == "play" and algorithm.update != "trust-region"
+    apart = needs.critic and not needs.action_values and algorithm.source == "play"
+    apart = apart and algorithm.update != "trust-region"
     if own.critic_steps and not (apart and own.parallel == "ddp"):
-        why = "parallel=fsdp: its shards train together" if apart else f"algorithm={name}: it needs a critic"
+        why = "parallel=fsdp: its shards train together" if apart else f"algorithm={name}: no critic trains alone"
         raise OperantError(f"learner.critic_steps={own.critic_steps} with {why}; leave it out")
     if sampling.guidance and not needs.action_values:
         raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")

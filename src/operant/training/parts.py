@@ -83,7 +83,6 @@ class LastStep:
     batch: Batch
     places: list[int]
     """The indices of the rollouts in the batch."""
-    sampling: Sampling
 
 
 class LearnerParts:

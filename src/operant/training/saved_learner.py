@@ -10,6 +10,7 @@ Python objects, such as a model or an optimizer, cannot be stored: what is resto
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -60,7 +61,8 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     by_name = {option: started[option] for option in MODELS if started[option] not in (None, "copy", "none")}
     models = {option: str(name) for option, name in by_name.items() if not is_object(name)}
     called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
-    hashes = {name: getattr(state.parts.get(name), of, None) for name, of in HASHES.items()}
+    kept = {name: p for name in HASHES if getattr(p := state.parts.get(name), "rule", "frozen") == "frozen"}
+    hashes = {name: getattr(kept.get(name), of, None) for name, of in HASHES.items()}
     mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         there = _read_mark(folder)
@@ -155,7 +157,7 @@ def _plain(value: object) -> object:
 
 def is_object(value: object) -> bool:
     """Whether a recorded option stands for an object of a Python program, such as `<function f>`."""
-    return str(value).startswith("<")
+    return re.fullmatch(r"<(function \S+|\w+( of \d+)?)>", str(value)) is not None
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:

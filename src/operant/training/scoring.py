@@ -30,7 +30,9 @@ def score_batch(
 
     rescore: make a forward pass of the policy even if decoding stored all of its numbers.
     """
-    check_rows(batch, policy)
+    for model, of in ((policy, ""), (policy.critic, " of the critic"), (reference, " of the reference")):
+        if model is not None:
+            check_rows(batch, model, of)
     batch = with_trunk_states(batch, policy, micro_tokens)
     if batch.unscored is not None:
         batch = _with_unscored(batch, policy, sampling, micro_tokens)
@@ -186,8 +188,7 @@ def with_bootstraps(
     for prompt, reply in after.values():
         if (why := policy.misfit(len(prompt), len(reply) + policy.encoder_decoder)) is not None:  # its start token
             raise OperantError(
-                f"an episode was cut, and the critic evaluates the state after it: its prompt {why}; shorten it, "
-                "or count cut replies as ended (on_length=ended)"
+                f"an episode was cut, and the critic evaluates the state after it: its prompt {why}; shorten it"
             )
     # The value of a state is that of the token after it; the model does not see this 0.
     rows = Batch.given([prompt for prompt, _ in after.values()], [[*reply, 0] for _, reply in after.values()])

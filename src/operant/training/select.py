@@ -18,8 +18,6 @@ from operant.types import Batch, OperantError, Rollout, Tokenizer, Total, Turn, 
 
 OF_GAMES = Lazy({"metrics": "operant.metrics.games:of_games"})
 """Imported for steps of games."""
-SELECTED = ("episode", "turn")
-"""What a selection of the best (`training.rare_stages`) keeps or leaves out."""
 SELECTIONS = "top:N (a whole number), top:P% (above 0, at most 100), group:N (the best N of each prompt), or above:X"
 
 
@@ -137,7 +135,7 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
     for i, score in zip(own, chosen.raw_scores, strict=True):
         raw[i] = score
     alone = -1 - distributed.rank() - distributed.world() * torch.arange(len(given))
-    apart = [replace(rollouts[i], group=group) for i, group in zip(given, alone.tolist(), strict=True)]
+    apart = [_apart(rollouts[i], group) for i, group in zip(given, alone.tolist(), strict=True)]
     return TrainingBatch(
         chosen.rollouts + apart,
         [*chosen.scores, *([0.0] * len(given))],
@@ -145,6 +143,11 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
         [own[i] for i in chosen.places] + given,
         chosen.tally,
     )
+
+
+def _apart(given: Rollout, group: int) -> Rollout:
+    """A demonstration in a group of its own, with a place that no reply has; those of branches are above -2 ** 40."""
+    return replace(given, group=group, place=None if given.place is None else ~given.place << 40)
 
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:
@@ -181,10 +184,6 @@ def _finite(score: Any, rollout: Rollout) -> Total:
 
 
 # --- stale replies ----------------------------------------------------------------------------------------------------
-
-
-WEIGHTS = ("none", "token", "sequence")
-"""Importance weights: none, of each token, or of the whole reply at each of its tokens."""
 
 
 def age(turn: Turn, version: int) -> int:

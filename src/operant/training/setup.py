@@ -1,6 +1,6 @@
 """The policy, its copies and its sampling, made from the options of a learner; and the options of the copies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,6 +70,9 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             seed=learner.seed,
             device=device,
         ).to(device)
+    own = replace(options["model"], head_precision=ModelOptions().head_precision)  # which CISPO sets by itself
+    if isinstance(loaded, PolicyBase) and not isinstance(loaded, Policy) and own != ModelOptions():
+        raise OperantError(f"model.*: a {type(loaded).__name__} takes none of them; leave them out")
     if needs.critic and not loaded.has_values:
         own = isinstance(loaded, PolicyBase)
         how = "set has_values and write values" if own else "build it with value=ValueOptions()"

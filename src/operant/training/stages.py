@@ -81,8 +81,9 @@ def select_scored(learner: LearnerParts, step: TrainingStep) -> None:
     shaping = {"options": learner.options["score"], "moments": learner.moments, "tokenizer": learner.policy.tokenizer}
     shaping |= {"drop_lengths": own.on_length == "drop", "drop_equal": own.drop_equal}
     shaping |= {"version": learner.policy.version, "max_staleness": own.max_staleness}
-    scored = learner.algorithm.needs.reward or any(score is not None for score in scores or ())
-    if own.select is not None and not learner.pays and not distributed.largest(int(scored)):
+    own_scored = learner.algorithm.needs.reward or any(score is not None for score in scores or ())
+    scored = distributed.largest(int(own_scored))
+    if own.select is not None and not learner.pays and not scored:
         raise OperantError(select.unscored_selection(own.select, learner.named["algorithm"]))
     if not scored:
         unjudged = select.select(rollouts, [0.0] * len(rollouts), judged=False, **shaping)
@@ -220,7 +221,7 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
 def keep_last_step(learner: LearnerParts, step: TrainingStep) -> None:
     """Keep what the diagnosis and the log of replies read."""
     rollouts, scores, places = step.logged()
-    learner.last_step = LastStep(rollouts, scores, step.seen, places, step.sampling)
+    learner.last_step = LastStep(rollouts, scores, step.seen, places)
 
 
 def sync(learner: LearnerParts, metrics: dict[str, float]) -> None:

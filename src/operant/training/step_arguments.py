@@ -116,6 +116,8 @@ def judged(scored: ScoredRollouts) -> Judged | None:
     scores, rollouts = scored.scores or [], scored.rollouts
     if not distributed.largest(int(any(isinstance(score, Judgement) for score in scores))):
         return None
+    if len(scores) == len(rollouts):  # a failed episode is shown to no reward
+        scores = [score for score, rollout in zip(scores, rollouts, strict=True) if not rollout.failed]
     return distributed.together(lambda: judge(lambda _: scores, rollouts, "given"))
 
 

@@ -324,7 +324,7 @@ class ModelClient:
         """A request and the text of its prompt."""
         if isinstance(body, dict):
             body = {name: value for name, value in body.items() if name not in self._ignore}
-            if named := next((name for name in RUNS_OWN if body.get(name) not in (None, False)), None):
+            if named := next((n for n in RUNS_OWN if not (body.get(n) is None or body[n] is False)), None):
                 why = f"{named}={shown(body[named])}: the run's own sampling is used in training; leave it out"
                 raise RefusedRequestError(400, f"{why}, or let the run ignore it (--env.ignore {named})", named)
         policy: Any = SimpleNamespace(tokenizer=self._tokenizer, vocabulary=2**31, context=None, stop_tokens=())

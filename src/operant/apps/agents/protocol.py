@@ -194,6 +194,11 @@ def completion_request(body: object, policy: Policy, most: int = 1024) -> ModelR
     return _request(fields, policy, read, names, tokens, most, alternatives=known, echo=echo)
 
 
+def _as_json(text: str) -> str:
+    """A text as `tojson` writes it in a chat template, without the quotes around it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest:
     """The request of a body of /v1/chat/completions, by the chat template of the policy's tokenizer.
 
@@ -207,7 +212,8 @@ def chat_request(body: object, policy: Policy, most: int = 1024) -> ModelRequest
     except OperantError as error:
         raise wrong("messages", str(error)) from error
     for i, message in enumerate(messages):
-        if message["role"] != "assistant" and message["content"].strip() not in text:
+        own = message["content"].strip()
+        if message["role"] != "assistant" and own not in text and _as_json(own) not in text:
             why = "the chat template leaves it out (a second system message?)"
             raise wrong("messages", f"messages[{i}] of role {message['role']!r}: {why}")
     wanted, top = fields.flag("logprobs"), fields.number("top_logprobs", int, 0, 0, MOST_ALTERNATIVES)

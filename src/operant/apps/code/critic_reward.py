@@ -164,8 +164,8 @@ class CriticReward(Wrapper):
         if self.returns == "plain":
             return [score] * len(places)
         if self.returns != "difference":
-            read = [0, *places[:-1]] if self.returns == "coderl" else places  # the state that predicts, or has read
-            return (reading.own[read, outcome] * (score - baseline)).tolist()
+            read = [0, *places] if self.returns == "coderl" else places  # the state that predicts, or has read
+            return (reading.own[read[: len(places)], outcome] * (score - baseline)).tolist()
         values = reading.pooled @ self.worth
         paid = values[places].diff(prepend=values[:1])
         if len(paid):

@@ -17,7 +17,7 @@ from typing import Any
 from operant.sandbox.jail import Code, Program, Stdin, Test
 from operant.types import OperantError, Task, require, said_of, shown
 
-FENCED = re.compile(r"```[ \t]*[\w+#.-]*[ \t]*\r?\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCED = re.compile(r"(?:(?:^|\n)[ \t]*```[^\n`]*|```[ \t]*[\w+#.-]*[ \t]*\r?)\n(.*?)(?:```|\Z)", re.DOTALL)
 PATCHES = re.compile(
     r"(sys\.(stdin|argv|modules\S*)|builtins\.\w+|__builtins__\S*|os\.environ\S*|(random|time|datetime)\.\w+) = .*"
     r"|(unittest\.)?mock\.patch(\.\w+)?\(.*|inspect\.getsource(lines)?\(.*"

@@ -20,7 +20,7 @@ from operant.apps.code.problems import problem_of, program_in
 from operant.bounds import bounded, check_bounds
 from operant.sampling import Sampling, counter, encode_prompt, reply_text, task_key, token_pieces
 from operant.sandbox.jail import Program, Verdict
-from operant.types import OUTCOMES, Engine, OperantError, Task, Tokenizer, require, shown
+from operant.types import OUTCOMES, Engine, EngineParts, OperantError, Task, Tokenizer, require, shown
 
 CUTS = ("critic", "line", "random")
 
@@ -127,7 +127,7 @@ class Search:
             raise OperantError("programs are cut where a critic says, and none is given")
         self.writers = [policy, repairer or policy]
         for writer in self.writers if options.refine else ():
-            if not hasattr(writer.engine, "generate_more"):
+            if EngineParts.of(writer.engine).generate_more is None:
                 raise OperantError(
                     f"engine {type(writer.engine).__name__} cannot continue a program that was begun (it has no method "
                     "`generate_more`), so nothing can be refined: use the native engine"

@@ -273,7 +273,6 @@ class Rooms(TextGames):
 
     rooms: int = bounded(8, at_least=3, at_most=len(NAMES))
     """Rooms of a game."""
-    max_turns: int = bounded(50, at_least=1)
 
     def games(self, split: Split) -> list[Task]:
         count = self.train_games if split == "train" else self.test_games

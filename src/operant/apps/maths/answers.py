@@ -15,7 +15,7 @@ from operant.apps.maths.generated import OPERATIONS
 
 LONGEST = 100
 """Characters of a number, and twice as many of an expression; longer ones are none."""
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d|,\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(rf"([-+]?)({_DIGITS})(?:/({_DIGITS}))?")
 _FRACTION = re.compile(r"(?<![\d.,])(\d+\s*)?\\[dt]?frac\s*(\d|\{\s*[-+]?[\d.,]+\s*\})\s*(\d|\{\s*[\d.,]+\s*\})")
 _INSIDE = re.compile(r"(?:\d[eE:/.]|\^\s*\{?)$")  # before a part of a larger number, as in 10^3, 12:30 or 3/4/5

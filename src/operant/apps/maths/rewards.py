@@ -64,7 +64,8 @@ class Maths(RewardBase):
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the answer in each last reply. Workers get equal requests once."""
-        pairs = [(rollout.reply, target_of(rollout.task)) for rollout in rollouts]
+        opened = ["<think>" * r.query.rstrip().endswith("<think>") for r in rollouts]  # by the chat template
+        pairs = [(begun + r.reply, target_of(r.task)) for begun, r in zip(opened, rollouts, strict=True)]
         requests = [self._request(*pair) for pair in pairs]
         different = {repr(request): request for request in requests if request is not None}
         until = time.monotonic() + START + self.seconds * len(different)

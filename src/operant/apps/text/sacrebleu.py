@@ -5,7 +5,7 @@ from typing import Any
 
 from operant.import_by_name import extra
 from operant.text_scores import Score, references
-from operant.types import Rollout
+from operant.types import Rollout, require
 
 
 class Sacrebleu(Score):
@@ -48,6 +48,7 @@ class Bleu(Sacrebleu):
     def __init__(self, max_n: int = 4, *, lowercase: bool = False, tokenize: str | None = None):
         with extra("'bleu' needs a package", "metrics"):
             from sacrebleu.metrics import BLEU
+        require(max_n >= 1, f"max_n={max_n}: it must be at least 1")
         own = {"max_ngram_order": max_n, "lowercase": lowercase, "tokenize": tokenize}
         self.corpus, self.sentence = BLEU(**own), BLEU(**own, effective_order=True)
 

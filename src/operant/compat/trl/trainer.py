@@ -290,7 +290,8 @@ class PPOTrainer:
             model.eval()  # dropout would draw from another policy than the one that is scored
             drawn = model.generate(**padded, **generation_kwargs)
             width = 0 if self.is_encoder_decoder else padded["input_ids"].shape[1]
-            for query, row in zip(batch, drawn, strict=True):
+            several = len(drawn) // len(batch)  # num_return_sequences
+            for query, row in zip((query for query in batch for _ in range(several)), drawn, strict=True):
                 opening, reply = row[max(width - len(query), 0) : width], row[width:]
                 ends = (reply == self.tokenizer.eos_token_id).nonzero() if remove_padding else reply[:0]
                 reply = reply[: int(ends[0, 0]) + 1] if len(ends) else reply

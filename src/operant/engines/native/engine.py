@@ -8,6 +8,7 @@ Between the turns of episodes, keys and values are kept (`prefixes.py`).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -192,6 +193,8 @@ class NativeEngine:
         If several options have the same ids, only the first of them is drawn.
         """
         once = [distinct(replies) for replies in options]
+        if sampling.top_k == 1:  # greedy, as for generated tokens
+            sampling = replace(sampling, temperature=1e-3)
         batch = Batch.choosing(prompts, [among for among, _ in once])
         wide = max((len(p) + max(map(len, among)) for p, (among, _) in zip(prompts, once, strict=True)), default=0)
         kept = self.kept if self.kept is not None and chooses_on(self.policy, wide + 1) else None
@@ -208,7 +211,7 @@ class NativeEngine:
                 value, of_options = None if known is None else [known[i]], [shares[i][place] for place in places]
                 chosen = Completion(among[pick], [logprob], value, "stop", self.version, probabilities=of_options)
                 made[row] = places.index(pick), chosen
-                if read is not None:
+                if read is not None and read.shared:
                     read.keep(i, pick)
         return made
 

@@ -90,7 +90,7 @@ def run(name: str, words: Sequence[str]) -> int:
     for spec in command.declared:
         parser.add(about for about in help.declared(spec, command.values) if about.name not in command.without)
     operands, options, rest = parser.read(words, command.more)
-    if name == "reward-model":  # a recipe that people look for as a command
+    if name == "reward-model" and "resume" not in rest:  # a recipe that people look for as a command
         operands = [name, *operands]
     if valueless := next((option for option, value in rest.items() if value is True and not help.alone(option)), None):
         raise OperantError(f"option --{valueless} lacks its value: --{valueless} VALUE")

@@ -138,21 +138,22 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
     own = part(run, "evaluation")
     beams = counted(options, "beams", own.get("beams", 1))
-    penalty = convert(options.pop("length_penalty", own.get("length_penalty", 1.0)), float, "length_penalty")
+    usual = own.get("length_penalty", 1.0) if beams > 1 else 1.0
+    penalty = convert(options.pop("length_penalty", usual), float, "length_penalty")
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
     search = EvaluationOptions(samples=samples, beams=beams, length_penalty=penalty)
-    sampling = compose({"": Sampling}, {**part(run, "sampling"), **options})[""]
+    of_run = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
+    sampling = compose({"": Sampling}, {**asdict(of_run), **options})[""]
     for one in scorers:
         rewards.check(one.reward)
-    kept = {name: value for name, value in part(own, "sampling").items() if name not in options}
     return Plan(
         models=list(words),
         tasks=partial(TaskSet, source, data, seed, chat=chat, form=form, of_run=of_run),
         source_name=str(source) if of_run is None else of_run.source_name,
         scorers=scorers,
         metrics=metrics,
-        sampling=from_generation_kwargs(sampling, kept),
+        sampling=sampling,
         masked=part(run, "mask").get("by", "") in ("copy", "model"),
         search=search,
         programs=programs,

@@ -60,6 +60,7 @@ def report(words: Sequence[str], options: Options) -> int:
     from operant.tools.report.run_report import write_report
     from operant.tools.report.server import Serving, serve
 
+    refuse(options, ["out"], f" is for a comparison; the report of one run is {words[0]}/report.html")
     serving = compose({"": Serving}, options)[""]
     if not serving.serve:
         refuse(options, options, f" applies only with --serve: operant report {words[0]} --serve ...")

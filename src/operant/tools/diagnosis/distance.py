@@ -46,10 +46,11 @@ def high_kl(history: History) -> Finding | None:
     _, coef = price(history)
     return finding(
         "high_kl",
-        history.since("kl/per_reply", lambda x: x > HIGH),
+        history.since("kl/per_reply", lambda x: x > min(HIGH, 2 * (target or HIGH))),
         kl=number(kl),
         rising=" and still rising" if rising else "",
-        missed=f" and far above its target of {number(target)}" if missed else "",
+        beyond=", beyond the usual 0 to 10" if kl > HIGH else "",
+        missed=f"{' and' if kl > HIGH else ','} far above its target of {number(target)}" if missed else "",
         cause=f"a nat costs {number(coef)} and the reward is worth more than that" if coef else "it costs too little",
         higher_price=higher_kl_option(history),
     )

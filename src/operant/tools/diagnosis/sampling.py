@@ -178,7 +178,8 @@ def evaluated_otherwise(history: History) -> Finding | None:
     beams, given = history.option("evaluation.beams", 1), history.option("evaluation.sampling") or {}
     names = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
     own = {name: history.option(f"sampling.{names.get(name, name)}") for name in given} | {"do_sample": True}
-    other = {name: value for name, value in given.items() if value != own[name]}
+    neutral = {n for n in given if n != "do_sample" and f"sampling.{names.get(n, n)}" not in history.config}
+    other = {name: value for name, value in given.items() if name not in neutral and value != own[name]}
     if history.option("form") == "prompt" and other == {"top_k": 1}:
         other = {}  # such a run is to find one prompt, and its policy's is the likeliest one
     parts = [f"{name} {value} (training {own[name]})" for name, value in other.items()]

@@ -55,7 +55,8 @@ def verdict(history: History, findings: Sequence[Finding]) -> str:
         return f"It may have learned a little: {change}; a run without a signal may drift as far, so watch it.{also}"
     if result == "got worse":
         return f"It got worse: {change}.{also}"
-    if not also and score.error == 0 == score.rise:
+    replies = (history.evaluation.get("after") or {}).get("replies", ())
+    if not also and score.error == 0 == score.rise and len({row.get("score") for row in replies}) < 2:
         also = f" {FINDINGS['constant']['message'].format(score=number(score.after))} {_SEEN}"
     if not also and score.held_out and score.freedom < FEW and not score.beyond_noise:
         also = f" {score.freedom + 1} held-out tasks are few to tell: give more."

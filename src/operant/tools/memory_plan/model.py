@@ -107,9 +107,11 @@ class MemoryModel:
         """Bytes that are allocated during the whole run, by what they are used for."""
         trained = bytes_of(p for p in self.policy.model.parameters() if p.requires_grad)
         learner, optimizer = self.run.learner["learner"], self.run.learner.get("optimizer", RateOptions())
-        copies = {*self.algorithm.copies} - {"reference"}
+        copies = {*self.algorithm.copies, *({"mask", "target"} & {*self.algorithm.options})} - {"reference"}
         if "mask" in self.run.learner and self.run.learner["mask"].by == "policy":
             copies.discard("mask")
+        heads = self.policy.value_head
+        values = len(self.algorithm.with_values) * bytes_of(heads.parameters()) if heads is not None else 0.0
         named, reference = self.run.train.reference, 0.0
         if named == "copy" and "reference" in self.algorithm.copies:  # it shares every weight that is not trained
             reference = trained
@@ -119,7 +121,7 @@ class MemoryModel:
             "weights": bytes_of(self.policy.parameters()) + bytes_of(self.policy.buffers()),
             "critic network": bytes_of(self.critic.parameters()) if self.critic is not None else 0.0,
             "reference": reference,
-            "other copies": (len(copies) + self.run.learner["update"].copies) * trained,
+            "other copies": (len(copies) + self.run.learner["update"].copies) * trained + values,
             "optimizer": optimizer.state_bytes(self.policy, *([] if self.critic is None else [self.critic])),
             "kept gradients": bytes_of(self.trained) if learner.keep_gradients else 0.0,
             "weight samples": 4.0 * sum(min(p.numel(), SAMPLE) for p in self.trained) * bool(learner.watch_every),

@@ -56,6 +56,7 @@ SAME_HERE: Mapping[str, object] = {
 }
 """Values of TRL's options that say what is done here anyway."""
 BETA = dict.fromkeys(("grpo", "gspo", "cispo", "sapo"), "kl.loss_coef") | {"dpo": "loss.beta", "kto": "loss.beta"}
+BETA["ilql"] = "loss.awac_beta"
 """What `beta` is; of other methods kl.coef."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "cosine_annealing": "cosine", "constant": "constant"}
 SCHEDULES["constant_with_warmup"] = "constant"
@@ -242,7 +243,7 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
     steps, epochs = left.pop("max_steps", "-1"), left.pop("num_train_epochs", "3")
     warmup = left.pop("warmup_steps", "")
     if literal(steps) == -1:
-        found.epochs = epochs
+        found.epochs = bracketed(epochs)
     else:
         per_step = "" if found.algorithm == "ppo" else found.values.get("update.minibatch", "")
         done = f"{bracketed(steps)} * {bracketed(per_step)}" if per_step else bracketed(steps)
@@ -253,7 +254,9 @@ def _length(found: Renamed, left: dict[str, str]) -> None:
         if isinstance(share, float) and share < 1:
             found.put("optimizer.warmup", warmup)
         elif not found.epochs:
-            found.put("optimizer.warmup", f"{warmup} / {steps}")
+            whole = isinstance(share, int) and isinstance(literal(steps), int)
+            code = repr(share / literal(steps)) if whole else f"{bracketed(warmup)} / {bracketed(steps)}"
+            found.put("optimizer.warmup", code)
         else:
             found.say("warmup_steps", warmup)
 

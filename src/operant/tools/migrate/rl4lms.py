@@ -26,7 +26,19 @@ RECIPES = {
 SAME = "increasing_numbers meteor bleu chrf ter cider rouge parent dates diversity".split()
 REWARDS = dict(zip(SAME, SAME)) | {"sentences_with_dates": "dates", "sacre_bleu": "bleu", "bert_score": "bertscore"}
 REWARDS |= {"rouge_combined": "rouge", "rouge_l_max": "rouge:rougeL", "intent_accuracy": "intent"}
+REWARDS["common_gen_repeat_penalty"] = "repeat_penalty"
 """Rewards and metrics by their names there (docs/other-names.md)."""
+READ = {
+    "alg.args": "n_steps batch_size verbose learning_rate n_epochs ent_coef vf_coef gamma gae_lambda clip_range "
+    "clip_range_vf max_grad_norm target_kl cg_max_steps cg_damping n_critic_updates sub_sampling_factor",
+    "alg.policy.args": "model_name apply_model_parallel prompt_truncation_side generation_kwargs min_tokens_to_keep "
+    "top_mask mask_type target_update_iterations",
+    "alg.policy.args.generation_kwargs": "do_sample min_length max_new_tokens top_k top_p temperature",
+    "env.args": "max_prompt_length prompt_truncation_side max_episode_length",
+}
+"""What is read of each mapping; the rest is named in a comment."""
+RATES = {"a2c": (7e-4, 5), "trpo": (1e-3, 2048)}
+"""Learning rate and steps there, where the file names none."""
 Part = Callable[..., Any]
 
 
@@ -68,9 +80,12 @@ def _recipe(part: Part, method: str, name: str) -> str:
         found = renamed(numbers, "sft", "transformers")
         options |= {"algorithm": "sft"} | {k: literal(v) for k, v in found.values.items()}
         comments += found.comments
-        comments.append(f"steps: {found.epochs} passes are {found.epochs} * tasks / batch")
+        comments += [f"steps: {found.epochs} passes are {found.epochs} * tasks / batch"] if found.epochs else []
     else:
         options |= _reward(part, comments) | _numbers(part, method)
+        for where, read in READ.items():
+            if left := [name for name in part(*where.split("."), default={}) if name not in read.split()]:
+                comments.append(f"{where} {', '.join(left)}: not converted; docs/other-names.md")
         comments.append("its rewards and KL target are per token; batch counts replies (docs/other-names.md)")
     options |= _evaluation(part, comments)
     if length := part("env", "args", "max_prompt_length"):
@@ -95,8 +110,6 @@ def _reward(part: Part, comments: list[str]) -> dict[str, Any]:
         comments.append(f"reward_fn.args {arguments}: see docs/other-names.md, Rewards and metrics")
     if name in REWARDS:
         return {"reward": REWARDS[name]}
-    if name.startswith("rouge") and name[5:] in ("1", "2", "L"):
-        return {"reward": f"rouge:{name}"}
     comments.append(f"reward_fn {name} has no equal: name a reward (docs/rewards.md)")
     return {"reward": "REWARD"}
 
@@ -106,7 +119,8 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     own = part("alg", "args", default={})
     generation = part("alg", "policy", "args", "generation_kwargs", default={})
     length = int(generation.get("max_new_tokens") or part("env", "args", "max_episode_length", default=48))
-    tokens = int(own.get("n_steps", 2048)) * int(part("env", "n_envs", default=1))
+    rate, count = RATES.get(method, (3e-4, 2048))
+    tokens = int(own.get("n_steps", count)) * int(part("env", "n_envs", default=1))
     mask = None
     if method == "nlpo":
         policy = part("alg", "policy", "args", default={})
@@ -114,7 +128,7 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     row = Row(
         tokens,
         length,
-        float(own.get("learning_rate", 3e-4)),
+        float(own.get("learning_rate", rate)),
         float(part("alg", "kl_div", "coeff", default=0.0)),
         float(part("alg", "kl_div", "target_kl", default=1.0)),
         int(part("train_evaluation", "n_iters", default=100)),
@@ -127,9 +141,13 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
         options = {name: value for name, value in options.items() if name not in ("kl.control", "kl.target")}
     options |= {"score.normalise": True} if part("alg", "kl_div", "norm_reward") else {}
     least = part("alg", "policy", "args", "min_tokens_to_keep", default=100)
-    options |= {"sampling.top_p_least": least} if method == "nlpo" else {}
-    if "n_epochs" in own and "update.epochs" in options:
-        options["update.epochs"] = own["n_epochs"]
+    if by_k := method == "nlpo" and policy.get("mask_type") == "learned_top_k":
+        options["sampling.top_k"] = int(options.pop("sampling.top_p"))
+    if "update.epochs" in options:
+        options["update.epochs"] = own.get("n_epochs", 10)
+    if "sub_sampling_factor" in own and method == "trpo":
+        options["update.fisher_share"] = 1 / own["sub_sampling_factor"]
+    options |= {"sampling.top_p_least": least} if method == "nlpo" and not by_k else {}
     if "batch_size" in own and "update.minibatch" in options:
         options["update.minibatch"] = max(1, round(own["batch_size"] / length))
     for theirs, ours in (("gamma", "advantage.gamma"), ("gae_lambda", "advantage.lam")):
@@ -141,6 +159,9 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
         (own, "clip_range_vf", "loss.value_clip", 1),
         (own, "max_grad_norm", "optimizer.max_grad_norm", 1),
         (own, "target_kl", "update.target_kl", 1.5),  # it stops at 1.5 times that
+        (own, "cg_max_steps", "update.solver_steps", 1),
+        (own, "cg_damping", "update.damping", 1),
+        (own, "n_critic_updates", "update.critic_epochs", 1),
         (generation, "temperature", "sampling.temperature", 1),
         (generation, "top_p", "sampling.top_p", 1),
     ):

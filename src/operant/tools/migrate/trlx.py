@@ -6,7 +6,14 @@ from operant.options import ours
 from operant.tools.migrate.renaming import literal, renamed
 from operant.tools.migrate.source import Configuration, Node, ScriptTree, call_of, mapping
 
+CALLED = {"optimizer": "optim", "scheduler": "lr_scheduler_type", "gen_kwargs": "guidance"}
+"""What `name` stands for in a nested mapping; in the last one, `beta` is the guidance of ILQL."""
 TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "default_sft_config"}
+
+
+def method_of(code: str) -> str:
+    """The method of a configuration, by what its code names."""
+    return next((name for name in ("ilql", "sft") if name in code.lower()), "ppo")
 
 
 class TrlxCalls(ScriptTree):
@@ -16,18 +23,19 @@ class TrlxCalls(ScriptTree):
         """trlX's configuration becomes a mapping, where the script has its values."""
         given: dict[str, str] = {}
         base = self.code(call.args[0].value) if call.args else ""
+        method = method_of(self.code(call))
         if self.code(call.func).endswith("TRLConfig"):
             self._flat(call, given)
         elif base.endswith(".to_dict()"):  # TRLConfig.update(base, more)
             more = [self.code(argument.value) for argument in call.args[1:]]
             self.above(call, f"{', '.join(more)}: left out; its options need operant's names")
-            made = Configuration(renamed({}, "ppo", "trlx"), self.target(call), [base], start=self._span(call)[0])
+            made = Configuration(renamed({}, method, "trlx"), self.target(call), [base], start=self._span(call)[0])
             known.setdefault(made.target, []).append(made)
             self.replace(call, base.removesuffix(".to_dict()"))
             return
         else:
             self.above(call, f"{self.code(call)}: put its options here, under operant's names (docs/other-names.md)")
-        made = Configuration(renamed(given, "ppo", "trlx"), self.target(call), [], given, self._span(call)[0])
+        made = Configuration(renamed(given, method, "trlx"), self.target(call), [], given, self._span(call)[0])
         if made.target:
             known.setdefault(made.target, []).append(made)
         self.as_mapping(call, made)
@@ -36,7 +44,7 @@ class TrlxCalls(ScriptTree):
         """`config.evolve(train=dict(...))` becomes the mapping with other values."""
         given: dict[str, str] = {}
         self._flat(call, given)
-        found = renamed(given, "ppo", "trlx")
+        found = renamed(given, method_of(base), "trlx")
         self.above(call, *found.comments)
         made = Configuration(found, self.target(call), [], given, self._span(call)[0])
         known.setdefault(made.target, []).append(made)
@@ -51,10 +59,12 @@ class TrlxCalls(ScriptTree):
         else:
             inner = iter(self.arguments(node)[0].items())
         for name, value in inner:
-            if isinstance(value, self.cst.Dict) or (
+            if called == "guidance" and name == "beta":
+                given.setdefault("sampling.guidance", self.code(value))
+            elif isinstance(value, self.cst.Dict) or (
                 isinstance(value, self.cst.Call) and (self.code(value.func) + "$").endswith(("Config$", "dict$"))
             ):
-                self._flat(value, given, {"optimizer": "optim", "scheduler": "lr_scheduler_type"}.get(name, "name"))
+                self._flat(value, given, CALLED.get(name, "name"))
             else:
                 given.setdefault(called if name == "name" else name, self.code(value))
 

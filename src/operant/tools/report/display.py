@@ -45,7 +45,7 @@ class ConsoleDisplay(Console, Observer):
             seen = Counter[str]()  # one reply of each task comes before the second of any
             turns = [(seen.update([pair[0].task.id]), seen[pair[0].task.id])[1] for pair in pairs]
             pairs = [pair for _, pair in sorted(zip(turns, pairs), key=lambda ranked: ranked[0])]
-            lines = [(*shown_as(b), x or 0.0, shown_as(a)[1], y or 0.0) for b, x, a, y in pairs[:8]]
+            lines = [(*shown_as(b), x, shown_as(a)[1], y) for b, x, a, y in pairs[:8]]
             before_after(lines)
         elif run.parts.demonstrations is not None:
             before_after(samples(run.path))

@@ -159,8 +159,10 @@ def key_numbers(history: History) -> list[Number]:
     if score is not None:
         tasks = len({row["task"] for row in after.get("replies") or () if "task" in row})
         note, (unit, scale) = f"start, {last}", ("%", 100) if score.share else ("", 1)
-        if score.label.startswith("held-out"):
+        if score.held_out:
             note = f"{counted(tasks, 'task') + ', ' if tasks else ''}before and after training"
+        elif not history.supervised and not any(score.steps):
+            note = "before training, and the newest"
         rows += [(capitalised(score.label), note, unit, (score.before * scale, score.after * scale))]
     label, note = ("Log-ratio to the reference", f"of the given replies, {last}")
     label, note = (label, note) if history.supervised else ("KL per reply", last)

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 from operant.metrics.games import numbers
 from operant.tools.diagnosis.history import RECENT, counted
 from operant.tools.diagnosis.intervals import t_quantile, wilson
-from operant.tools.diagnosis.progress import EARLY
+from operant.tools.diagnosis.progress import EARLY, progress
 from operant.tools.report.downsample import short
 from operant.tools.report.runs import SEED, Group, RunRecord, as_text, read_run
 
@@ -148,7 +148,8 @@ def sentences(groups: Sequence[Group], held_out: bool) -> list[str]:
     found = [(group, results(group.runs, held_out)) for group in groups]
     known = [(group, own, own["reward"]) for group, own in found if "reward" in own and own["reward"].after]
     if not known:
-        return ["No run has finished a step yet."]
+        begun = any(run.history.metrics for group in groups for run in group.runs)
+        return ["No run has a reward: compare their losses." if begun else "No run has finished a step yet."]
     longest = max(run.history.step for group, *_ in known for run in group.runs)
     where = "on held-out tasks" if held_out else f"over the last {counted(min(RECENT, longest), 'step')}"
     best = max(known, key=_height)
@@ -268,7 +269,8 @@ def brief(folder: str | Path) -> str:
     held_out = "after" in run.held_out
     own = results([run], held_out)
     reward, kl = (own.get(name, Result(None, None, None)) for name in ("reward", "kl"))
-    text = f"{run.measure} {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
+    loss = progress(run.history) if run.history.supervised and reward.after is None else None
+    text = loss.text if loss else f"{run.measure} {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
     text += f" and KL {_plus_minus(kl.after)}" if kl.after else ""
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
     where = "on held-out tasks" if held_out else f"in the last {counted(min(RECENT, run.history.step), 'step')}"

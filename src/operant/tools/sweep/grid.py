@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from operant import options as named
-from operant.runs.config import config_schema, load_recipe, named_in
-from operant.runs.named_parts import flattened
+from operant.runs.config import chosen_options, load_recipe
 from operant.sampling import counter
 from operant.types import OperantError, require
 
@@ -101,10 +100,9 @@ def divide(options: Mapping[str, object], recipe: str | None = None) -> tuple[li
     options: values as text; True for an option without a value.
     """
     # The names of the options depend on the algorithm and the named parts; of several, the first one counts.
-    base, options = named.with_short_names(load_recipe(recipe) if recipe else {}, options)
-    base = flattened(base)
-    first = {name: split(str(text))[0] for name, text in options.items()}
-    schema = config_schema(first.get("algorithm", base.get("algorithm", "ppo")), named_in(first, base))
+    first = {name: named.read(split(str(text))[0]) for name, text in options.items()}
+    schema = chosen_options(first, recipe).schema
+    _, options = named.with_short_names(load_recipe(recipe) if recipe else {}, options)
     kinds = named.kinds(schema)
     axes, fixed = [], {}
     for name, value in named.resolve(schema, options).items():

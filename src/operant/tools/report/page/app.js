@@ -65,13 +65,13 @@
   function figure(grid, spec) {
     for (const metric of spec.metrics) figureOf.set(metric, `chart-${spec.id}`);
     const known = drawn.get(spec.id);
-    if (known?.kind === spec.kind) return known.chart.update(spec);
+    if (known?.kind === spec.kind && known.title === spec.title) return known.chart.update(spec);
     known?.chart.remove(); // what stayed the same for a while is a chart from its first change on
     const host =
       document.getElementById(`chart-${spec.id}`) ??
       grid.appendChild(make("figure", { id: `chart-${spec.id}`, ...(spec.hint ? { title: spec.hint } : {}) }));
     host.className = spec.class ?? "";
-    drawn.set(spec.id, { kind: spec.kind, chart: Charts[spec.kind](host, spec) });
+    drawn.set(spec.id, { kind: spec.kind, title: spec.title, chart: Charts[spec.kind](host, spec) });
   }
 
   function overview() {

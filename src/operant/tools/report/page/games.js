@@ -178,6 +178,7 @@ const Games = (() => {
     const game = make("select", { "aria-label": `${label}: game`, onchange: () => ((touched = true), screen.show(games[game.value])) });
     const failed = make("p", { class: "missing", hidden: true });
     const host = make("article", { class: "pane", "aria-labelledby": id }, make("h3", { id }, label), make("div", { class: "chooser" }, group, game), failed, screen.host);
+    for (const kind of ["click", "keydown"]) screen.host.forEach((part) => part.addEventListener(kind, () => (touched = true))); // read, not chosen
 
     async function open(chosen, wanted) {
       const request = ++number;
@@ -200,9 +201,9 @@ const Games = (() => {
 
     async function update(found) {
       groups = found;
-      const chosen = group.value;
+      const chosen = group.selectedOptions[0]?.textContent;
       group.replaceChildren(...groups.map(({ label: name }, i) => make("option", { value: i }, name)));
-      if (touched) return void (group.value = chosen);
+      if (touched) return void (group.value = groups.findIndex(({ label: name }) => name === chosen));
       const { place, wanted } = picks(groups);
       group.value = place;
       await open(groups[place], wanted);
