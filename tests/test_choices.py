@@ -55,11 +55,8 @@ def test_options_have_the_probability_of_their_scores(kind, choice, stops):
 @cases(("mistral", 14), ("gpt_neo", 14), ("gpt_neo", 5))
 def test_options_of_a_row_that_is_longer_than_the_window_are_rows_of_their_own(kind, length):
     """GPT-Neo's window is of columns, and so the row with all its options counts."""
-    policy, prompt, options = (
-        Policy(model_of(kind, window=9)),
-        [*range(3, 3 + length)],
-        [[11], [13, 14, 15], [12, 5, 4]],
-    )
+    policy, prompt = Policy(model_of(kind, window=9)), [*range(3, 3 + length)]
+    options = [[11], [13, 14, 15], [12, 5, 4]]
     [table], _ = tables(policy, Sampling(stop_tokens=(END,)), [prompt], [options])
     assert torch.allclose(table, right(policy.model, prompt, options), atol=2e-5)
 

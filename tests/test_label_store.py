@@ -59,29 +59,6 @@ def test_the_forms_of_rows():
     assert (talk.prompt, talk.replies) == (TALK, ([yes], [no]))
 
 
-@cases(
-        ([{"prompt": "p"}], "the fields are prompt; a row has prompt and replies"),
-        (["text"], "row 1 is 'text'; it must be an object"),
-        ([{"prompt": "p", "replies": []}], "has 0 replies; a page shows 1 to 9"),
-        ([{"prompt": "p", "replies": ["a"] * 10}], "has 10 replies"),
-        ([{"prompt": "p", "replies": "ab"}], "must be a list"),
-        ([{"prompt": "p", "replies": ["a", 5]}], "5 is no text and no list of messages"),
-        ([{"prompt": "p", "replies": ["a", "b"], "sources": ["x"]}], "2 replies and 1 sources"),
-        ([{"reply": "a"}], "no prompt; add the prompt"),
-        ([{"id": 1, "prompt": "p", "reply": "a"}, {"id": 1, "prompt": "q", "reply": "b"}], "different prompts"),
-        ([{"id": 1, "prompt": "p", "replies": ["a", "b"]}, {"id": "1", "prompt": "p", "replies": ["a", "c"]}],
-         "row 2: the id '1' is that of other replies in row 1"),
-        ([{"prompt": "p", "replies": ["a", "b"], "best": 2}], "best=2 of 2 replies"),
-        ([{"prompt": "p", "replies": ["a", "b"], "ranks": [1]}], r"ranks=\[1\] of 2 replies"),
-        ([{"prompt": "p", "replies": ["a", "b"], "good": [1, 0]}], "good="),
-        ([{"prompt": "p", "replies": ["a", "b"], "ratings": [None, None]}], "ratings="),
-        ([{"prompt": "p", "replies": ["a", "b"], "best": 0, "ranks": [1, 2]}], "must have one of best, ranks"),
-)  # fmt: skip
-def test_wrong_rows_are_a_sentence(given, said):
-    with pytest.raises(OperantError, match=said):
-        found(*given)
-
-
 def test_parquet_and_csv_are_read_and_equal_rows_are_one_item(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet

@@ -152,21 +152,6 @@ def test_problems_depend_on_the_seed_alone():
         assert list(make(count=9))[:5] == list(make(count=5)) != list(make(count=5, seed=1))
 
 
-@cases(
-    (arithmetic, {"count": 0}),
-    (arithmetic, {"digits": 10}),
-    (arithmetic, {"operations": "/"}),
-    (arithmetic, {"order": "tens"}),
-    (countdown, {"numbers": "1"}),
-    (countdown, {"numbers": "4-3"}),
-    (countdown, {"largest": 8}),
-    (countdown, {"part": "test"}),
-)
-def test_options_out_of_range_are_named(make, options):
-    with pytest.raises(OperantError, match=f"tasks.{next(iter(options))}="):
-        make(**options)
-
-
 # --- published rows ---------------------------------------------------------------------------------------------------
 GSM8K = {"question": "How many?", "answer": "He has 2*3=<<2*3=6>>6.\n#### 1,006"}
 SVAMP = {"Body": "He has 6 apples", "Question": "How many?", "Answer": 145.0, "Equation": "( 6 )"}

@@ -263,57 +263,26 @@ def test_four_outcomes_and_their_scores(monkeypatch):
         assert judge(resolve("tests", options), replies).scores == expected
 
 
-@cases(
-    ("console.assert(f(1) === 1);", "task 'js': test 'console.* is not Python .*invalid syntax"),
-    ("assert f('\\0') == 1\0", "is not Python .*null bytes"),
-    (5, "task 'js': test 5 is neither code nor"),
-)
-def test_a_test_that_cannot_run_is_refused_with_its_task(test, reason):
-    with pytest.raises(OperantError, match=reason):
-        problem_of(Task("js", "Write f.", {"tests": ["assert f(2) == 1", test]}))
-
-
-MOCK = "from unittest.mock import patch\n"
 THREAD = "import threading\ndef run(): assert f(2) == 5\nrun()\n"
 WAITS = "import asyncio\nasync def main():\n    try: await asyncio.wait_for(f(), 1)\n"
 UNITTEST = "import unittest\nclass TestF(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(2), 4)\n"
 
 
 @cases(
-    ("", "class Mine(Shape):\n    def area(self): return 4\nassert Mine().twice() == 8", "derives Mine from Shape, a"),
-    ("", "class A: pass\nclass B(A, module.Base): pass", "derives B from module.Base, a class of the program"),
-    ("", "import sys, io\nsys.stdin = io.StringIO('3')\nassert f() == 3", "says .sys.stdin = .* does not reach"),
-    ("", "import builtins\nbuiltins.input = lambda: '3'\nassert f() == 3", "says .builtins.input = "),
-    ("", MOCK + "with patch('builtins.input', return_value='3'):\n    f()", "says .patch.*builtins.input"),
-    ("", MOCK + "@patch.object(A, 'b')\ndef g(x): f()", "says .patch.object"),
-    ("from unittest import mock", "with mock.patch('time.time'): f()", "says .*mock.patch"),
-    ("", "import inspect\nassert 'for' not in inspect.getsource(f)", "says 'inspect.getsource"),
-    ("", "import os\nos.environ['KEY'] = 'x'\nassert f() == 'x'", "says .*os.environ"),
-    ("", "assert eval(f('3 * 4')) == 12", "says .eval.* would run what the program returns"),
-    ("", "import pickle\nassert pickle.loads(pickle.dumps(f(1))) == 2", "says .*pickle.loads"),
-    ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2", ""),
-    ("", "def test_f():\n    assert f(2) == 4", "defines test_f and never runs it"),
-    ("", "def check(f):\n    assert f(2) == 4", "defines check and never runs it"),
-    ("", UNITTEST + "if __name__ == '__main__':\n    unittest.main()", "defines TestF and never runs it"),
-    ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()", ""),
-    ("", THREAD + "t = threading.Thread(target=run)", "says .*Python loses the assertions of a thread"),
-    ("", WAITS + "    except asyncio.TimeoutError: pass", "says 'asyncio.wait_for.*awaits a TimeoutError"),
-    ("", WAITS + "    except ValueError: pass", ""),
-    ("", THREAD + "assert threading.Thread(target=f)", ""),
-    ("def test_f(): assert f(2) == 4", "test_f()", ""),
-    ("class A: pass", "class B(A): pass\nassert f(B())", ""),
-    ("", "class Odd(Wrong, MyError): pass\nclass Odd2(MyError): pass", "derives Odd from Wrong"),
-    ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass", ""),
-    ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1", ""),
-    ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'", ""),
+    ("", "assert eval('f(2)') == 4 and evaluate(f(1)) == 2"),
+    ("", UNITTEST + "r = unittest.TestResult()\nTestF('test_f').run(r)\nassert r.wasSuccessful()"),
+    ("", WAITS + "    except ValueError: pass"),
+    ("", THREAD + "assert threading.Thread(target=f)"),
+    ("def test_f(): assert f(2) == 4", "test_f()"),
+    ("class A: pass", "class B(A): pass\nassert f(B())"),
+    ("", "class B(dict): pass\nclass C(collections.OrderedDict, B): pass\nclass D(TheirError): pass"),
+    ("", "def patch(x): return x\nassert patch(f(1)) == 1 and getsource(2) == 1"),
+    ("", "import io, sys\nsys.stdout = io.StringIO()\nf()\nassert sys.stdout.getvalue() == '1'"),
 )
-def test_a_test_that_needs_the_programs_process_is_refused(setup, test, reason):
+def test_a_test_that_does_not_need_the_programs_process_is_taken(setup, test):
+    """Those that do are in `refusals.txt`."""
     task = Task("a", "Write f.", {"tests": ["assert f(2) == 1", test], "setup": setup})
-    if not reason:
-        assert problem_of(task).setup == setup
-        return
-    with pytest.raises(OperantError, match=f"^task 'a': a test {reason}.*leave the row out$"):
-        problem_of(task)
+    assert problem_of(task).setup == setup
 
 
 def test_kept_verdicts_make_a_replay_exact(tmp_path, monkeypatch):

@@ -11,33 +11,46 @@ from texts import parts
 
 from operant import Learner, OperantError, Sampling, Task, isolated
 from operant.apps.agents.tools import ToolWorld
+from operant.apps.code.problems import problem_of
+from operant.apps.games.textworld import TextWorld
 from operant.apps.maths.forms import maths
+from operant.apps.maths.generated import arithmetic, countdown
 from operant.apps.maths.rewards import Maths
 from operant.apps.prompts.examples import examples_of, prompt
 from operant.apps.prompts.templates import PromptTemplate
 from operant.data import DataOptions, load_tasks
 from operant.engines.completions import Completions
+from operant.envs.http import Http
 from operant.envs.memory import template
 from operant.rewards import check, resolve
 from operant.rewards.shaping import ScoreOptions
 from operant.rollouts.generation_kwargs import from_generation_kwargs
 from operant.runs.config import configure
 from operant.sandbox.jail import Jail, JailOptions
+from operant.tools.labels.items import items_of
 
+PACKAGES = ("rouge_score", "sacrebleu", "nltk")
 WAYS = {
     "configure": configure,
     "Learner": lambda given: Learner("no such model", **given),
     "reward": lambda given: check(resolve(given.pop("reward"), given)),
+    "scores": lambda given: [*map(pytest.importorskip, PACKAGES)] and WAYS["reward"](given),
     "labels": lambda row: load_tasks([row], with_replies=True, labelled=True),
+    "items": lambda given: items_of((row, f"row {i}") for i, row in enumerate(given["rows"], 1)),
     "generate": lambda given: from_generation_kwargs(Sampling(), given),
     "tasks": lambda given: load_tasks(given.pop("tasks"), options=DataOptions(**given)),
     "maths": lambda row: load_tasks([row], form=maths),
+    "arithmetic": lambda given: arithmetic(**given),
+    "countdown": lambda given: countdown(**given),
+    "problem": lambda given: problem_of(Task("a", "Write f.", given)),
     "isolated": lambda given: isolated(hostile.good, **given),
     "DataOptions": lambda given: DataOptions(**given),
     "ScoreOptions": lambda given: ScoreOptions(**given),
     "JailOptions": lambda given: Jail(JailOptions(**given)),
     "Maths": lambda given: Maths(**given),
     "Completions": lambda given: Completions(given.pop("url"), "m", **given),
+    "Http": lambda given: Http(**given),
+    "TextWorld": lambda given: TextWorld(**given).games("train"),
     "ToolWorld": lambda given: ToolWorld(**given).check(),
     "PromptTemplate": lambda given: PromptTemplate(**given),
     "prompts": prompt,

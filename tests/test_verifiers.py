@@ -8,6 +8,7 @@ import sys
 import pytest
 from cases import cases
 from page_commands import snippets
+from texts import parts
 
 from operant import OperantError, Rollout, Task, Turn, rewards
 from operant.apps.maths.forms import maths
@@ -16,86 +17,7 @@ from operant.data.sources import SOURCES
 from operant.data.tasks import load_tasks
 from operant.rewards import judge
 
-ODD = """
-import asyncio
-from typing import Literal
-from pydantic import SecretStr
-import verifiers.v1 as vf
-
-class Data(vf.TaskData):
-    kind: str = "text"
-
-class Heard(vf.State):
-    replies: int = 0
-
-class Odd(vf.Task[Data, Heard]):
-    @vf.reward(weight=2.0)
-    async def long(self, trace) -> float:
-        await asyncio.sleep(0)
-        return len(trace.last_reply) / 10
-
-    @vf.reward
-    async def by_name(self, task, trace) -> dict[str, float]:
-        trace.state.replies += 1
-        if trace.last_reply == "raise":
-            raise ValueError("no such reply")
-        if trace.last_reply == "nan":
-            return {"fruit": float("nan")}
-        if trace.last_reply == "banana":
-            return {"fruit": -1.0, "yellow": 0.25}
-        return {"heard": float(trace.messages[0].role == "system")}
-
-class Pulls(Odd):
-    NEEDS_CONTAINER = True
-
-class Sets(Odd):
-    async def setup(self, trace, runtime):
-        pass
-
-class Looks(Odd):
-    @vf.reward
-    async def inside(self, trace, runtime) -> float:
-        return 1.0
-
-KINDS = {"container": Pulls, "setup": Sets, "runtime": Looks}
-
-class Config(vf.TasksetConfig):
-    kind: str = "text"
-    loud: Literal["on", "off"] = "off"
-    secret: SecretStr = SecretStr("x y: z")
-    title: str | None = None
-    count: int = 3
-    words: dict[str, str] = {"ask": "Say it"}
-
-class Words(vf.Taskset[Odd, Config]):
-    def load(self):
-        kind, make = self.config.kind, KINDS.get(self.config.kind, Odd)
-        for i in range(self.config.count):
-            prompt = f"{self.config.words['ask']} {i}"
-            if kind == "parts":
-                prompt = [vf.UserMessage(content=[vf.TextContentPart(text=prompt), vf.TextContentPart(text="now")])]
-            if kind == "image":
-                prompt = [vf.UserMessage(content=[vf.ImageUrlContentPart(image_url={"url": "data:,"})])]
-            system = "Be brief." if kind == "chat" else None
-            yield make(Data(prompt=None if kind == "user" else prompt, system_prompt=system), self.config.task)
-
-class Endless(Words):
-    INFINITE = True
-
-class SizedConfig(Config):
-    size: int = 2
-    game: str
-
-class Sized(vf.Taskset[Odd, SizedConfig]):
-    def load(self):
-        return [Odd(Data(prompt=self.config.game), self.config.task)] * self.config.size
-
-class Several(vf.SingleAgentEnv):
-    pass
-
-__all__ = [%s]
-"""
-
+ODD = parts("programs.txt")["tasksets of verifiers"]
 MODULES = {"odd_words": '"Words"', "endless_words": '"Endless"', "sized_words": '"Sized"'}
 MODULES |= {"several_words": '"Words", "Several"', "needy_words": '__import__("not_there")'}
 

@@ -336,16 +336,6 @@ def test_a_request_that_is_sent_again_steps_nothing():
     server.close()
 
 
-@cases(
-    ({"url": "file:///etc/passwd"}, "must begin with http:// or https://"),
-    ({"url": "http://a", "timeout": 0}, "env.timeout=0: it must be above 0"),
-    ({"url": "http://a", "tries": 0}, "env.tries=0: it must be at least 1"),
-)
-def test_a_url_or_number_that_is_not_allowed_is_refused(given, error):
-    with pytest.raises(OperantError, match=error):
-        Http(**given)
-
-
 # --- Gymnasium --------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def lake():

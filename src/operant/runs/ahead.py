@@ -103,10 +103,21 @@ class Ahead:
             self._start()
 
     def _start(self) -> None:
-        """Start the thread, and give it a learner of its own."""
-        learner, n = self.learner, self.n
+        """Start the thread, and give it a learner of its own. Refuse what cannot be played ahead."""
+        learner, policy, n = self.learner, self.learner.policy, self.n
         own = EngineParts.of(learner.engine).own_weights
-        _check(learner, n, own_weights=own)
+        for what, kind, thing in (("world", "env", learner.env), ("engine", "engine", learner.engine)):
+            if any(stateful_parts(kind, thing)):
+                raise OperantError(
+                    f"rollouts_ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a "
+                    f"resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0, "
+                    f"or a {what} without a state"
+                )
+        if not own and policy.rounds and policy.device.type == "cpu":
+            raise OperantError(
+                f"rollouts_ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of "
+                "attention, also for the thread that generates; use engine=ray, float32 or a GPU"
+            )
         threads = torch.get_num_threads()
         self.thread = ThreadPoolExecutor(1, "ahead", torch.set_num_threads, (threads,))
         # The number of threads is one setting of the process, so it must not follow the size of each call.
@@ -250,21 +261,3 @@ class InTurn:
             self.engine.sync(*self.wanted)
             self.ahead.weights = self.wanted
         return self.engine
-
-
-def _check(learner: Learner, n: int, *, own_weights: bool) -> None:
-    """Refuse what cannot be played ahead."""
-    for kind, thing in (("env", learner.env), ("engine", learner.engine)):
-        if any(stateful_parts(kind, thing)):
-            what = "world" if kind == "env" else "engine"
-            raise OperantError(
-                f"rollouts_ahead={n} with the {what} {type(thing).__name__}, which has a state (state_dict): a "
-                f"resumed run plays the steps ahead again, and the state has moved on; use rollouts_ahead=0, "
-                f"or a {what} without a state"
-            )
-    policy = learner.policy
-    if not own_weights and policy.rounds and policy.device.type == "cpu":
-        raise OperantError(
-            f"rollouts_ahead={n} with model.precision=bfloat16 on a CPU: training switches the kernels of attention, "
-            "also for the thread that generates; use engine=ray, float32 or a GPU"
-        )

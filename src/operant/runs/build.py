@@ -94,9 +94,8 @@ def build(
         closing.callback(close)
     policy = learner.policy
     # The reply of an encoder-decoder takes no space in the context of the prompt.
-    max_new = 0 if policy.encoder_decoder else sampling.max_tokens
-    bounds = {"context": policy.context, "max_new": max_new, "vocabulary": policy.vocabulary} | forms
-    bounds["cue"] = not policy.encoder_decoder
+    of_reply = {"max_new": 0 if policy.encoder_decoder else sampling.max_tokens, "cue": not policy.encoder_decoder}
+    bounds = {"context": policy.context, "vocabulary": policy.vocabulary} | forms | of_reply
     recorded = _recorded(config, learner) if train.replies is not None else None
     if policy.tokenizer is None and env is None and recorded is None:
         task = next(iter(load_tasks(source, None, _rows(config), **forms)))
@@ -283,10 +282,9 @@ def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> D
         texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
         texts.rollouts(tasks)
         return texts
-    if data.loss_on == "all" and policy.encoder_decoder:
+    if (on_prompt := data.loss_on == "all") and policy.encoder_decoder:
         raise OperantError("data.loss_on=all: an encoder-decoder does not generate its prompts; use replies")
     stop = next(iter(sorted(learner.sampling.stops)), None)
-    on_prompt = data.loss_on == "all"
     demonstrations = Demonstrations(policy.tokenizer, stop, on_prompt, data.max_length, policy.encoder_decoder)
     for task in tasks:
         for turn in (turn for rollout in demonstrations.rollouts([task]) for turn in rollout.turns):

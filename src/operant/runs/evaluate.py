@@ -287,8 +287,7 @@ class Evaluator:
 
 def beam_search(policy: Policy, options: EvaluationOptions) -> BeamSearch | None:
     """The engine that searches for replies, if the options ask for it. Raises: OperantError as `BeamSearch`."""
-    how = {"beams": options.beams, "length_penalty": options.length_penalty}
-    return BeamSearch(policy, **how) if options.beams > 1 else None
+    return BeamSearch(policy, beams=options.beams, length_penalty=options.length_penalty) if options.beams > 1 else None
 
 
 @torch.no_grad()

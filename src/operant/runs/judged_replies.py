@@ -98,16 +98,8 @@ def drawn(
         raise OperantError("the model has no tokenizer, and replies are texts: save its tokenizer into its folder")
     sampling, attempts = sampling.of(policy), Attempts()
     attempts.first = first
-    rollouts = play(
-        [task for task in tasks for _ in range(samples)],
-        env=SingleTurn(),
-        engine=engine,
-        tokenizer=policy.tokenizer,
-        sampling=sampling,
-        seed=seed,
-        stream=stream,
-        attempts=attempts,
-    )
+    how = {"env": SingleTurn(), "engine": engine, "tokenizer": policy.tokenizer, "sampling": sampling, "seed": seed}
+    rollouts = play([task for task in tasks for _ in range(samples)], **how, stream=stream, attempts=attempts)
     replies = scored(rollouts, scorers, sampling, policy.tokenizer)
     return [replies[i : i + samples] for i in range(0, len(replies), samples)]
 

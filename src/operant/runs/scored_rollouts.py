@@ -143,8 +143,7 @@ def play_and_score(
     if chunks == 1:
         return score(learner, reward, play_part(learner, tasks, reward, attempts))
     mine, pays = distributed.deal([task.id for task in tasks]), learner.pays
-    rollouts: list[Rollout] = []
-    pending: list[Future[Judged]] = []
+    rollouts, pending = list[Rollout](), list[Future[Judged]]()
     reward_thread = ThreadPoolExecutor(1, thread_name_prefix="reward")
     try:
         for chunk in chunk_slices(len(mine), chunks, samples):

@@ -108,8 +108,7 @@ def _open_folder(out: Path, config: Config, resume: bool) -> Iterator[RunFolder]
         with folder:
             yield folder
         return
-    temporary = tempfile.TemporaryDirectory()
-    with temporary as path, RunFolder.create(Path(path) / "run", as_mapping(config)) as folder:
+    with tempfile.TemporaryDirectory() as path, RunFolder.create(Path(path) / "run", as_mapping(config)) as folder:
         yield folder
 
 

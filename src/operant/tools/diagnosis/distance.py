@@ -145,9 +145,7 @@ def price(history: History) -> tuple[str, float]:
 
 def higher_kl_option(history: History) -> str:
     name, coef = price(history)
-    if _unknown_price(history):
-        return f"a higher `--{name}`"
-    return f"`--{name} {number(2 * coef) if coef else 0.1}`"
+    return f"a higher `--{name}`" if _unknown_price(history) else f"`--{name} {number(2 * coef) if coef else 0.1}`"
 
 
 def _unknown_price(history: History) -> bool:
@@ -167,8 +165,7 @@ def unpaid(history: History) -> bool:
 
 def kl_advice(history: History) -> dict[str, str]:
     """Return `kl_cause`, which lets the policy move away from the reference, and `kl_remedy`, for `finding`."""
-    name, coef = price(history)
-    higher = higher_kl_option(history)
+    (name, coef), higher = price(history), higher_kl_option(history)
     if (found := leap(history) or drowned(history)) is not None:
         cause, remedy = found.cause, found.remedy
     elif not history.values("kl/per_reply"):

@@ -14,10 +14,8 @@ BLOCK = 1 << 20
 """Numbers that are drawn at once."""
 
 
-def bootstrap(
-    values: Sequence[float], *, seed: int = 0, resamples: int = 10_000, confidence: float = 0.95
-) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean of `values` [N], from means of N values drawn with replacement.
+def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = 10_000) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the mean of `values` [N], from means of N values drawn with replacement.
 
     Of differences between two models, one for each task, this is the paired bootstrap.
     """
@@ -27,7 +25,7 @@ def bootstrap(
         data[chance.integers(0, len(data), (min(rows, resamples - begun), len(data)))].mean(1)
         for begun in range(0, resamples, rows)
     ]
-    tail = (1 - confidence) / 2
+    tail = (1 - 0.95) / 2
     low, high = np.quantile(np.concatenate(means), (tail, 1 - tail))
     return float(low), float(high)
 

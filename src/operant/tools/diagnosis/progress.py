@@ -156,8 +156,7 @@ def _held_out(evaluation: Mapping[str, Any], spread: float, won: bool) -> Reward
     means = [fmean(each) for each in changes.values()]  # several replies to one task are no independent evidence
     error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
     known = [float(x) for x in old if x is not None]
-    old_spread = pstdev(known) if known else 0.0
-    freedom = max(len(means) - 1, 1)
+    old_spread, freedom = pstdev(known) if known else 0.0, max(len(means) - 1, 1)
     label = "held-out success rate" if won else "held-out reward"
     return RewardChange(label, first, last, error, old_spread or spread, freedom, share=won)
 
@@ -176,8 +175,7 @@ def _repeated(history: History, spread: float, won: bool) -> RewardChange | None
         if scores and before is not None and queries >= PROBES:
             wide = (history.first(f"{name}_std") if name.startswith("evaluate/") else None) or spread
             error, freedom = wide * (2 / queries) ** 0.5, 2 * queries - 2
-            known = {"confidence": OFTEN, "share": won}
-            return RewardChange(label, before, float(scores[-1]), error, wide, freedom, **known)
+            return RewardChange(label, before, float(scores[-1]), error, wide, freedom, confidence=OFTEN, share=won)
     return None
 
 

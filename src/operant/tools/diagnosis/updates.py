@@ -120,8 +120,7 @@ def overfits(history: History) -> Finding | None:
     losses = [(int(m.get("step", 0)), m[name]) for m in history.metrics if m.get(name) is not None]
     if len(losses) < 3:
         return None
-    step, least = min(losses, key=lambda pair: pair[1])
-    now = losses[-1][1]
+    (step, least), now = min(losses, key=lambda pair: pair[1]), losses[-1][1]
     if now <= RISEN * least:
         return None
     return finding("overfits", step, least=number(least), now=number(now), metric=name, loss=history.loss)
