@@ -236,11 +236,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of a model; results of the others stay")
     parser.add_argument("--threads", type=int, help="measure with this number of threads only")
     parser.add_argument("--at-once", action="store_true", help="beside as many tokens by one call, on all threads")
+    parser.add_argument("--world", default="", help="with --at-once: part of the name of a world")
     parser.add_argument("--quick", action="store_true", help="two episodes of three turns; nothing is written")
     args = parser.parse_args()
     machine.keep_memory()
     for name in [name for name in MODELS if args.only in name]:
-        for place in WORLDS if args.at_once else ():
+        for place in [place for place in WORLDS if args.at_once and args.world in place]:
             row = beside_one_call(name, place, *((1, 2, 3) if args.quick else (args.rounds, 64, args.turns)))
             print(json.dumps(row, indent=1), flush=True)
             if not args.quick:

@@ -108,7 +108,7 @@ def test_evaluating_with_beams_says_so_and_changes_no_training(place, tmp_path):
     ({"top_k": 1}, "top_k 1 (training 0)"),
     ({"temperature": 0.7, "max_new_tokens": 8}, "temperature 0.7 (training 1.0), max_new_tokens 8 (training 4)"),
     ({"do_sample": False}, "do_sample False (training True)"),
-    ({"temperature": 1.0, "max_tokens": 4, "do_sample": True}, None),
+    ({"temperature": 1.0, "max_tokens": 4, "do_sample": True, "pad_token_id": 0, "use_cache": True}, None),
 )
 def test_the_diagnosis_names_each_setting_that_differs(given, parts):
     options = {"sampling.temperature": 1.0, "sampling.top_k": 0, "sampling.max_tokens": 4, "evaluation.sampling": given}

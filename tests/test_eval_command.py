@@ -142,7 +142,8 @@ def test_what_is_typed_outdoes_the_runs_own_evaluation(inside, place, capsys):
     config["evaluation"]["sampling"] = {"max_new_tokens": 2, "do_sample": False}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     assert main(["eval", str(inside / "other"), "--max-tokens", "5"]) == 0
-    assert "temperature 0.8, top_k 1, max_tokens 5" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "max_tokens 5" in out and "top_k 1" in out
 
 
 def test_the_share_that_a_run_has_held_out_is_evaluated_again(inside, capsys):

@@ -15,7 +15,7 @@ from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, isolated, train
 from operant.metrics.rollout_table import as_rows
-from operant.rewards import judge, reward_metrics
+from operant.rewards import judge, resolve, reward_metrics
 from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
 from operant.rewards.failure_policy import IsolationOptions
@@ -237,6 +237,8 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert rollout.info["judgement"] == Judgement(1.0, {"turns": 2.0}, "good")
     for rollout in played(Feedback(ends_in_e, turns=1)):
         assert rollout.texts == ["ab"] and rollout.paid == -0.6
+    [short, _] = played(Feedback(resolve({"ended": 1.0, "length:<=1": 1.0}), turns=1))
+    assert short.paid == 0.0, "a reply of two tokens that was cut"
     for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
 

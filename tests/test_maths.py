@@ -190,6 +190,8 @@ def test_outcomes_and_scores_of_plain_targets_need_no_package(monkeypatch):
     named = ("right", "wrong", "no answer", "right", "wrong")
     assert [remark.classes for remark in judged.remarks] == [(name,) for name in named]
     assert judged.remarks[-1].message == "leaves out 3" and not judged.notes
+    cut, closed = (attempt(reply, {"answer": "42"}, "6*7?\n<think>\n") for reply in ("so 42", "so 1</think> 42"))
+    assert judge(reward, [cut, closed]).scores == [0, 1], "the chat template has opened the thought"
 
 
 @cases(

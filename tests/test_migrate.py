@@ -141,6 +141,8 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     assert all(part in new for part in ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4'))
     sums = moved("from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n")
     assert '"optimizer.warmup": 10 / (2 * N)' in sums
+    alone = "from trl import SFTTrainer\nt = SFTTrainer('m', train_dataset=rows)\nif rows: t.push_to_hub()\n"
+    assert "if rows: pass" in moved(alone)
 
 
 def test_rl4lms_becomes_the_preset_that_was_made_of_it():

@@ -37,6 +37,7 @@ CASES = {
     "ppo, drops": ("ppo", {"on_length": "drop", "score.scale": True, "epochs": 1}, score),
     "grpo, some abstain": ("grpo", {"minibatch": 5, "epochs": 2}, some_abstain),
     "grpo, one rank abstains": ("grpo", {"minibatch": 4}, one_rank_abstains),
+    "distill, one rank abstains": ("distill", {"teacher.hint": lambda r: [7]}, one_rank_abstains),
     "rloo": ("rloo", {"kl.kind": "k3"}, some_abstain),
 }
 

@@ -510,13 +510,13 @@ def test_checkpoints_by_step_those_that_stay_and_the_best(tmp_path):
 
 def test_a_loop_over_steps_goes_on_behind_the_last_one(stopped):
     found = steps(model(), TASKS, count_a, out=stopped, resume=True, tokenizer=letters(), quiet=True)
-    assert [metrics["step"] for metrics in found] == [4, 5, 6]
+    assert [metrics["step"] for metrics in found] == [4]
 
 
 def test_a_text_in_angle_brackets_is_no_object(tmp_path):
-    (tmp_path / "world.py").write_text("class Mode: pass\n\n\ndef world(cue='', mode=Mode()):\n    yield 'a'\n")
-    given = {"env": f"{tmp_path}/world.py:world", "env.cue": "<answer>", "tasks": TASKS, "reward": "letters:a"}
-    run = train(model(), out=tmp_path / "run", **given, **SMALL | {"steps": 1})
+    (tmp_path / "world.py").write_text("class Mode: pass\n\n\ndef world(task, cue='', mode=Mode()):\n    yield 'a'\n")
+    given = {"tokenizer": letters(), "env": f"{tmp_path}/world.py:world", "env.cue": "<answer>"}
+    run = train(model(), TASKS, "letters:a", out=tmp_path / "run", **given, **SMALL | {"steps": 1})
     options = stored_options(run.path, {"policy": model(), "steps": 2})
     assert options["env.cue"] == "<answer>" and "env.mode" not in options
 

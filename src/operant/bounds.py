@@ -74,6 +74,5 @@ def check_bounds(made: "DataclassInstance", group: str = "") -> None:
         if f.metadata and value is not None and not f.metadata["good"](value):
             name = f"{group}.{f.name}" if group else f.name
             optional = "none" not in f.metadata["rule"] and type(None) in get_args(get_type_hints(type(made))[f.name])
-            raise OperantError(
-                f"{name}={shown(value)}: it must be {f.metadata['rule']}{', or none' if optional else ''}"
-            )
+            rule = f"{f.metadata['rule']}{', or none' if optional else ''}"
+            raise OperantError(f"{name}={shown(value)}: it must be {rule}")

@@ -116,21 +116,21 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def others(samples: int = 8) -> int:
+def others() -> int:
     """Number of other processes of the machine that compute right now; 0 if the system does not report it.
 
-    The median of several samples, taken within 0.1 s.
+    The median of eight samples, taken within 0.1 s.
     """
     counts = []
     try:
-        for _ in range(samples):
-            time.sleep(0.1 / samples)
+        for _ in range(8):
+            time.sleep(0.1 / 8)
             with open("/proc/stat", encoding="ascii") as file:
                 running = next(line for line in file if line.startswith("procs_running"))
             counts.append(int(running.split()[1]) - 1)  # without this process
     except (OSError, ValueError, StopIteration):
         return 0
-    return sorted(counts)[samples // 2]
+    return sorted(counts)[len(counts) // 2]
 
 
 def crowded() -> str | None:

@@ -503,10 +503,8 @@ def check_expressed(sampling: Sampling, names: Sequence[str], engine: str) -> No
         value = getattr(sampling, option.name)
         idle = option.name == "truncation" and not sampling.truncates
         if option.name in names and value != option.default and not idle:
-            raise OperantError(
-                f"sampling.{option.name}={shown(value)}: engine {engine} cannot sample so; leave it out, or use "
-                "engine=native"
-            )
+            why = f"engine {engine} cannot sample so; leave it out, or use engine=native"
+            raise OperantError(f"sampling.{option.name}={shown(value)}: {why}")
 
 
 def end_of(ids: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> int | None:

@@ -54,13 +54,13 @@ class Histogram:
         start = int(places.min())
         return cls(width, start, tuple(np.bincount(places - start).tolist()))
 
-    def merge(self, other: "Histogram", bins: int = BINS) -> "Histogram":
+    def merge(self, other: "Histogram") -> "Histogram":
         """Return the histogram of both, on the coarser grid of the two, or a coarser one if they are far apart."""
         width = max(self.width, other.width)
         while True:
             a, b = self.coarser(width), other.coarser(width)
             start, end = min(a.start, b.start), max(a.start + len(a.counts), b.start + len(b.counts))
-            if end - start <= bins:
+            if end - start <= BINS:
                 break
             width *= 2
         counts = np.zeros(end - start, dtype=np.int64)

@@ -243,9 +243,8 @@ def read(choice: Mapping[str, Any], prompt: Sequence[int]) -> Reply:
             f"the server read the prompt {shown(choice.get('prompt_token_ids'))}, and was sent {shown(list(prompt))}: "
             "it must not add, cut or re-tokenise ids"
         )
-    if not (
-        isinstance(logprobs, list) and len(logprobs) == len(ids) and all(type(x) in (int, float) for x in logprobs)
-    ):
+    numbers = isinstance(logprobs, list) and all(type(x) in (int, float) for x in logprobs)
+    if not numbers or len(logprobs) != len(ids):
         raise OperantError(
             f"the server returns {len(ids)} tokens and no log-prob for each: it has to answer logprobs=1 with "
             "logprobs.token_logprobs"

@@ -222,8 +222,7 @@ def without(policy: Trained, own: Mapping[str, Tensor], kept: Mapping[int, objec
 
 def as_arrays(weights: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Copies of weights as bytes, which Ray's actors on one machine read from the same memory."""
-    flat = {name: weight.cpu().contiguous().view(-1) for name, weight in weights.items()}
-    return {name: weight.view(torch.uint8).numpy() for name, weight in flat.items()}
+    return {name: weight.cpu().contiguous().view(-1).view(torch.uint8).numpy() for name, weight in weights.items()}
 
 
 def as_tensor(array: np.ndarray, like: Tensor) -> Tensor:

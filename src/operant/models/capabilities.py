@@ -92,7 +92,7 @@ def branches_exactly(policy: HiddenStates) -> bool:
     grown, window = branches(batch, None), policy.packing.window
     if window is not None and max(map(len, rows)) > window:
         return False
-    if any(getattr(config, "window_size", None) for config in policy.packing.configs):
+    if any(hasattr(config, "window_size") and config.window_size for config in policy.packing.configs):
         return False  # GPT-Neo masks by the columns of the cache, where branches stand further apart than in their row
     try:
         _, branched = states_with_options(policy, batch, grown, branched=True)

@@ -132,9 +132,7 @@ def among(logprobs: Tensor, options: Sequence[Branch], choices: Choices, samplin
     lengths = torch.tensor([len(branch.ids) for branch in options], device=logprobs.device)
     owner = torch.repeat_interleave(torch.arange(len(options), device=logprobs.device), lengths)
     scores = logprobs.new_zeros(len(options)).index_add(0, owner, logprobs)
-    if sampling.choice == "mean":
-        scores = scores / lengths
-    scores = scores / sampling.temperature
+    scores = (scores / lengths if sampling.choice == "mean" else scores) / sampling.temperature
     counts = choices.counts.tolist()
     table = torch.nn.utils.rnn.pad_sequence(list(scores.split(counts)), batch_first=True, padding_value=-torch.inf)
     return table.log_softmax(-1)

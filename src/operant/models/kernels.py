@@ -160,9 +160,8 @@ def compute_in(model: LanguageModel, precision: str) -> LanguageModel:
     """Convert the model to its precision, and use faster kernels for activations and embeddings; returns the model."""
     fuse_activations(model)
     look_up_directly(model)
-    if precision != "bfloat16" or is_quantised(model):  # a quantised one is loaded in its precision
-        return model  # in float32 or float64, as it was loaded
-    return model.to(torch.bfloat16)
+    # In float32 or float64 it stays as it was loaded, and a quantised one is loaded in its precision.
+    return model if precision != "bfloat16" or is_quantised(model) else model.to(torch.bfloat16)
 
 
 def fuse_activations(model: nn.Module) -> None:

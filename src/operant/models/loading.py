@@ -358,15 +358,18 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
     try:
         saved = json.loads((folder / "critic.json").read_text(encoding="utf-8"))
         known = {name: saved[name] for name in ("layers", "init", "critic")}
-        for name in ("layers", "critic"):
-            value, usual = getattr(asked, name), getattr(ValueOptions(), name)
-            if value not in (usual, known[name]):
-                raise OperantError(f"value.{name}={value}: {folder} holds a critic with {known[name]}; delete {folder}")
-        return ValueOptions(**known, detach=asked.detach, actions=asked.actions)
+        found = ValueOptions(**known, detach=asked.detach, actions=asked.actions)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise OperantError(
             f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
+    for name, value, usual in (
+        ("layers", asked.layers, ValueOptions.layers),
+        ("critic", asked.critic, ValueOptions.critic),
+    ):
+        if value not in (usual, known[name]):
+            raise OperantError(f"value.{name}={value}: {folder} holds a critic with {known[name]}; delete {folder}")
+    return found
 
 
 def saved_action_values(folder: Path) -> ValueOptions | None:
@@ -437,8 +440,7 @@ def _copy_model(folder: Path, target: Path, *, alone: bool = False) -> None:
         if (found := hub.found(base)) is not None:
             _copy_model(found, target / adapters.BASE)
         else:
-            path = target / adapters.CONFIG
-            name, revision = hub.split(hub.pinned(base))
+            path, (name, revision) = target / adapters.CONFIG, hub.split(hub.pinned(base))
             content = json.loads(path.read_text(encoding="utf-8"))
             content |= {"base_model_name_or_path": name, "revision": revision}
             atomic_io.write_and_sync(path, json.dumps(content, indent=2))

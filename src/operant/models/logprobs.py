@@ -229,17 +229,14 @@ def score(
     `double_backward`: the results can be differentiated twice; it takes several times the memory of a chunk.
     Returns the tensors of `NAMES`, `raw_logprobs` and those of `divergences`, each [N], in float32 or wider.
     """
-    size = max(1, BUDGET // vocabulary)
-    pieces = []
+    size, pieces = max(1, BUDGET // vocabulary), []
+    call = partial(checkpoint, _score, use_reentrant=False) if len(ids) > size and torch.is_grad_enabled() else _score
     for start in range(0, len(ids), size):
         part = slice(start, start + size)
         other = None if against is None else against[0](against[1][part]).detach()
         how = entropy_gradient, double_backward
         inputs = SweepInput(ids[part], places[part], sampling, other, divergences, likeliest, *how)
-        if len(ids) > size and torch.is_grad_enabled():
-            pieces.append(checkpoint(_score, head, states[part], inputs, _cut(allowed, part), use_reentrant=False))
-        else:
-            pieces.append(_score(head, states[part], inputs, _cut(allowed, part)))
+        pieces.append(call(head, states[part], inputs, _cut(allowed, part)))
     if not pieces:
         names = ["raw_logprobs", *NAMES, *(divergences if against else ())]
         return dict.fromkeys(names, states.new_zeros(0, dtype=torch.promote_types(states.dtype, torch.float32)))

@@ -235,8 +235,7 @@ def _fill(model: LanguageModel, weights: Mapping[str, torch.Tensor], what: objec
             "another model, or damaged?"
         )
     try:
-        name = next(iter(model.peft_config))
-        _peft().set_peft_model_state_dict(model, dict(weights), adapter_name=name)
+        _peft().set_peft_model_state_dict(model, dict(weights), adapter_name=next(iter(model.peft_config)))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()[:160]
         raise OperantError(f"{what} does not fit this {type(model).__name__}: {reason}") from error

@@ -27,8 +27,7 @@ class PolicyCopy:
     def __init__(
         self, policy: Policy, rule: str | tuple[str, float] = "frozen", *, copy: bool = True, values: bool = False
     ):
-        name = rule if isinstance(rule, str) else rule[0]
-        if name not in ("frozen", "polyak", "every"):
+        if (rule if isinstance(rule, str) else rule[0]) not in ("frozen", "polyak", "every"):
             raise OperantError(f"rule {rule!r} of a policy copy is unknown: 'frozen', ('polyak', tau) or ('every', n)")
         self.rule = rule
         kept = shared(policy if values else policy.model) if copy else {}
@@ -51,8 +50,7 @@ class PolicyCopy:
     @property
     def fingerprint(self) -> str:
         """A hash of every weight of its language model. One that follows the policy is hashed only when it is asked."""
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self.policy)
+        self._fingerprint = self._fingerprint or fingerprint(self.policy)
         return self._fingerprint
 
     @torch.no_grad()

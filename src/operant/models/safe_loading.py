@@ -169,9 +169,8 @@ def check_finite(tensors: Mapping[str, torch.Tensor], where: object) -> None:
     for name, tensor in tensors.items():
         x = tensor.detach()
         # A sum is quick. If it is not finite, it may have overflowed, so the numbers themselves are checked.
-        if not x.is_floating_point() or x.is_meta or bool(x.sum().isfinite()):
-            continue
-        if odd := int((~x.isfinite()).sum()):
+        passes = not x.is_floating_point() or x.is_meta or bool(x.sum().isfinite())
+        if not passes and (odd := int((~x.isfinite()).sum())):
             raise OperantError(
                 f"{where}: {name} holds {odd} numbers of {x.numel()} that are not finite: the weights are damaged, "
                 "or were saved after a training that went wrong; take earlier ones"

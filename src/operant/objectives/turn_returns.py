@@ -35,12 +35,7 @@ def with_turn_returns(batch: Batch, *, turn_gamma: float = 1.0) -> Batch:
 
 
 def with_states(
-    batch: Batch,
-    *,
-    turn_gamma: float = 0.95,
-    omega: float = 1.0,
-    scale: bool = True,
-    deviation: str = "population",
+    batch: Batch, *, turn_gamma: float = 0.95, omega: float = 1.0, scale: bool = True, deviation: str = "population"
 ) -> Batch:
     """Add two comparisons (arXiv:2505.10978, equation 8): of episodes in their group, as `with_groups`, and `omega`
     times that of turns which begin in the same state, by their returns R_k = r_k + turn_gamma * R_{k+1}.

@@ -39,9 +39,8 @@ class Weighted(Wrapper):
         """
         scores: list[Total] = [None] * len(rollouts)
         parts: dict[str, list[float | None]] = {}
-        results: list[Judged] = []
-        for (name, (reward, weight)), judged in zip(self.rewards.items(), self.each(rollouts)):
-            results.append(judged)
+        results = list(self.each(rollouts))
+        for (name, (reward, weight)), judged in zip(self.rewards.items(), results):
             scores = [_add_weighted(sum_, score, weight) for sum_, score in zip(scores, judged.scores)]
             for part, values in judged.parts.items():
                 parts[name if part in (name, name_of(reward)) else f"{name}/{part}"] = values
@@ -131,8 +130,7 @@ class MinusQuery(Wrapper):
         for i in range(len(scores)):  # a score that replaces a failure stays as it is: nothing is subtracted
             replaced = [j.scores[i] for j in (whole, query) if j.outcomes and j.outcome(i) != "ok"]
             scores[i] = replaced[0] if replaced else scores[i]
-        notes = [*alone.notes, *whole.notes]
-        return Judged(scores, parts, _worst([whole, query], scores), notes, whole.remarks)
+        return Judged(scores, parts, _worst([whole, query], scores), [*alone.notes, *whole.notes], whole.remarks)
 
     def compared(self, rollouts: list[Rollout]) -> tuple[list[Rollout], list[int]]:
         """The rollouts whose scores are subtracted, and for each rollout the index of its own."""
@@ -199,8 +197,7 @@ class PrefixGain(Wrapper):
         whole = judge(self.reward, [some for prefixes in grown for some in prefixes])
         if any(isinstance(score, list) for score in whole.scores):
             raise OperantError(f"reward {name_of(self.reward)!r} scores each token already: name it without per_token:")
-        ends = list(accumulate(map(len, grown)))
-        scores = list[Total]()
+        ends, scores = list(accumulate(map(len, grown))), list[Total]()
         for rollout, prefixes, end in zip(rollouts, grown, ends):
             of_prefixes = whole.scores[end - len(prefixes) : end]
             if of_prefixes[-1] is None or not rollout.count:

@@ -181,10 +181,8 @@ def judge(reward: RewardFn | None, rollouts: list[Rollout], name: str | None = N
         if reward is not None:
             remarks = [joined_remarks([judged.remark(i), remark.under(WORLD)]) for i, remark in enumerate(remarks)]
         return replace(judged, parts=judged.parts | parts, remarks=remarks)
-    if reward is None:
+    if reward is None or not rollouts:
         return Judged([None] * len(rollouts))
-    if not rollouts:
-        return Judged([])
     if hasattr(reward, "judged"):
         return reward.judged(rollouts)
     name = name or name_of(reward)
@@ -225,10 +223,8 @@ def _said_by_world(rollouts: list[Rollout]) -> Judged | None:
     """The `Judgement`s that a world has left in `Rollout.info`, whose scores it has paid; None if it left none."""
     left = [rollout.info.get("judgement") for rollout in rollouts]
     left = [Judgement(**j) if isinstance(j, Mapping) and [*j] == FIELDS else j for j in left]  # from another process
-    if not any(isinstance(judgement, Judgement) for judgement in left):
-        return None
     unpaid = [replace(j, score=0.0) if isinstance(j, Judgement) else None for j in left]
-    return judge(lambda _: unpaid, rollouts, WORLD)
+    return judge(lambda _: unpaid, rollouts, WORLD) if any(j is not None for j in unpaid) else None
 
 
 def joined_remarks(remarks: Sequence[Remark]) -> Remark:
@@ -400,10 +396,8 @@ def _number(value: Any, place: str = "") -> float:
     if not math.isfinite(number):
         raise _Refused(f"{number}{place}", REMEDY)
     if abs(number) > LARGEST:
-        raise _Refused(
-            f"{number:g}{place}",
-            f"numbers beyond {LARGEST:g} overflow in float32 when they are squared; divide the reward by a constant",
-        )
+        why = f"numbers beyond {LARGEST:g} overflow in float32 when they are squared; divide the reward by a constant"
+        raise _Refused(f"{number:g}{place}", why)
     return number
 
 

@@ -83,15 +83,12 @@ def apply_policy(
             continue
         handling = options.handling(result.outcome, default)
         if handling == "stop":
-            raise OperantError(
-                f"reward {name!r} {_reason(result, rollout)}; "
-                f"fix the reward, or set on_{result.outcome} to drop or a score"
-            )
+            why = _reason(result, rollout)
+            raise OperantError(f"reward {name!r} {why}; fix the reward, or set on_{result.outcome} to drop or a score")
         scores.append(None if handling == "drop" else float(handling))
     notes = []
     for outcome in ("error", "timeout"):
-        failed = [i for i, result in enumerate(results) if result.outcome == outcome]
-        if failed:
+        if failed := [i for i, result in enumerate(results) if result.outcome == outcome]:
             handling = options.handling(outcome, default)
             done = "left out" if handling == "drop" else f"given the score {handling:g}"
             first = _reason(results[failed[0]], rollouts[failed[0]])

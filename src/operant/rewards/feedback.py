@@ -4,6 +4,7 @@ runs(env="feedback", env={"reward": "my_rewards:unit_tests", "turns": 3})    # i
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from operant.rewards import judge, resolve, totals
@@ -56,8 +57,8 @@ class Feedback:
         for slot, reply in replies.items():
             turn = self._played.get(slot, Turn([], []))  # there is none where a world is checked without an engine
             self._rollouts[slot].turns.append(turn)
-            self._rollouts[slot].end = turn.end
             self._rollouts[slot].texts.append(reply)
+            self._rollouts[slot] = replace(self._rollouts[slot], end=turn.end)
         rollouts = [self._rollouts[slot] for slot in replies]
         judged, steps = judge(self.reward, rollouts), {}
         for i, (slot, score) in enumerate(zip(replies, totals(judged.scores, rollouts))):

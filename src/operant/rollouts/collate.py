@@ -229,10 +229,8 @@ def cut(
     setup = SETUP.get(batch.tokens.device.type, SETUP["cuda"]) if setup is None else setup
     lengths = batch.sizes()
     ordered = sorted(((max(lengths[r] for r in rows), rows) for rows in groups), key=lambda group: group[0])
-    if packed:  # every token counts as a row of width 1
-        sizes = [(1, sum(lengths[r] for r in rows)) for _, rows in ordered]
-    else:
-        sizes = [(width, len(rows)) for width, rows in ordered]
+    # Packed, every token counts as a row of width 1.
+    sizes = [(1, sum(lengths[r] for r in rows)) if packed else (width, len(rows)) for width, rows in ordered]
     before = np.cumsum([0] + [count for _, count in sizes])
     cost, begins = np.zeros(len(ordered) + 1), [0] * (len(ordered) + 1)
     firsts = np.searchsorted(before, [stop - budget // max(width, 1) for stop, (width, _) in zip(before[1:], sizes)])

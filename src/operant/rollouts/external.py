@@ -59,7 +59,7 @@ def to_rollouts(
         require(len(things) == count, f"{len(things)} {what} for {count} queries: give one for each")
     turns_of: dict[int, list[tuple[Turn, str]]] = {}
     group_of: dict[int, Any] = {}
-    for i in range(count):
+    for i, name in enumerate(names):
         action = to_ids(tokenizer, responses[i], reply=True)
         if ends and isinstance(responses[i], str):
             action += sorted(sampling.stops)[:1]
@@ -67,15 +67,13 @@ def to_rollouts(
         if not prompt or not action:
             what = "response" if prompt else "query"
             raise OperantError(f"{what} {i} has no tokens: every reply needs at least one action, every query a token")
-        if group_of.setdefault(names[i], together[i]) != together[i]:
-            raise OperantError(
-                f"episode {names[i]} has turns in groups {group_of[names[i]]} and {together[i]}: give one"
-            )
+        if group_of.setdefault(name, together[i]) != together[i]:
+            raise OperantError(f"episode {name} has turns in groups {group_of[name]} and {together[i]}: give one")
         if vocabulary is not None:
             check_ids([*prompt, *action], vocabulary, f"triplet {i}")
         turn = Turn(prompt, action, end=_end(tokenizer, action, sampling), reward=paid[i], next_value=ahead[i])
         text = reply_text(tokenizer, prompt, action, sampling) if tokenizer is not None else ""
-        turns_of.setdefault(names[i], []).append((turn, text))
+        turns_of.setdefault(name, []).append((turn, text))
     for name, turns in turns_of.items():
         if inner := [turn.next_value for turn, _ in turns[:-1] if turn.next_value]:
             raise OperantError(

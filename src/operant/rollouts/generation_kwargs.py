@@ -122,8 +122,7 @@ def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling
 
 def warned(sampling: Sampling) -> None:
     """Warn if the sampling's truncation biases the KL estimate."""
-    message = sampling.warning()
-    if message is not None:
+    if (message := sampling.warning()) is not None:
         warnings.warn(message, stacklevel=4)
 
 

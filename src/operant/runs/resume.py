@@ -64,9 +64,10 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
     odd = [name for name in (*OBJECTS, *of_parts) if is_object(config.get(name)) and name not in changed]
     if odd and odd[0] not in OBJECTS:
         parts = named_parts.groups(named_in(changed, config))
-        types, usual = kinds(parts), {f"{g}.{n}": describe(x) for g, p in parts.items() for n, x in defaults(p).items()}
-        config = {n: x for n, x in config.items() if n not in odd or usual[n] != x}
-        odd = [n for n in odd if n in config and str not in (types[n], *get_args(types[n]))]
+        types, usual = kinds(parts), {f"{g}.{n}": x for g, p in parts.items() for n, x in defaults(p).items()}
+        config = {n: x for n, x in config.items() if n not in odd or describe(usual.get(n)) != x}
+        texts = {n for n in odd if isinstance(usual.get(n), str) or str in (kind := types.get(n), *get_args(kind))}
+        odd = [n for n in odd if n in config and n not in texts]
     for name in odd[:1]:
         call = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
         raise OperantError(

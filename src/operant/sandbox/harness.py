@@ -50,13 +50,8 @@ MODULES = frozenset(
     "statistics string sys typing".split()
 )
 """What a test may name without importing it: many published ones rely on the program's imports."""
-STANDARD = {
-    "fractions": {"Fraction"},
-    "decimal": {"Decimal"},
-    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
-    "uuid": {"UUID"},
-    "re": {"Pattern"},
-}
+STANDARD = {"fractions": {"Fraction"}, "decimal": {"Decimal"}, "uuid": {"UUID"}, "re": {"Pattern"}}
+STANDARD["datetime"] = {"date", "datetime", "time", "timedelta", "timezone"}
 """Classes whose values travel as such, beside the plain ones."""
 LENT = {"_io": ("StringIO", "BytesIO"), "types": ("SimpleNamespace",), "unittest.mock": ("Mock", "MagicMock")}
 """Classes of the standard library that a program may look into as it may into the test's own."""
@@ -754,11 +749,8 @@ class Remote(metaclass=RemoteClass):
 
 ROOTED = vars(Remote).keys() - {"__eq__", "__hash__", "__contains__"}
 TEXTS = ("__str__", "__repr__", "__format__")
-FIXED_METHODS = {
-    "__getattr__": Remote.__getattr__,
-    "__copy__": lambda self: self,
-    "__deepcopy__": lambda self, memo: self,
-}
+FIXED_METHODS = {"__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self}
+FIXED_METHODS["__getattr__"] = Remote.__getattr__
 """Of values and exceptions that stand-ins are: they have their plain value here, and ask for the rest."""
 
 CONTAINER_METHODS = {f"__{n}__": vars(Remote)[f"__{n}__"] for n in "getattr setattr delattr copy deepcopy".split()}
@@ -852,14 +844,8 @@ def operator(special: str):
         return False if special == "__exit__" else loud(silent)
 
     word = special.strip("_")
-    own = {
-        "call": call,
-        "contains": contains,
-        "eq": equal,
-        "exit": leave,
-        "aexit": leave,
-        "await": lambda self: waiting(self).__await__(),
-    }
+    own = {"call": call, "contains": contains, "eq": equal, "exit": leave, "aexit": leave}
+    own["await"] = lambda self: waiting(self).__await__()
     return own.get(word) or (alone if word in ALONE else ordered if word in ORDER else paired)
 
 
@@ -1445,7 +1431,8 @@ class Checker:
             name, args, result = self.peer.last
             call = f"{name}({', '.join(short(arg, 40) for arg in args)})"
             reason += (": " if reason else "") + f"{call} returned {short(result)}"
-        return f"{short_text(text)}: {reason}" if reason else short_text(text)
+        text = text if len(text) <= 150 else text[:147] + "..."
+        return f"{text}: {reason}" if reason else text
 
     # --- tests that are a standard input
 
@@ -1488,10 +1475,6 @@ def bindings(node):
         for one in nodes(target) if behind and target else ():
             if "id" in vars(one):
                 yield vars(one)["id"], behind
-
-
-def short_text(text: str) -> str:
-    return text if len(text) <= 150 else text[:147] + "..."
 
 
 def nodes(tree, but: tuple = ()):

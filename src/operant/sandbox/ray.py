@@ -403,14 +403,9 @@ class RayJail(RayActors):
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program, in order. Raises: OperantError as `Jail.run`, or if too many actors die."""
         parts = [list(programs[i : i + self.at_once]) for i in range(0, len(programs), self.at_once)]
+        remedy = "resume the run, with fewer reward.ray if the memory ran out"
         found = ask_all(
-            self.actors,
-            parts,
-            lambda actor, part: actor.ask.remote("run", part),
-            self._start,
-            PROGRAMS,
-            DEATHS,
-            "resume the run, with fewer reward.ray if the memory ran out",
+            self.actors, parts, lambda actor, part: actor.ask.remote("run", part), self._start, PROGRAMS, DEATHS, remedy
         )
         return [verdict for verdicts in found for verdict in verdicts]
 

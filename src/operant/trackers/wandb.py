@@ -134,15 +134,8 @@ class Trackio(WandB):
         self.state.setdefault("name", str(path) if os.environ.get("TRACKIO_DIR") else path.name)
         warnings.filterwarnings("ignore", module=r"trackio(\.|$)")  # `_raise_if_lost` makes errors of them
         with quiet(), _hub_offline(not remote):
-            self._run = self._package.init(
-                PROJECT,
-                name=self.state["name"],
-                config=dict(config),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+            off = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+            self._run = self._package.init(PROJECT, name=self.state["name"], config=dict(config), resume="allow", **off)
         show = f"look with: TRACKIO_DIR={database} trackio show --project {PROJECT}"
         self.log_message(f"trackio: sent to {remote}" if remote else f"trackio: {show}")
 

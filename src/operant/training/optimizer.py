@@ -123,27 +123,20 @@ class MasterWeights(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], **settings: Any):
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+        low = [p for group in groups for p in group["params"] if p.dtype in (torch.bfloat16, torch.float16)]
+        self.pairs: list[tuple[Tensor, Tensor]] = [(p, p.detach().float().requires_grad_()) for p in low]
         """Each 16-bit parameter and its master weight."""
+        instead = {id(p): master for p, master in self.pairs}
         for group in groups:
-            optimised = []
-            for p in group["params"]:
-                if p.dtype in (torch.bfloat16, torch.float16):
-                    self.pairs.append((p, p.detach().float().requires_grad_()))
-                    optimised.append(self.pairs[-1][1])
-                else:
-                    optimised.append(p)
-            group["params"] = optimised
+            group["params"] = [instead.get(id(p), p) for p in group["params"]]
         super().__init__(groups, **settings)
 
     @torch.no_grad()
     def step(self, closure: Any = None, *, shrink: float = 1.0) -> None:
         """Make a step with the gradients times `shrink` on the master weights, and round them to the parameters."""
         for p, master in self.pairs:
-            if p.grad is None:
-                master.grad = None
-            elif master.grad is None:
-                master.grad = p.grad.float()
+            if p.grad is None or master.grad is None:
+                master.grad = None if p.grad is None else p.grad.float()
             else:
                 master.grad.copy_(p.grad)
         self.move(shrink)
@@ -231,11 +224,8 @@ def make_optimizer(policy: nn.Module, options: OptimizerOptions) -> torch.optim.
     """The optimizer of the trainable weights, without decay of vectors; 16-bit weights get float32 masters."""
     trained = distributed.trained(policy).values()
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
-    groups = [
-        {"params": params, "weight_decay": decay}
-        for params, decay in ((matrices, options.weight_decay), (vectors, 0.0))
-        if params
-    ]
+    decays = ((matrices, options.weight_decay), (vectors, 0.0))
+    groups = [{"params": params, "weight_decay": decay} for params, decay in decays if params]
     if options.kind == "rmsprop":
         return MasterRMSprop(groups, lr=options.lr, alpha=options.alpha, eps=options.eps, momentum=options.momentum)
     if options.kind == "sgd":

@@ -317,8 +317,9 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     sampling, needs = options["sampling"], algorithm.needs
     apart = needs.critic and not needs.action_values and algorithm.source == "play"
     apart = apart and algorithm.update != "trust-region"
+    alone = "no critic trains alone" if needs.critic else "it needs a critic"
     if own.critic_steps and not (apart and own.parallel == "ddp"):
-        why = "parallel=fsdp: its shards train together" if apart else f"algorithm={name}: no critic trains alone"
+        why = "parallel=fsdp: its shards train together" if apart else f"algorithm={name}: {alone}"
         raise OperantError(f"learner.critic_steps={own.critic_steps} with {why}; leave it out")
     if sampling.guidance and not needs.action_values:
         raise OperantError(f"sampling.guidance={sampling.guidance:g}: algorithm {name} has no Q values; leave it out")

@@ -214,8 +214,7 @@ def best(
     if kind == "above":
         kept = [unit for unit in ranked if -unit[0] > number]
     elif kind == "group":  # all replies of a group are on one rank, and ranks number their groups for themselves
-        better = Counter[tuple[int, int]]()
-        kept = []
+        better, kept = Counter[tuple[int, int]](), []
         for unit in ranked:
             better[unit[3], unit[5]] += 1
             if better[unit[3], unit[5]] <= number:

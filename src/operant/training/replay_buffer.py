@@ -143,12 +143,6 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         pieces = iter(state["ids"].split([size for pair in state["sizes"] for size in pair]))
-        names = ("end", "reward", "next_value", "trained")
-        turns = (
-            Turn(next(pieces).tolist(), next(pieces).tolist(), **dict(zip(names, paid, strict=True)))
-            for paid in state["paid"]
-        )
-        self.kept = [
-            PastReply(task, [next(turns) for _ in range(count)], score, version)
-            for task, count, score, version in state["kept"]
-        ]
+        paid = [dict(zip(("end", "reward", "next_value", "trained"), row, strict=True)) for row in state["paid"]]
+        turns = (Turn(next(pieces).tolist(), next(pieces).tolist(), **fields) for fields in paid)
+        self.kept = [PastReply(task, [next(turns) for _ in range(n)], *rest) for task, n, *rest in state["kept"]]

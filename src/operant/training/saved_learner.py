@@ -61,7 +61,7 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     by_name = {option: started[option] for option in MODELS if started[option] not in (None, "copy", "none")}
     models = {option: str(name) for option, name in by_name.items() if not is_object(name)}
     called = {option: learner.copied.get(name) or hub.pinned(name) for option, name in models.items()}
-    kept = {name: p for name in HASHES if getattr(p := state.parts.get(name), "rule", "frozen") == "frozen"}
+    kept = {name: p for name, p in state.parts.items() if name != "reference" or learner.reference.rule == "frozen"}
     hashes = {name: getattr(kept.get(name), of, None) for name, of in HASHES.items()}
     mark = {"schema": SCHEMA, "models": called, "hashes": hashes}
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

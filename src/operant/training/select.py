@@ -135,19 +135,11 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
     for i, score in zip(own, chosen.raw_scores, strict=True):
         raw[i] = score
     alone = -1 - distributed.rank() - distributed.world() * torch.arange(len(given))
-    apart = [_apart(rollouts[i], group) for i, group in zip(given, alone.tolist(), strict=True)]
-    return TrainingBatch(
-        chosen.rollouts + apart,
-        [*chosen.scores, *([0.0] * len(given))],
-        raw,
-        [own[i] for i in chosen.places] + given,
-        chosen.tally,
-    )
-
-
-def _apart(given: Rollout, group: int) -> Rollout:
-    """A demonstration in a group of its own, with a place that no reply has; those of branches are above -2 ** 40."""
-    return replace(given, group=group, place=None if given.place is None else ~given.place << 40)
+    # They get places that no reply has; those of branches are above -2 ** 40.
+    below = [None if (place := rollouts[i].place) is None else ~place << 40 for i in given]
+    apart = [replace(rollouts[i], group=n, place=at) for i, n, at in zip(given, alone.tolist(), below, strict=True)]
+    scored, places = [*chosen.scores, *([0.0] * len(given))], [own[i] for i in chosen.places] + given
+    return TrainingBatch(chosen.rollouts + apart, scored, raw, places, chosen.tally)
 
 
 def select_all(rollouts: list[Rollout]) -> TrainingBatch:

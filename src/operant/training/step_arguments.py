@@ -60,8 +60,7 @@ def _from_demonstrations(
     learner: LearnerParts, queries: Sequence[object], responses: Sequence[object], named: Mapping[str, Any]
 ) -> ScoredRollouts:
     """Demonstrations for a method without rewards; a response that is a text is followed by the stop token."""
-    algorithm, sampling = learner.named["algorithm"], learner.sampling
-    labels = learner.algorithm.needs.labels
+    algorithm, sampling, labels = learner.named["algorithm"], learner.sampling, learner.algorithm.needs.labels
     if labels and named["scores"] is None:
         raise OperantError(f"algorithm {algorithm} learns from labels: use step(queries, responses, scores)")
     taken = ("scores", "groups") if labels else ()

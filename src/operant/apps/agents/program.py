@@ -86,9 +86,8 @@ class AgentWorld(EnvBase):
     ):
         if (play is None) == (command is None):
             raise OperantError("give a program: env.play=agent.py:play, or env.command='python agent.py'")
-        found = PROGRAMS.find(play) if isinstance(play, str) else play
-        if command is not None:
-            found = partial(run_command, command)
+        found = play if command is None else partial(run_command, command)
+        found = PROGRAMS.find(found) if isinstance(found, str) else found
         require(callable(found), f"env.play={shown(play)} is no function of a task and a client")
         require(deadline > 0, f"env.deadline={shown(deadline)}: it must be a number of seconds above 0")
         if unknown := [name for name in ignore if name not in RUNS_OWN]:
@@ -288,10 +287,8 @@ class ModelClient:
         for _ in self._choices[1:]:
             self._requests.put(Step(fresh=True, at=self._choices[0]))
             said.append(self._replied())
-        replies = [
-            Reply(turn.prompt, turn.action, "stop" if turn.end == "stop" else "length", text=reply)
-            for reply, turn in ((reply, turn or Turn([], [])) for reply, turn in said)
-        ]
+        known = [(reply, turn or Turn([], [])) for reply, turn in said]
+        replies = [Reply(t.prompt, t.action, "stop" if t.end == "stop" else "length", text=reply) for reply, t in known]
         answered = answer(replace(request, prompts=[replies[0].prompt]), replies, self._tokenizer)
         for number, (reply, turn), choice in zip(self._choices, said, answered["choices"], strict=True):
             if chat is not None:

@@ -337,8 +337,7 @@ def read_messages(given: object) -> list[Json]:
 def _call(call: Any, place: int) -> Json:
     """A call of a function, with its arguments as the object that templates expect."""
     try:
-        function = call["function"]
-        arguments = function["arguments"]
+        function, arguments = call["function"], call["function"]["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         named = {"name": function["name"], "arguments": arguments}
         return {"type": "function", "id": call.get("id"), "function": named}
@@ -385,8 +384,7 @@ def answer(request: ModelRequest, replies: Sequence[Reply], tokenizer: Tokenizer
         choices.append(choice)
     kind = "chat.completion" if request.chat else "text_completion"
     about = {"id": request.id, "object": kind, "created": request.created, "model": request.model}
-    about["system_fingerprint"] = request.fingerprint
-    return about | {"choices": choices, "usage": usage(request, replies)}
+    return about | {"system_fingerprint": request.fingerprint, "choices": choices, "usage": usage(request, replies)}
 
 
 def usage(request: ModelRequest, replies: Sequence[Reply]) -> dict[str, int]:
@@ -438,13 +436,10 @@ def called(tokenizer: Any, reply: Reply, text: str, tools: list[Any] | None = No
         else:
             calls = [json.loads(match[1]) for match in _CALL.finditer(whole)]
             left = _CALL.sub("", text).strip() if calls else text
-        named = [(call["name"], json.dumps(call.get("arguments", {}))) for call in calls]
+        named = [{"name": str(call["name"]), "arguments": json.dumps(call.get("arguments", {}))} for call in calls]
     except Exception:  # the template is the model's own, and the text anything
         return [], text
-    return [
-        {"id": f"call_{i}", "type": "function", "function": {"name": str(name), "arguments": arguments}}
-        for i, (name, arguments) in enumerate(named)
-    ], left
+    return [{"id": f"call_{i}", "type": "function", "function": function} for i, function in enumerate(named)], left
 
 
 def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokenizer) -> Json:
@@ -452,13 +447,11 @@ def _logprobs(request: ModelRequest, scored: Sequence[Scored], tokenizer: Tokeni
         return token_pieces(tokenizer, [token])[0]
 
     if request.chat:
-        return {
-            "content": [
-                _told(text(token), logprob) | {"top_logprobs": [_told(text(t), x) for t, x in best]}
-                for token, logprob, best in scored
-            ],
-            "refusal": None,
-        }
+        content = [
+            _told(text(token), logprob) | {"top_logprobs": [_told(text(t), x) for t, x in best]}
+            for token, logprob, best in scored
+        ]
+        return {"content": content, "refusal": None}
     pieces = [text(token) for token, _, _ in scored]
     # Two tokens may have one text: the likelier one stands for both. The token itself is always there.
     best = [

@@ -86,9 +86,8 @@ class Maths(RewardBase):
     def exactly(self, reply: str, target: Mapping[str, Any]) -> Judgement:
         """The verdict on a plain number or an expression."""
         if "numbers" not in target:
-            order = target.get("order", "usual")
-            right = is_equal(reply, str(target["answer"]), order=order, only_marked=self.only_marked)
-            return Judgement(**judged(right))
+            answer, order = str(target["answer"]), target.get("order", "usual")
+            return Judgement(**judged(is_equal(reply, answer, order=order, only_marked=self.only_marked)))
         found = marked(reply)
         lines = (after_thought(reply) or "").strip().splitlines() if found is None and not self.only_marked else []
         found = lines[-1] if lines else found

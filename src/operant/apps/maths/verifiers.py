@@ -77,8 +77,7 @@ def loading(name: str) -> Iterator[Any]:
             module = name.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
             if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name != module:  # which it imports
                 raise error.__cause__ from None
-            known = [found.name for found in iter_modules([os.getcwd(), *verifiers.v1.tasksets.__path__])]
-            hint = nearest(module, known)
+            hint = nearest(module, [one.name for one in iter_modules([os.getcwd(), *verifiers.v1.tasksets.__path__])])
             raise OperantError(f"{what}: no package has that name, and no file in this folder{hint}") from error
 
 

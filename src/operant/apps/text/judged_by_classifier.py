@@ -68,10 +68,8 @@ class Consistency(ByClassifier):
 
     def _target(self, task: Task) -> str:
         target = target_of(task, self.field, "score 'consistency'")
-        if not isinstance(target, str) or not target.strip():
-            raise OperantError(
-                f"score 'consistency': the target of the task {task.id!r} is no text: it must be a source"
-            )
+        good = isinstance(target, str) and target.strip()
+        require(good, f"score 'consistency': the target of the task {task.id!r} is no text: it must be a source")
         return target
 
 

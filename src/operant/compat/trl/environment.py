@@ -148,8 +148,7 @@ class TextEnvironment:
             histories = self.tasks_end_check(self.generate(histories))
             histories = self.tasks_end_check([self.step(history) for history in histories], model_turn=False)
         self.compute_reward(histories, **rewards_kwargs)
-        split = [history.split_query_response_tokens() for history in histories]
-        columns = [list(column) for column in zip(*split)]
+        columns = [list(column) for column in zip(*(history.split_query_response_tokens() for history in histories))]
         return (*columns, [history.reward for history in histories], histories)
 
     def step(self, history: TextHistory) -> TextHistory:

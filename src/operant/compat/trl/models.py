@@ -110,9 +110,8 @@ class PreTrainedModelWrapper(nn.Module):
         config, trainable = kwargs.pop("peft_config", None), kwargs.pop("is_trainable", False)
         reward, reward_name = kwargs.pop("reward_adapter", None), kwargs.pop("reward_adapter_name", "reward_adapter")
         own = {key: kwargs.pop(key) for key in cls.supported_args if key in kwargs}
-        kbit = {
-            k: kwargs.pop(k) for k in ("use_gradient_checkpointing", "gradient_checkpointing_kwargs") if k in kwargs
-        }
+        of_kbit = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
+        kbit = {key: kwargs.pop(key) for key in of_kbit if key in kwargs}
         if config is not None:
             from peft import PeftConfig
 

@@ -251,8 +251,7 @@ class PPOTrainer:
         transformers' `generate`. A reply of a list ends with its first end token.
         Raises: OperantError for a tensor of queries.
         """
-        options: dict[str, Any] = {"length_sampler": length_sampler, "batch_size": batch_size}
-        options["return_prompt"] = return_prompt
+        options = {"length_sampler": length_sampler, "batch_size": batch_size, "return_prompt": return_prompt}
         queries, alone = query_tensor, False
         if isinstance(query_tensor, Tensor):
             require(query_tensor.ndim == 1, "generate takes a query [T] or a list of them; list(queries) is one")

@@ -250,10 +250,9 @@ class Whole(Decoding):
 
     def _compute(self, prompt: list[int], reply: list[int]) -> Tensor:
         policy = self.policy
+        feed = {"input_ids": [prompt if policy.encoder_decoder else prompt + reply]}
         if policy.encoder_decoder:
-            feed = {"input_ids": [prompt], "decoder_input_ids": [[policy.start_token, *reply]]}
-        else:
-            feed = {"input_ids": [prompt + reply]}
+            feed["decoder_input_ids"] = [[policy.start_token, *reply]]
         tensors = {k: torch.tensor(v, device=policy.device) for k, v in feed.items()}
         states = self.policy.last_states(**tensors, use_cache=False)[0]
         if not reply:

@@ -268,7 +268,7 @@ class _GenerateCall:
     def _set_rows(self, live: np.ndarray, places: np.ndarray) -> None:
         """Let row i generate the token at position places[i] of reply live[i]; the device has a copy of both."""
         self.live, self.places = live, places
-        self.ahead: list[Tensor] = []
+        self.ahead: list[Tensor] = []  # the random numbers [B] of later steps, the last of them first
         device = self.policy.device
         self.on_device = torch.tensor(live, device=device), torch.tensor(places, device=device)
 
@@ -297,20 +297,16 @@ class _GenerateCall:
         allowed = sampling.kept(masks)
         if allowed is not None:
             scores = scores.masked_fill(~allowed, -torch.inf)
-        ids, logprobs = sampling.draw(scores, self._next_uniforms(), self.work[: len(scores)])
+        if not self.ahead:  # the random numbers of several steps are copied to the device together
+            keys, steps = self.keys[self.live], self.places + np.arange(self.ahead_by)[:, None]
+            drawn = uniforms(np.broadcast_to(keys, steps.shape), steps)
+            self.ahead = list(drawn.to(policy.device, non_blocking=True).flip(0))
+        ids, logprobs = sampling.draw(scores, self.ahead.pop(), self.work[: len(scores)])
         if self.fed is not None:
             ids = torch.where(places < self.fed[live], self.record.tokens[live, places], ids)
         values = policy.value_head(states) if policy.value_head is not None else None
         self.record.write(live, places, ids, logprobs, values, allowed)
         return ids
-
-    def _next_uniforms(self) -> Tensor:
-        """[B] the random number of each row. Those of several steps are copied to the device together."""
-        if not self.ahead:
-            keys, places = self.keys[self.live], self.places + np.arange(self.ahead_by)[:, None]
-            drawn = uniforms(np.broadcast_to(keys, places.shape), places)
-            self.ahead = list(drawn.to(self.policy.device, non_blocking=True).flip(0))
-        return self.ahead.pop()
 
     def _remove_finished(self, ids: Tensor, check: bool) -> Tensor:
         """Remove rows whose replies have ended; returns the ids of the others.

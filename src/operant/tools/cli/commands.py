@@ -70,9 +70,7 @@ def _argument(option: str | Sequence[str]) -> dict[str, Any]:
     if isinstance(option, str):
         return {"action": "store_true", "help": option}
     value, text, *several = option
-    settings: dict[str, Any] = {"metavar": value.strip("[]"), "help": text}
-    if several:
-        settings["action"] = "append"
+    settings = {"metavar": value.strip("[]"), "help": text} | ({"action": "append"} if several else {})
     return settings | {"nargs": "?", "const": True} if value.startswith("[") else settings
 
 

@@ -124,8 +124,7 @@ def _self_test() -> int:
         metrics.append(learner.step(replies, [sum(i == 7 for i in r.ids) / len(r.ids) for r in replies]))
     gap = max(m["rollout/logprob_gap"] for m in metrics)
     first, last = metrics[0]["reward/mean"], metrics[-1]["reward/mean"]
-    passed = gap < 1e-4 and last > first + 0.2
-    seconds = time.perf_counter() - start
+    passed, seconds = gap < 1e-4 and last > first + 0.2, time.perf_counter() - start
     result = "passed" if passed else "FAILED, please report this output"
     print(f"  self-test      {result} ({seconds:.1f} s: log-prob gap {gap:.1e}, reward {first:.2f} -> {last:.2f})")
     return 0 if passed else 1

@@ -138,13 +138,12 @@ def planned(words: Sequence[str], options: Options) -> Plan:
         raise OperantError(f"--reward {shown(twice)[1:-1]} is given twice: leave one of the two out")
     own = part(run, "evaluation")
     beams = counted(options, "beams", own.get("beams", 1))
-    usual = own.get("length_penalty", 1.0) if beams > 1 else 1.0
-    penalty = convert(options.pop("length_penalty", usual), float, "length_penalty")
+    penalty = options.pop("length_penalty", own.get("length_penalty", 1.0) if beams > 1 else 1.0)
     if programs is not None and beams > 1:
         raise OperantError(f"--beams {beams} beside --tests: the programs of a search are drawn; give --beams 1")
-    search = EvaluationOptions(samples=samples, beams=beams, length_penalty=penalty)
-    of_run = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
-    sampling = compose({"": Sampling}, {**asdict(of_run), **options})[""]
+    search = EvaluationOptions(samples=samples, beams=beams, length_penalty=convert(penalty, float, "length_penalty"))
+    usual = from_generation_kwargs(compose({"": Sampling}, part(run, "sampling"))[""], part(own, "sampling"))
+    sampling = compose({"": Sampling}, {**asdict(usual), **options})[""]
     for one in scorers:
         rewards.check(one.reward)
     return Plan(

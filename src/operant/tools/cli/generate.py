@@ -51,11 +51,9 @@ def generate(words: Sequence[str], options: Options) -> int:
     refuse(options, OF_FILES, " is about the replies to a file: give --tasks FILE too")
     shown = sys.stdout.isatty()
     prompt, versus, target = (options.pop(name, None) for name in ("prompt", "versus", "target"))
-    seed = taken(options, "seed", 0)
-    best_of = counted(options, "best_of", 1)
+    seed, best_of = taken(options, "seed", 0), counted(options, "best_of", 1)
     spec = as_spec(options.pop("reward", shown or best_of > 1))
-    chat = options.pop("chat", None)
-    config = run_options(words[0])
+    chat, config = options.pop("chat", None), run_options(words[0])
     speakers = [_speaker(words[0], *load(words[0]), options)]
     if versus is not None:
         loaded = _reference(words[0], config) if versus == "reference" else load(versus)
@@ -101,8 +99,7 @@ def _reference(model: str, config: Mapping[str, Any]) -> tuple[Policy, Engine]:
     adapter = (config.get("lora") or {}).get("adapter")
     named = {"reference": config.get("reference"), "lora.adapter": adapter, "policy": config["policy"]}
     option = next(name for name, value in named.items() if value not in (None, "copy", "none") or name == "policy")
-    policy = load_initial(config, folder, option)
-    return policy, default_engine(policy)
+    return (policy := load_initial(config, folder, option)), default_engine(policy)
 
 
 def _first_task(config: Mapping[str, object]) -> Task | None:

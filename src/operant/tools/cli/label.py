@@ -68,8 +68,7 @@ def serve(path: Path, options: Options) -> int:
     overlap = None if overlap is None else convert(overlap, int, "overlap")
     gold, opens, refused = options.pop("gold", None), options.pop("open", False), options.pop("no_open", False)
     require(not (opens and refused), "--open and --no-open: give one of the two")
-    port = taken(options, "port", 0)
-    serving = LabelServing(options.pop("host", LabelServing.host), port)
+    serving = LabelServing(options.pop("host", LabelServing.host), taken(options, "port", 0))
     itself = is_database(path)
     database = database_of(path, options.pop("database", None))
     items, known = [] if itself else read_items(path), read_items(gold) if gold is not None else []

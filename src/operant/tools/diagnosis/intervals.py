@@ -15,7 +15,7 @@ BLOCK = 1 << 20
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = 10_000) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the mean of `values` [N], from means of N values drawn with replacement.
+    """The 95 % percentile bootstrap interval of the mean of `values` [N] from means of N values drawn with replacement.
 
     Of differences between two models, one for each task, this is the paired bootstrap.
     """

@@ -250,10 +250,9 @@ def lengths_of(config: Config, model_config: Any, tokenizer: Tokenizer | None) -
         prompt = max(len(encode_prompt(tokenizer, task.prompt)) for task in tasks)
     held_out = 0
     if held_out_source:
-        options = config.evaluation
         rows = load_tasks(held_out_source, tokenizer, config.data, seed, max_new=reply, **forms)
         rows = rows if (part := share(train.evaluate)) is None else split_off(rows, part, seed)[1]
-        held_out = len(rows) * options.samples * max(1, len(options.seeds))
+        held_out = len(rows) * config.evaluation.samples * max(1, len(config.evaluation.seeds))
     return prompt, reply, held_out
 
 

@@ -59,8 +59,7 @@ class MemoryModel:
     def __init__(self, config: Any, run: Config, memory: Memory):
         self.run, self.memory, self.config = run, memory, config
         self.options: ModelOptions = run.learner["model"]
-        self.algorithm = find(run.train.algorithm)
-        value = run.learner["value"]
+        self.algorithm, value = find(run.train.algorithm), run.learner["value"]
         model = self._make_model(config, trained=True)
         self.policy = policy = Policy(model, modes=Modes())
         if self.algorithm.needs.critic and value.critic is None:
@@ -89,8 +88,7 @@ class MemoryModel:
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
             model = auto.from_config(config, dtype=self.options.dtype).eval()
-            lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
-            mlp = self.run.learner["output_mlp"]
+            lora, soft, mlp = (self.run.learner[group] for group in ("lora", "soft_prompt", "output_mlp"))
             check_alone(lora, soft, mlp, self.options)
             if trained and lora.on:
                 model = adapters.adapt(model, lora)

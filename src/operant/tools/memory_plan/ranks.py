@@ -88,9 +88,8 @@ def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: 
         phases["generation"]["gathered weights"] = whole
         phases["scoring"]["gathered weights"] = whole + measured.permanent["reference"]
         phases["update"]["gathered weights"] = rest + GATHERED * block
-        trained = min(1.0, measured.gradients / whole)
         # The gradients of what is gathered, before their sum, and that sum in float32.
-        phases["update"]["gradients"] += 2.0 * trained * (rest + block) * bool(kept)
+        phases["update"]["gradients"] += 2.0 * min(1.0, measured.gradients / whole) * (rest + block) * bool(kept)
         away = {"optimizer": ("weights", "critic network", "optimizer"), "reference": ("reference", "other copies")}
         for part in (name for what in away if offload in (what, "both") for name in away[what]):
             if gpu is not None:

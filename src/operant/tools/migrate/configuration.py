@@ -50,8 +50,7 @@ def with_configuration(config: object, given: Mapping[str, object]) -> dict[str,
     written |= {"bf16": repr(bool(fields.get("bf16"))), "fp16": repr(bool(fields.get("fp16")))}
     found = renamed(written, algorithm)
     light = [sentence for name, sentence in found.lost.items() if name in changed]
-    heavy = [text for name, text in found.lost.items() if name in changed and not NO_EFFECT.match(name)]
-    if heavy:
+    if heavy := [text for name, text in found.lost.items() if name in changed and not NO_EFFECT.match(name)]:
         more = f" (and {len(heavy) - 1} more: {'; '.join(heavy[1:])})" if heavy[1:] else ""
         raise OperantError(f"{kind}Config: {heavy[0]}{more}; leave it out of the configuration")
     if light:

@@ -24,14 +24,8 @@ def _linear(rate: str, **others: str) -> dict[str, str]:
 
 
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "grpo": _linear(
-        "1e-6",
-        num_generations="8",
-        max_completion_length="512",
-        beta="0.0",
-        loss_type='"dapo"',
-        scale_rewards='"group"',
-    ),
+    "grpo": _linear("1e-6", num_generations="8", max_completion_length="512", beta="0.0", loss_type='"dapo"')
+    | {"scale_rewards": '"group"'},
     "rloo": _linear("1e-6", num_generations="2", max_completion_length="512", beta="0.05"),
     "dpo": _linear("1e-6", beta="0.1", max_length="1024"),
     "sft": _linear("2e-5", max_length="1024"),
@@ -60,12 +54,8 @@ BETA["ilql"] = "loss.awac_beta"
 """What `beta` is; of other methods kl.coef."""
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "cosine_annealing": "cosine", "constant": "constant"}
 SCHEDULES["constant_with_warmup"] = "constant"
-GRPO_LOSSES: Mapping[str, tuple[str, str] | None] = {
-    "grpo": None,
-    "dapo": ("update.per", '"token"'),
-    "bnpo": ("update.per", '"token"'),
-    "dr_grpo": ("update.per", '"constant"'),
-}
+GRPO_LOSSES: dict[str, tuple[str, str] | None] = {"grpo": None, "dr_grpo": ("update.per", '"constant"')}
+GRPO_LOSSES |= dict.fromkeys(("dapo", "bnpo"), ("update.per", '"token"'))
 LOSSES: Mapping[str, Mapping[str, tuple[str, str] | None]] = {
     "grpo": GRPO_LOSSES,
     "gspo": GRPO_LOSSES,  # with a mean over tokens both add a reply's ratio once a token
@@ -127,24 +117,20 @@ def renamed(given: Mapping[str, str], algorithm: str, system: str = "trl") -> Re
     if system != "trlx" and literal(left.get("lr_scheduler_type", "")) == "constant":
         for name in ("warmup_steps", "warmup_ratio"):  # this schedule has no warm-up there
             left.pop(name, None)
-    if system == "transformers":
-        _batch(found, left)
-        _length(found, left)
-    elif system == "trlx":
+    usual = DEFAULTS[algorithm] if system == "trl" else {}
+    if written := [name for name in usual if name not in left]:
+        left |= {name: usual[name] for name in written}
+        found.comments.append(f"where the script named none, these are TRL's defaults: {', '.join(written)}")
+    if system == "trlx":
         _length_of_trlx(found, left)
     else:
-        written = [name for name in DEFAULTS[algorithm] if name not in left]
-        left |= {name: DEFAULTS[algorithm][name] for name in written}
-        if written:
-            found.comments.append(f"where the script named none, these are TRL's defaults: {', '.join(written)}")
         _batch(found, left)
-        if algorithm == "ppo":
+        if usual and algorithm == "ppo":
             _ppo(found, left)
         _length(found, left)
-        if algorithm == "grpo":
+        if usual and algorithm == "grpo":
             _variant(found, left)
-    betas = {name: left.pop(name) for name in ("adam_beta1", "adam_beta2") if name in left}
-    if betas:
+    if betas := {name: left.pop(name) for name in ("adam_beta1", "adam_beta2") if name in left}:
         found.put("optimizer.betas", f"({betas.get('adam_beta1', '0.9')}, {betas.get('adam_beta2', '0.999')})")
     origin = dict[str, str]()
     for name, code in left.items():
@@ -285,11 +271,9 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename one option."""
     value, algorithm = literal(code), found.algorithm
     match name:
-        case _ if value is None:
+        case _ if value is None or (system, name) in IDLE or (name in ("bf16", "fp16") and value is False):
             return
         case _ if system != "transformers" and name in SAME_HERE and value == SAME_HERE[name]:
-            return
-        case _ if (system, name) in IDLE or (name in ("bf16", "fp16") and value is False):
             return
         case "use_bias_correction_kl" if isinstance(value, bool):
             found.put("kl.loss_kind", '"k3"' if value else '"plain_k3"')
@@ -306,12 +290,12 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.say(name, code)
             elif kinds[one] is not None:
                 found.put(*kinds[one])
-        case "scale_rewards":
-            if value in ("group", True):
-                found.put("advantage.deviation", '"sample"')
-            elif value in ("none", False):
-                found.put("advantage.scale", "False")
-            else:
+        case "scale_rewards" if value in ("group", True):
+            found.put("advantage.deviation", '"sample"')
+        case "scale_rewards" if value in ("none", False):
+            found.put("advantage.scale", "False")
+        case "scale_rewards" | "use_vllm":
+            if value is not False:
                 found.say(name, code)
         case "bf16" | "fp16" if value is True:
             found.put("model.precision", '"bfloat16"')
@@ -323,10 +307,13 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
                 found.say(name, code)
             elif {*listed} - {"none"}:
                 found.put("trackers", json.dumps(",".join(x for x in listed if x != "none")))
-        case "lr_scheduler_type" | "optim" if not (named := _of_optimizer(name, str(value))):
+        case "lr_scheduler_type" if str(value) in SCHEDULES:
+            found.values["optimizer.schedule"] = json.dumps(SCHEDULES[str(value)])
+        case "optim" if kind := next(filter(str(value).startswith, ("adamw", "rmsprop", "sgd")), ""):
+            found.values["optimizer.kind"] = json.dumps(kind)
+            found.values |= {"optimizer.states": '"8bit"'} if "8bit" in str(value) else {}
+        case "lr_scheduler_type" | "optim":  # another one has no equal
             found.say(name, code)
-        case "lr_scheduler_type" | "optim":
-            found.values |= named
         case "packing" if isinstance(value, bool):
             found.values |= {"model.packing": '"on"'} if value else {}  # ours is exact, and packs by itself
         case "assistant_only_loss" if isinstance(value, bool):
@@ -339,9 +326,6 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             found.say(name, code, "a share of the run there; give a number of steps")
         case "scale_reward" if system == "trlx" and value is not UNKNOWN:
             found.values |= {"score.scale": "True"} if value and value != "ignored" else {}
-        case "use_vllm":
-            if value is not False:
-                found.say(name, code)
         case "eval_strategy" | "evaluation_strategy" | "save_strategy":
             if value not in ("no", "steps"):
                 found.say(name, code, "give the number of steps: evaluate_every, checkpoint_every")
@@ -367,15 +351,6 @@ def _one(found: Renamed, name: str, code: str, system: str) -> None:
             _by_table(found, name, code, system)
 
 
-def _of_optimizer(name: str, value: str) -> dict[str, str]:
-    """The options for a schedule or an optimizer of transformers; empty: it has no equal."""
-    if name == "lr_scheduler_type":
-        return {"optimizer.schedule": json.dumps(SCHEDULES[value])} if value in SCHEDULES else {}
-    kind = next((kind for kind in ("adamw", "rmsprop", "sgd") if value.startswith(kind)), "")
-    states = {"optimizer.states": '"8bit"'} if "8bit" in value else {}
-    return {"optimizer.kind": json.dumps(kind)} | states if kind else {}
-
-
 def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
     """Rename an option by the table of names; else by its own name, if one option here has it."""
     listed = TRLX[name].ours.split(", ") if system == "trlx" and name in TRLX else ours(name)
@@ -384,13 +359,12 @@ def _by_table(found: Renamed, name: str, code: str, system: str) -> None:
         found.put(listed[0], code)
         if said and not said.startswith("none"):  # how "none" is written says nothing of a value
             found.say(name, code, f"{listed[0]}: {said}")
-        return
-    if listed:
+    elif listed:
         every = f"here it is {' or '.join(listed)}" if listed[0] else ""
         found.say(name, code, "; ".join(filter(None, (every, said))))
-        return
-    try:
-        (full,) = options.resolve(config_schema(found.algorithm), {name: code})
-        found.put(full, code)
-    except (OperantError, ValueError):
-        found.say(name, code)
+    else:
+        try:
+            (full,) = options.resolve(config_schema(found.algorithm), {name: code})
+            found.put(full, code)
+        except (OperantError, ValueError):
+            found.say(name, code)

@@ -12,16 +12,9 @@ from operant.runs.config import config_schema
 from operant.tools.migrate.renaming import literal, renamed
 from operant.types import OperantError, of_user, shown
 
-RECIPES = {
-    "imdb": "imdb",
-    "imdb_seq2seq": "imdb",
-    "commongen": "commongen",
-    "cnn_daily_mail": "summarize",
-    "totto": "totto",
-    "narrative_qa": "narrativeqa",
-    **dict.fromkeys("wmt16 wmt14_processed_en_de wmt16newsonly iwslt2017en_de".split(), "translate"),
-    **dict.fromkeys("daily_dialog crd3".split(), "dialog"),
-}
+RECIPES = {"imdb": "imdb", "imdb_seq2seq": "imdb", "commongen": "commongen", "cnn_daily_mail": "summarize"}
+RECIPES |= {"totto": "totto", "narrative_qa": "narrativeqa", "daily_dialog": "dialog", "crd3": "dialog"}
+RECIPES |= dict.fromkeys("wmt16 wmt14_processed_en_de wmt16newsonly iwslt2017en_de".split(), "translate")
 """The form of the rows of each data pool."""
 SAME = "increasing_numbers meteor bleu chrf ter cider rouge parent dates diversity".split()
 REWARDS = dict(zip(SAME, SAME)) | {"sentences_with_dates": "dates", "sacre_bleu": "bleu", "bert_score": "bertscore"}
@@ -92,10 +85,9 @@ def _recipe(part: Part, method: str, name: str) -> str:
         options["data.prompt_tokens"] = length
         cut = part("env", "args", "prompt_truncation_side", default="left")  # which overrules the tokenizer's
         options["data.prompt_keeps"] = "end" if cut == "left" else "start"
-    head = "".join(f"# operant: {comment}\n" for comment in comments)
-    return f"# From {name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n{head}" + yaml.safe_dump(
-        options, sort_keys=False, allow_unicode=True
-    )
+    head = f"# From {name} of RL4LMs; `operant train FILE` runs it once the tasks are named.\n"
+    head += "".join(f"# operant: {comment}\n" for comment in comments)
+    return head + yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
 
 
 def _reward(part: Part, comments: list[str]) -> dict[str, Any]:
@@ -108,10 +100,9 @@ def _reward(part: Part, comments: list[str]) -> dict[str, Any]:
         return {"reward": f"rouge:{arguments['rouge_type']}"}
     if arguments:
         comments.append(f"reward_fn.args {arguments}: see docs/other-names.md, Rewards and metrics")
-    if name in REWARDS:
-        return {"reward": REWARDS[name]}
-    comments.append(f"reward_fn {name} has no equal: name a reward (docs/rewards.md)")
-    return {"reward": "REWARD"}
+    if name not in REWARDS:
+        comments.append(f"reward_fn {name} has no equal: name a reward (docs/rewards.md)")
+    return {"reward": REWARDS.get(name, "REWARD")}
 
 
 def _numbers(part: Part, method: str) -> dict[str, object]:
@@ -125,18 +116,12 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     if method == "nlpo":
         policy = part("alg", "policy", "args", default={})
         mask = (float(policy.get("top_mask", 0.9)), int(policy.get("target_update_iterations", 20)))
-    row = Row(
-        tokens,
-        length,
-        float(own.get("learning_rate", rate)),
-        float(part("alg", "kl_div", "coeff", default=0.0)),
-        float(part("alg", "kl_div", "target_kl", default=1.0)),
-        int(part("train_evaluation", "n_iters", default=100)),
-        int(generation.get("min_length", 0)),
-        int(generation.get("top_k", 0)),
-        mask,
-    )
-    options = row.options(method)
+    rate = float(own.get("learning_rate", rate))
+    price = float(part("alg", "kl_div", "coeff", default=0.0))
+    target = float(part("alg", "kl_div", "target_kl", default=1.0))
+    steps = int(part("train_evaluation", "n_iters", default=100))
+    shortest, top_k = (int(generation.get(name, 0)) for name in ("min_length", "top_k"))
+    options = Row(tokens, length, rate, price, target, steps, shortest, top_k, mask).options(method)
     if part("alg", "kl_div", "target_kl") is None:  # the price is fixed
         options = {name: value for name, value in options.items() if name not in ("kl.control", "kl.target")}
     options |= {"score.normalise": True} if part("alg", "kl_div", "norm_reward") else {}

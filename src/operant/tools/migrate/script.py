@@ -64,13 +64,10 @@ class _Script(TrlxCalls):
     """A script, and how its parts are moved."""
 
     def move(self) -> None:
-        heads = {i: self.code(i) for i in self.imports}
-        old_loop = any("WithValueHead" in text for text in heads.values()) or any(
+        old_loop = any("WithValueHead" in self.code(i) for i in self.imports) or any(
             self.meaning(call.func).endswith("WithValueHead.from_pretrained") for call in self.calls
         )
-        native: set[str] = set()
-        configurations: dict[str, list[Configuration]] = {}
-        trainers: set[str] = set()
+        native, trainers, configurations = set[str](), set[str](), dict[str, list[Configuration]]()
         derived, trained = self._derived(), self._trained()
         for call in sorted(self.calls, key=self._is_trainer):  # a configuration may stand in its call
             meaning = self.meaning(call.func)
@@ -89,14 +86,16 @@ class _Script(TrlxCalls):
                     self._configuration(call, ALGORITHMS[kind], configurations)
                 else:
                     trainers.add(self._trainer(call, ALGORITHMS[kind], configurations, f"{kind}Config" in native))
-                    self._trained_at_once(call)
+                    attribute = self.parents[call]
+                    if isinstance(attribute, self.cst.Attribute) and attribute.attr.value == "train":
+                        # Of `GRPOTrainer(...).train()` the end is left out.
+                        self.edits.append((self._span(call)[1], self._span(self.parents[attribute])[1], ""))
             elif short == "evolve" and self.meaning(getattr(call.func.value, "func", call)).startswith("trlx."):
                 self.evolved(call, self.code(call.func.value), configurations)
-            elif library == "trlx" and (short == "train" or short in TRLX_CONFIGS or "TRLConfig" in meaning):
-                if short == "train":
-                    trainers.add(self.trlx(call, configurations))
-                else:
-                    self.trlx_configuration(call, configurations)
+            elif library == "trlx" and short == "train":
+                trainers.add(self.trlx(call, configurations))
+            elif library == "trlx" and (short in TRLX_CONFIGS or "TRLConfig" in meaning):
+                self.trlx_configuration(call, configurations)
         self._uses_of(trainers - {""}, configurations)
         kept = self._mentions(native, old_loop) | {f"{kind}{end}" for kind in derived for end in ("Config", "Trainer")}
         for statement in self.uses:
@@ -113,13 +112,6 @@ class _Script(TrlxCalls):
         names = [self.meaning(call.func) for call in self.calls]
         kinds = [name.rpartition(".")[2].removesuffix("Trainer") for name in names if name.startswith("trl.")]
         return next((ALGORITHMS[kind] for kind in kinds if kind in ALGORITHMS and kind != "PPO"), "")
-
-    def _trained_at_once(self, call: Node) -> None:
-        """Of `GRPOTrainer(...).train()` the end is left out."""
-        attribute = self.parents[call]
-        outer = self.parents[attribute]
-        if isinstance(attribute, self.cst.Attribute) and attribute.attr.value == "train":
-            self.edits.append((self._span(call)[1], self._span(outer)[1], ""))
 
     def _mentions(self, native: set[str], old_loop: bool) -> set[str]:
         """Change annotations with the classes that were moved; the classes that the script has other uses for."""
@@ -179,14 +171,12 @@ class _Script(TrlxCalls):
         written, options = [name], dict[str, str]()
         if algorithm == "reward-model":
             written, options = ['"reward_model"'], {"policy.trunk": name}
-        tasks = arguments.pop("train_dataset", None)
-        if tasks is not None:
+        if (tasks := arguments.pop("train_dataset", None)) is not None:
             written.append(f"tasks={self.code(tasks)}")
         if algorithm in ("grpo", "rloo", "ppo"):
             written.append(f"reward={self._reward(call, arguments, known)}")
         at_algorithm = len(written)
-        evaluate = arguments.pop("eval_dataset", None)
-        if evaluate is not None and self.code(evaluate) != "None":
+        if (evaluate := arguments.pop("eval_dataset", None)) is not None and self.code(evaluate) != "None":
             written.append(f"evaluate={self.code(evaluate)}")
         tokenizer = arguments.pop("processing_class", None)
         if algorithm == "ppo":
@@ -199,8 +189,7 @@ class _Script(TrlxCalls):
                 self.above(call, "a model that is no name needs its tokenizer: tokenizer=...")
             else:
                 written.append(f"tokenizer={self.code(tokenizer)}")
-        reference = arguments.pop("ref_model", None)
-        if reference is not None and self.code(reference) != "None":
+        if (reference := arguments.pop("ref_model", None)) is not None and self.code(reference) != "None":
             written.append(f"reference={self.code(reference)}")
         self._lora(call, arguments.pop("peft_config", None), options)
         configuration = arguments.pop("args", arguments.pop("config", None))
@@ -351,10 +340,9 @@ class _Script(TrlxCalls):
         block = self.parents[line]
         self.above(call, why)
         alone = len(line.body) == 1
-        if alone and len(block.body) > 1 and not isinstance(block, self.cst.BaseCompoundStatement):
-            start = self.places[line].start.line
-            end = self.places[line].end.line
-            self.edits.append((self.starts[start - 1], self.starts[end], ""))
+        if alone and not isinstance(block, self.cst.BaseCompoundStatement) and len(block.body) > 1:
+            place = self.places[line]
+            self.edits.append((self.starts[place.start.line - 1], self.starts[place.end.line], ""))
         else:
             self.replace(call, "pass")
 
@@ -363,14 +351,12 @@ class _Script(TrlxCalls):
         counted = name in COUNTED
         values = {} if counted else renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values
         mine = next(iter(values), "")
-        if isinstance(self.parents[node], self.cst.AssignTarget):
-            if mine:
-                self.replace(node, f'{root}["{mine}"]')
-            else:
-                why = f"it depends on other options: set it where {root} is made" if counted else note(name)
-                self.above(node, f"{name}: {why or 'there is no such option here'}")
-        elif mine in made.renamed.values:
+        assigned = isinstance(self.parents[node], self.cst.AssignTarget)
+        if mine in made.renamed.values or (mine and assigned):
             self.replace(node, f'{root}["{mine}"]')
+        elif assigned:
+            why = f"it depends on other options: set it where {root} is made" if counted else note(name)
+            self.above(node, f"{name}: {why or 'there is no such option here'}")
         elif constant := made.constant(name):
             self.replace(node, constant)
         else:

@@ -63,10 +63,8 @@ class ScriptTree:
 
     def _span(self, node: Node) -> tuple[int, int]:
         place = self.places[node]
-        return self._offset(place.start), self._offset(place.end)
-
-    def _offset(self, place: Node) -> int:
-        return self.starts[place.line - 1] + place.column
+        start, end = (self.starts[at.line - 1] + at.column for at in (place.start, place.end))
+        return start, end
 
     def code(self, node: Node) -> str:
         return self.module.code_for_node(node).strip()

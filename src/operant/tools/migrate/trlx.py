@@ -1,7 +1,5 @@
 """Moves what a script calls of trlX: `trlx.train` and its configurations."""
 
-from collections.abc import Iterator
-
 from operant.options import ours
 from operant.tools.migrate.renaming import literal, renamed
 from operant.tools.migrate.source import Configuration, Node, ScriptTree, call_of, mapping
@@ -52,12 +50,11 @@ class TrlxCalls(ScriptTree):
 
     def _flat(self, node: Node, given: dict[str, str], called: str = "name") -> None:
         """The options of nested configurations and mappings, by their last names. called: what `name` stands for."""
-        inner: Iterator[tuple[str, Node]]
         if isinstance(node, self.cst.Dict):
             elements = [e for e in node.elements if isinstance(e, self.cst.DictElement)]
-            inner = ((str(literal(self.code(e.key))), e.value) for e in elements)
+            inner = [(str(literal(self.code(e.key))), e.value) for e in elements]
         else:
-            inner = iter(self.arguments(node)[0].items())
+            inner = [*self.arguments(node)[0].items()]
         for name, value in inner:
             if called == "guidance" and name == "beta":
                 given.setdefault("sampling.guidance", self.code(value))
@@ -116,10 +113,8 @@ class TrlxCalls(ScriptTree):
         if isinstance(made, self.cst.Name):
             made = self.functions.get(made.value, made)
         takes = {"samples", "prompts", "outputs"}
-        if isinstance(made, self.cst.FunctionDef | self.cst.Lambda):
-            own = made.params
-            named = {p.name.value for p in (*own.params, *own.kwonly_params)}
-            takes = takes if own.star_kwarg is not None else named & takes
+        if isinstance(made, self.cst.FunctionDef | self.cst.Lambda) and made.params.star_kwarg is None:
+            takes &= {p.name.value for p in (*made.params.params, *made.params.kwonly_params)}
         parts = (("samples", "text"), ("prompts", "query"), ("outputs", "reply"))
         passed = [f"{name}=[r.{ours} for r in rollouts]" for name, ours in parts if name in takes]
         function = self.code(given)

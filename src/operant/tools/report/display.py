@@ -45,8 +45,7 @@ class ConsoleDisplay(Console, Observer):
             seen = Counter[str]()  # one reply of each task comes before the second of any
             turns = [(seen.update([pair[0].task.id]), seen[pair[0].task.id])[1] for pair in pairs]
             pairs = [pair for _, pair in sorted(zip(turns, pairs), key=lambda ranked: ranked[0])]
-            lines = [(*shown_as(b), x, shown_as(a)[1], y) for b, x, a, y in pairs[:8]]
-            before_after(lines)
+            before_after([(*shown_as(b), x, shown_as(a)[1], y) for b, x, a, y in pairs[:8]])
         elif run.parts.demonstrations is not None:
             before_after(samples(run.path))
         for line in held_out(run):
@@ -86,11 +85,11 @@ class ChartDisplay(Chart, Observer):
         self.draw()
 
 
-def samples(path: Path, most: int = 3) -> list[tuple[str, str, None, str, None]]:
+def samples(path: Path) -> list[tuple[str, str, None, str, None]]:
     """Rows of (query, reply before training, None, reply after it, None): the first answers to the probe prompts."""
     found = list(parquet.steps(path / "probes").values())
     with suppress(OperantError, FileNotFoundError):
-        sides = [parquet.lines(file).to_pylist()[:most] for file in (*found[:1], *found[-1:])]
+        sides = [parquet.lines(file).to_pylist()[:3] for file in (*found[:1], *found[-1:])]
         return [(b["query"], b["reply"], None, a["reply"], None) for b, a in zip(*sides)] if sides else []
     return []
 

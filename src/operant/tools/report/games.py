@@ -67,8 +67,7 @@ def embedded(folder: str | Path, budget: int = BUDGET) -> dict[str, Any] | None:
     `groups`: with their `games`. `summary`: a sentence if the run has more of them.
     """
     folder, read = Path(folder), Reader()
-    every = groups(folder)
-    if not every:
+    if not (every := groups(folder)):
         return None
 
     def chosen(most: int) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Builds a self-contained page: template, style, scripts and data in a single file that needs no network.
 
-    html = page("runs/x", data, scripts=("charts.js", "app.js"))
+    html = page("runs/x", data, scripts=("charts.js", "app.js"), styles=("style.css",))
 
 The files are in `page/`. In the JSON of the data every `<` is escaped, so that no text can close its script element.
 """
@@ -17,9 +17,7 @@ _FILES = Path(__file__).parent / "page"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def page(
-    title: str, data: object, *, scripts: Sequence[str], styles: Sequence[str] = ("style.css",), live: bool = False
-) -> str:
+def page(title: str, data: object, *, scripts: Sequence[str], styles: Sequence[str], live: bool = False) -> str:
     """Fill in the template.
 
     data: the object that the scripts find as JSON in `#data`. scripts, styles: names of files in `page/`, added after

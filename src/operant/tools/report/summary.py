@@ -195,15 +195,11 @@ def _comparison(best: _Known, known: Sequence[_Known], where: str, start: str) -
         if change.half is not None and abs(change.mean) <= change.half:
             first += ", which is within noise"
         first += ")"
-    if reward.after and reward.after.half is None:
+    if reward.after.half is None:
         return [f"{first}.", "That is one run: another seed may end elsewhere."]
     ends = [(other, other[2].after) for other in known if other is not best]
-    reach = reward.after.half or 0.0 if reward.after else 0.0
-    near = [
-        other
-        for other, end in ends
-        if end and reward.after and abs(end.mean - reward.after.mean) <= (end.half or 0.0) + reach
-    ]
+    mean, reach = reward.after.mean, reward.after.half
+    near = [other for other, end in ends if abs(end.mean - mean) <= (end.half or 0.0) + reach]
     if not near:
         return [f"{first}."]
     others = f"those of {len(near)} other settings" if len(near) > 1 else f"that of {near[0][0].name}"

@@ -481,6 +481,6 @@ const Charts = (() => {
     u.ctx.restore();
   }
 
-  api.parts = { chart, element, make, draw, css, axis, bottom, put, number, percent, round, header };
+  api.parts = { chart, element, make, draw, css, axis, bottom, put, number, percent, round };
   return api;
 })();

@@ -2,7 +2,6 @@
 // The only global is `Prompts`. Texts from a run are set as text, never as HTML.
 //
 //   Prompts.show(host, data)          data: from prompts.py
-//   Prompts.visible(text)             nodes in which spaces and control characters can be seen, for `replaceChildren`
 const Prompts = (() => {
   const { element, make, number } = Charts.parts;
   const MARKS = { " ": "·", "\n": "\\n", "\r": "\\r", "\t": "\\t" };
@@ -12,7 +11,7 @@ const Prompts = (() => {
   const count = (n) => n.toLocaleString("en");
   const texts = (n) => `${count(n)} ${n === 1 ? "text" : "texts"}`;
 
-  /** The style sheet draws the marks, so that a selection copies the characters themselves. */
+  /** Nodes in which spaces and control characters can be seen. The style sheet draws the marks, so that a selection copies the characters themselves. */
   function visible(text) {
     return text.split(/([\p{Z}\p{C}])/u).filter(Boolean).map((piece) => {
       if (!/^[\p{Z}\p{C}]$/u.test(piece)) return piece;
@@ -140,5 +139,5 @@ const Prompts = (() => {
     };
   }
 
-  return { show, visible, below };
+  return { show, below };
 })();
