@@ -91,6 +91,9 @@ def test_lists_and_functions_and_tasks():
     def forever():
         return (f"number {n}" for n in count())
 
+    frame = type("DataFrame", (), {"__iter__": lambda self: iter(["prompt"]), "itertuples": print})
+    with pytest.raises(OperantError, match=r"a DataFrame is not a source.*to_dict\('records'\)"):
+        load_tasks(frame())
     tasks = load_tasks(forever, options=DataOptions(limit=3))
     assert [(t.id, t.prompt) for t in tasks] == [(f"forever/{i}", f"number {i}") for i in range(3)]
 

@@ -47,6 +47,8 @@ def test_missing_weights_of_the_critic_are_an_error(tmp_path):
     path.unlink()
     with pytest.raises(OperantError, match="is missing"):
         load_policy(str(tmp_path / "out"), value=ValueOptions())
+    with pytest.raises(OperantError, match=r"value.layers=2: .* holds a critic with 1; delete"):
+        load_policy(str(tmp_path / "out"), value=ValueOptions(layers=2))
 
 
 def test_a_model_without_its_head_is_an_error(tmp_path):

@@ -108,6 +108,11 @@ def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):
         Learner(policy(), **{"algorithm": algorithm, "kl.coef": 0.0})
 
 
+def test_options_of_models_are_not_ignored():
+    with pytest.raises(OperantError, match=r"model.\*: a Bigrams takes none of them"):
+        Learner(Bigrams(), algorithm="rloo", **{"model.precision": "bfloat16", "kl.coef": 0.0})
+
+
 def test_a_choice_has_the_version_of_the_weights():
     class Choosing(Bigrams):
         def choose(self, prompts, options, sampling, keys):

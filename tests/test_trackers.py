@@ -94,6 +94,12 @@ def test_a_missing_package_is_an_error_before_anything_is_written(name, tmp_path
     assert not (tmp_path / "x").exists()
 
 
+def test_a_package_that_a_tracker_of_ones_own_misses_is_named(tmp_path):
+    (tmp_path / "mine.py").write_text("def Mine(*given):\n    import nowhere_at_all\n", encoding="utf-8")
+    with pytest.raises(OperantError, match=r"needs the package nowhere_at_all .*: install it"):
+        make_trackers([f"{tmp_path}/mine.py:Mine"], tmp_path)
+
+
 # --- TensorBoard ------------------------------------------------------------------------------------------------------
 def events(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

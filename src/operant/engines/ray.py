@@ -70,7 +70,7 @@ class RayEngine(RayActors):
                 f"engine.inner_options={options} do not fit the engine {self.inner!r}: {error}"
             ) from error
         if EngineParts.of(ENGINES.find(self.inner)).generate_more is None:
-            self.generate_more: Any = None
+            self.generate_more = None  # pyright: ignore[reportAttributeAccessIssue]
         self.about = {"inner": self.inner, "options": options, "threads": threads, "on_gpu": gpus > 0}
         self.parts, self.restarts = actors * parts, restarts
         self.session = RaySession(ENGINE, address=address, count=actors, cpus=cpus, gpus=gpus)

@@ -71,7 +71,7 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             device=device,
         ).to(device)
     own = replace(options["model"], head_precision=ModelOptions().head_precision)  # which CISPO sets by itself
-    if isinstance(loaded, PolicyBase) and not isinstance(loaded, Policy) and own != ModelOptions():
+    if not isinstance(loaded, Policy) and own != ModelOptions():
         raise OperantError(f"model.*: a {type(loaded).__name__} takes none of them; leave them out")
     if needs.critic and not loaded.has_values:
         own = isinstance(loaded, PolicyBase)

@@ -2,6 +2,7 @@
 RL4LMs' reward of dialogues: the predicted intent of a reply, and another score beside it."""
 
 from statistics import fmean
+from typing import Any
 
 from operant.rewards import resolve
 from operant.rewards.combine import weighted
@@ -67,7 +68,7 @@ class Consistency(ByClassifier):
             self._target(task)
 
     def _target(self, task: Task) -> str:
-        target = target_of(task, self.field, "score 'consistency'")
+        target: Any = target_of(task, self.field, "score 'consistency'")
         good = isinstance(target, str) and target.strip()
         require(good, f"score 'consistency': the target of the task {task.id!r} is no text: it must be a source")
         return target

@@ -88,7 +88,8 @@ class MemoryModel:
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         with unset_fake_temporarily(), torch.device("meta"):  # peft moves weights, which fake tensors do not allow
             model = auto.from_config(config, dtype=self.options.dtype).eval()
-            lora, soft, mlp = (self.run.learner[group] for group in ("lora", "soft_prompt", "output_mlp"))
+            lora, soft = self.run.learner["lora"], self.run.learner["soft_prompt"]
+            mlp = self.run.learner["output_mlp"]
             check_alone(lora, soft, mlp, self.options)
             if trained and lora.on:
                 model = adapters.adapt(model, lora)
