@@ -39,6 +39,8 @@ def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
 
 def test_missing_weights_of_the_critic_are_an_error(tmp_path):
     export(trained(), tmp_path / "out")
+    with pytest.warns(UserWarning, match=r"value.layers=2: not read, .* delete that one"):
+        load_policy(str(tmp_path / "out"), value=ValueOptions(layers=2))
     path = tmp_path / "out/critic/head.safetensors"
     held = load_file(path)
     save_file({k: v for k, v in held.items() if not k.endswith("bias")}, path)
@@ -47,8 +49,6 @@ def test_missing_weights_of_the_critic_are_an_error(tmp_path):
     path.unlink()
     with pytest.raises(OperantError, match="is missing"):
         load_policy(str(tmp_path / "out"), value=ValueOptions())
-    with pytest.raises(OperantError, match=r"value.layers=2: .* holds a critic with 1; delete"):
-        load_policy(str(tmp_path / "out"), value=ValueOptions(layers=2))
 
 
 def test_a_model_without_its_head_is_an_error(tmp_path):

@@ -6,6 +6,7 @@ there is one. If weights are missing there, that is an error: no new head is mad
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -363,12 +364,12 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
         raise OperantError(
             f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
-    for name, value, usual in (
-        ("layers", asked.layers, ValueOptions.layers),
-        ("critic", asked.critic, ValueOptions.critic),
+    for name, value, other in (
+        ("layers", asked.layers, asked.layers not in (ValueOptions.layers, found.layers)),
+        ("critic", asked.critic, asked.critic is not None and found.critic is None),
     ):
-        if value not in (usual, known[name]):
-            raise OperantError(f"value.{name}={value}: {folder} holds a critic with {known[name]}; delete {folder}")
+        if other:  # a preset may have said it
+            warnings.warn(f"value.{name}={value}: not read, as {folder} holds a critic; delete that one", stacklevel=2)
     return found
 
 

@@ -165,7 +165,7 @@ class Episode:
             self.prompt, self.options = following, options
             return None
         end: End = "cut" if step.truncated else last.end if first_reply and not step.examples else "world"
-        while end == "cut" and following and not fits(len(following), 1):  # the critic reads what fits
+        while end == "cut" and following and not fits(len(following), 0):  # the critic reads what fits
             following.pop()
         return self._ended(end, following if end == "cut" else None)
 

@@ -252,7 +252,7 @@ def sources(train: Any, options: Mapping[str, object], env: Any) -> tuple[Any, A
     if share(train.evaluate) is not None:
         return (one := source(train.tasks, options)), one
     same = options if train.evaluate == train.tasks else {}
-    if train.evaluate == f"{train.tasks}/held-out" and text in SOURCES:  # the same kind of tasks, with other seeds
+    if text in SOURCES and text == f"{train.tasks}/held-out":  # the same kind of tasks, with other seeds
         usual, takes = (defaults(Factory(found("tasks", name))) for name in (train.tasks, text))
         same = {n: x for n, x in options.items() if n in takes and n not in ("count", "seed") and x != usual[n]}
     return source(train.tasks, options), source(train.evaluate or None, same)

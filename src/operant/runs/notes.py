@@ -15,7 +15,7 @@ from operant.runs.folder import RunFolder
 from operant.runs.parts import RunParts
 from operant.trackers.trackers import Trackers
 from operant.training.learner import Learner
-from operant.training.options import learner_options
+from operant.training.options import compares_nothing, learner_options
 
 READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("kl", "kind reward_gradient control", lambda kl: kl.charges, "kl.coef above 0"),
@@ -51,6 +51,8 @@ def idle(config: Config) -> list[str]:
         notes += [f"learner.select={select}: {why}; a method without a critic fits better"]
     if find(name).source == "data" and known["learner"].on_length != "ended":
         notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
+    if compares_nothing(find(name)) and (limit := known["update"].ratio_threshold):
+        notes += [f"update.ratio_threshold={limit} changes nothing: {name} has no ratio"]
     usual: Mapping[str, Any] = learner_options(name, None, {})[0]
     for group, options, read, needed in READ_ONLY_WITH:
         if group in known and not read(known[group]):

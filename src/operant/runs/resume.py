@@ -69,11 +69,9 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
         texts = {n for n in odd if isinstance(usual.get(n), str) or str in (kind := types.get(n), *get_args(kind))}
         odd = [n for n in odd if n in config and n not in texts]
     for name in odd[:1]:
-        call = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)"
-        raise OperantError(
-            f"{out} was started from Python with {name}={config[name]}: resume it from Python, with "
-            f"{call if name in OBJECTS else 'that option'}"
-        )
+        how = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)" if name in OBJECTS else "that option"
+        said = f"{out} was started from Python with {name}={config[name]}"
+        raise OperantError(f"{said}: resume it from Python, with {how}")
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options
         raise _refused(Change("algorithm", algorithm, changed["algorithm"]), FIXED["algorithm"])

@@ -166,6 +166,8 @@ class Peer:
         answer of a method that a text has."""
         self.failed: Any = None
         """What a function of the test's has asserted in vain, when the program called it."""
+        self.catches = self.expects = False
+        """Whether tests catch exceptions at all, and whether this one expects an assertion to fail."""
         self.unshown = False
         """Whether an object of the program's that has an `__eq__` has been compared with a value of the test's."""
         self.asserts: Any = lambda frame: False
@@ -453,7 +455,7 @@ class Peer:
             raise
         except BaseException as error:
             name, line = type(error).__name__, line_of(error, FILE)
-            if not self.trusted and isinstance(error, AssertionError) and MESSAGE not in vars(error):
+            if not (self.trusted or self.expects) and isinstance(error, AssertionError) and MESSAGE not in vars(error):
                 self.failed = error  # of a test's own function, whatever the program does with it
             try:
                 behind = [error.__cause__, error.__context__] if self.trusted else []
@@ -604,9 +606,7 @@ class RemoteClass(type):
         return type.__new__(cls, name, bases, methods, **named)
 
     def __call__(cls, /, *args, **named):
-        if number_of(cls) is None:
-            return type.__call__(cls, *args, **named)
-        return called(cls, cls.__name__, args, named)
+        return type.__call__(cls, *args, **named) if number_of(cls) is None else called(cls, cls.__name__, args, named)
 
     def __getattr__(cls, name: str):
         return look(cls, name)
@@ -687,9 +687,9 @@ def look(one, name: str) -> "Any":
 
 def narrow(value, peer):
     """A value of the program's under a name; as one of these classes it would catch the test's own assertions."""
-    if type(value) is tuple and not peer.trusted:
+    if type(value) is tuple and peer.catches:
         return tuple(narrow(one, peer) for one in value)
-    wide = not peer.trusted and any(value is kind for kind in (AssertionError, Exception, BaseException))
+    wide = peer.catches and any(value is kind for kind in (AssertionError, Exception, BaseException))
     return ProgramError if wide else value
 
 
@@ -710,9 +710,7 @@ class Remote(metaclass=RemoteClass):
     __slots__ = ("__called__", "__number__", "__peer__")
 
     def __getattr__(self, name: str):
-        if name == "__name__" and self.__called__ is not None:
-            return self.__called__
-        return look(self, name)
+        return self.__called__ if name == "__name__" and self.__called__ is not None else look(self, name)
 
     def __setattr__(self, name: str, value) -> None:
         self.__peer__.ask("set", self.__number__, name, self.__peer__.pack(value))
@@ -1296,10 +1294,8 @@ class Checker:
         self.nonce, self.process = bytes.fromhex(tests["nonce"]), os.getpid()
         self.seconds, self.tolerant = given["seconds"], given["compare"] == "apps"
         self.each, self.until = given["judge"] == "apps", self.seconds
-        self.filtered = bool(given["filter"])
-        self.cores = os.cpu_count() or 1
-        self.spent = 0.0
-        self.received = 0
+        self.filtered, self.cores = bool(given["filter"]), os.cpu_count() or 1
+        self.spent, self.received = 0.0, 0
         self.run: Running | None = None
         self.peer: Peer | None = None
         self.names: dict = {}
@@ -1320,8 +1316,7 @@ class Checker:
                 outcome, message = self.code(index, test[0]) if len(test) == 1 else self.printed(index, *test)
             except Ended as end:
                 outcome, message = end.outcome, end.message
-                if outcome == UNCOMPILED or self.spent > self.until:
-                    self.stopped = end
+                self.stopped = end if outcome == UNCOMPILED or self.spent > self.until else self.stopped
                 if self.run:
                     self.run.close()
                     self.run = None
@@ -1348,11 +1343,15 @@ class Checker:
                 return FAILED, f"test {index + 1} itself does not compile: {error}"
             self.start()
             self.peer.stops = "StopIteration" in code  # else `all(map(f, cases))` would hold when f raises it at once
+            self.peer.catches = any(word in self.setup + code for word in ("except", "aises", "suppress"))
+            self.peer.expects = "AssertionError" in code
             try:
                 exec(test, self.names)
-            finally:
-                if self.peer.failed:
-                    raise self.peer.failed
+            except Exception:
+                if self.peer.failed is None:
+                    raise
+            if self.peer.failed:
+                raise self.peer.failed
             if self.run.end:
                 raise self.run.end  # again: the test has caught it
             return PASSED, ""
@@ -1406,6 +1405,7 @@ class Checker:
         wanted = wanted - {"same"} or wanted or (shadows if len(shadows) == 1 else set())
         if any("stdout" in text or "stderr" in text for text in texts):
             self.peer.ask("prints")
+        self.peer.catches = True  # these are for all tests
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
                 self.names[name] = narrow(self.peer.unpack(value), self.peer)

@@ -127,8 +127,6 @@ class OptionGroups(TypedDict):
     replay: Any
 
 
-COMPARING = ("target_kl", "ratio_threshold")
-"""Options of the update that read what an earlier policy gave."""
 OF_METHODS = Lazy(
     {
         "teacher": "operant.rollouts.prompts:TeacherOptions",
@@ -172,7 +170,7 @@ def missing_parts(algorithm: Algorithm) -> dict[str, str]:
     return missing | ({"score": "reward"} if algorithm.source == "data" else {})
 
 
-def _compares_nothing(algorithm: Algorithm) -> bool:
+def compares_nothing(algorithm: Algorithm) -> bool:
     """Whether no part of the method has the log-probs of an earlier policy."""
     return (algorithm.source == "data" and "reference" not in algorithm.copies) or "condition" in algorithm.options
 
@@ -180,7 +178,7 @@ def _compares_nothing(algorithm: Algorithm) -> bool:
 def option_names(algorithm: Algorithm) -> list[str]:
     """The full names of all options that a method uses."""
     unused = {f"kl.{name}" for name in OF_THE_REWARD} if "reward" not in algorithm.kl else set()
-    unused |= {f"update.{name}" for name in COMPARING} if _compares_nothing(algorithm) else set()
+    unused |= {"update.target_kl", "update.ratio_threshold"} if compares_nothing(algorithm) else set()
     groups = {group: made for group, made in schema(algorithm).items() if group not in missing_parts(algorithm)}
     return [name for name in names(groups) if name not in unused]
 
@@ -280,9 +278,8 @@ def _check_combinations(name: str, options: OptionGroups) -> None:
     if algorithm.source == "data" and (own.importance != "none" or own.max_staleness is not None):
         named = "max_staleness" if own.importance == "none" else "importance"
         raise OperantError(f"learner.{named} with algorithm={name}: demonstrations have no sampler; leave it out")
-    for option in COMPARING if _compares_nothing(algorithm) else ():
-        if limit := values(options["update"]).get(option):
-            raise OperantError(f"update.{option}={limit} with algorithm={name}: nothing is compared; leave it out")
+    if compares_nothing(algorithm) and (limit := values(options["update"]).get("target_kl")):
+        raise OperantError(f"update.target_kl={limit} with algorithm={name}: nothing is compared; leave it out")
     if own.select and own.select_unit == "turn" and (algorithm.look or "teacher" in algorithm.options):
         raise OperantError(f"learner.select_unit=turn with algorithm={name}: its loss reads episodes; use that")
     if own.select is None and "learner.select" in algorithm.defaults:

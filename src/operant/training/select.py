@@ -136,7 +136,7 @@ def select_both(rollouts: list[Rollout], scores: Sequence[object], **known: Any)
         raw[i] = score
     alone = -1 - distributed.rank() - distributed.world() * torch.arange(len(given))
     # They get places that no reply has; those of branches are above -2 ** 40.
-    below = [None if (place := rollouts[i].place) is None else ~place << 40 for i in given]
+    below = [None if (place := rollouts[i].place) is None else -(1 << 40) - place for i in given]
     apart = [replace(rollouts[i], group=n, place=at) for i, n, at in zip(given, alone.tolist(), below, strict=True)]
     scored, places = [*chosen.scores, *([0.0] * len(given))], [own[i] for i in chosen.places] + given
     return TrainingBatch(chosen.rollouts + apart, scored, raw, places, chosen.tally)

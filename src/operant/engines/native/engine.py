@@ -8,7 +8,6 @@ Between the turns of episodes, keys and values are kept (`prefixes.py`).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -193,8 +192,6 @@ class NativeEngine:
         If several options have the same ids, only the first of them is drawn.
         """
         once = [distinct(replies) for replies in options]
-        if sampling.top_k == 1:  # greedy, as for generated tokens
-            sampling = replace(sampling, temperature=1e-3)
         batch = Batch.choosing(prompts, [among for among, _ in once])
         wide = max((len(p) + max(map(len, among)) for p, (among, _) in zip(prompts, once, strict=True)), default=0)
         kept = self.kept if self.kept is not None and chooses_on(self.policy, wide + 1) else None
@@ -205,6 +202,8 @@ class NativeEngine:
             table, values = self.policy.choice_logprobs(some, sampling, read)
             known = None if values is None else values[some.actions].tolist()
             picks, logprobs = sampling.draw(table, uniforms([keys[row] for row in rows], 0).to(table.device))
+            if sampling.top_k == 1:  # greedy, as for generated tokens
+                logprobs, picks = table.max(-1)
             shares = table.exp().tolist()
             for i, (row, pick, logprob) in enumerate(zip(rows, picks.tolist(), logprobs.tolist(), strict=True)):
                 among, places = once[row]

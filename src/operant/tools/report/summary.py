@@ -269,5 +269,5 @@ def brief(folder: str | Path) -> str:
     text = loss.text if loss else f"{run.measure} {_plus_minus(reward.before)} -> {_plus_minus(reward.after)}"
     text += f" and KL {_plus_minus(kl.after)}" if kl.after else ""
     findings = ", ".join(finding.name for finding in run.findings if finding.level != "note")
-    where = "on held-out tasks" if held_out else f"in the last {counted(min(RECENT, run.history.step), 'step')}"
-    return f"{text} {where}" + (f" ({findings})" if findings else "")
+    where = " on held-out tasks" if held_out else f" in the last {counted(min(RECENT, run.history.step), 'step')}"
+    return text + ("" if loss else where) + (f" ({findings})" if findings else "")
