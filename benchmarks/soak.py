@@ -133,7 +133,7 @@ def main() -> int:
 
 _leaked: list[object] = []
 LEAKS: dict[str, Callable[[int], object]] = {
-    "memory": lambda step: _leaked.append(bytes(500_000)),
+    "memory": lambda step: _leaked.append(b"x" * 500_000),  # written, since pages of zeros may not be resident
     "handles": lambda step: step % 50 or _leaked.append(open(os.devnull, encoding="utf-8")),  # noqa: SIM115
     "threads": lambda step: step % 50 or threading.Thread(target=threading.Event().wait, daemon=True).start(),
     "time": lambda step: time.sleep(step * 5e-4),
