@@ -364,11 +364,10 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
         raise OperantError(
             f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
-    others = {"layers": asked.layers not in (ValueOptions.layers, found.layers)}
-    others["critic"] = asked.critic is not None and found.critic is None
-    for name in [name for name, other in others.items() if other]:  # a preset may have said it
-        value = asked.layers if name == "layers" else asked.critic
-        warnings.warn(f"value.{name}={value}: not read, as {folder} holds a critic; delete that one", stacklevel=2)
+    layers, critic = asked.layers not in (ValueOptions.layers, found.layers), asked.critic and not found.critic
+    if layers or critic:  # a preset may have said it
+        said = f"value.layers={asked.layers}" if layers else f"value.critic={asked.critic}"
+        warnings.warn(f"{said}: not read, as {folder} holds a critic; delete that one", stacklevel=2)
     return found
 
 

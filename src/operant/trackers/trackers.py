@@ -69,10 +69,8 @@ def make_trackers(
             made.append(TRACKERS.find(name)(run_folder, log_message, **options))
         except ImportError as error:
             why = "" if (error.name or "").split(".")[0] == name else f" ({error})"
-            own = name in TRACKERS.built_in
-            package, remedy = (
-                (name, f"pip install 'operant[{name}]'") if own else (error.name or "it imports", "install it")
-            )
+            package = name if (own := name in TRACKERS.built_in) else error.name or "it imports"
+            remedy = f"pip install 'operant[{name}]'" if own else "install it"
             raise OperantError(f"trackers={name} needs the package {package}{why}: {remedy}") from error
         except Exception as error:
             raise OperantError(f"tracker {name!r} cannot be made: {type(error).__name__}: {error}") from error
