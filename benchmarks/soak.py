@@ -8,6 +8,7 @@ of the last quarter takes at most `SLOWER` times that of the second. Writes `ben
 
 import argparse
 import json
+import mmap
 import os
 import statistics
 import sys
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harm.trials import job_of, playing, prepare
 
@@ -131,9 +133,10 @@ def main() -> int:
     return int(bool(wrong))
 
 
-_leaked: list[object] = []
+_leaked: list[Any] = []
 LEAKS: dict[str, Callable[[int], object]] = {
-    "memory": lambda step: _leaked.append(b"x" * 500_000),  # written, since pages of zeros may not be resident
+    # Pages of its own: what a process has freed would hold a planted block without growing.
+    "memory": lambda step: _leaked.append(mmap.mmap(-1, 500_000)) or _leaked[-1].write(b"x" * 500_000),
     "handles": lambda step: step % 50 or _leaked.append(open(os.devnull, encoding="utf-8")),  # noqa: SIM115
     "threads": lambda step: step % 50 or threading.Thread(target=threading.Event().wait, daemon=True).start(),
     "time": lambda step: time.sleep(step * 5e-4),
