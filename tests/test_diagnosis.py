@@ -85,10 +85,10 @@ def test_the_remedy_for_empty_replies_fits_the_longest_reply():
 
 
 def test_a_kl_above_its_target_is_not_called_unusual():
-    config = {"kl.control": "adaptive", "kl.target": 3.0, "kl.coef": 0.1}
     told = {"kl/per_reply": 7.0, "reward/mean": 0.5, "reward/std": 0.2, "reward/kl_penalty": 0.7, "kl/coef": 0.1}
-    noted = [{"step": i, **told} for i in range(1, 41)]
-    [message] = [f.message for f in diagnose(History(noted, config=config)) if f.name == "high_kl"]
+    config = {"kl.control": "adaptive", "kl.target": 3.0, "kl.coef": 0.1}
+    history = History([{"step": i, **told} for i in range(1, 41)], config=config)
+    [message] = [f.message for f in diagnose(history) if f.name == "high_kl"]
     assert "7 nats a reply, far above its target of 3." in message and "usual" not in message
 
 

@@ -137,8 +137,7 @@ def test_a_run_scores_what_its_own_evaluation_found(inside, place, capsys):
 
 def test_what_is_typed_outdoes_the_runs_own_evaluation(inside, place, capsys):
     shutil.copytree(place / "run", inside / "other")
-    path = inside / "other/config.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    config = yaml.safe_load((path := inside / "other/config.yaml").read_text(encoding="utf-8"))
     config["evaluation"]["sampling"] = {"max_new_tokens": 2, "do_sample": False}
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
     assert main(["eval", str(inside / "other"), "--max-tokens", "5"]) == 0

@@ -13,7 +13,7 @@ from page_commands import snippets
 from scored import fixed, rollout_of
 from toys import letters, lm
 
-from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, isolated, train
+from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.metrics.rollout_table import as_rows
 from operant.rewards import judge, resolve, reward_metrics
 from operant.rewards.combine import minus_query, weighted
@@ -237,8 +237,10 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert rollout.info["judgement"] == Judgement(1.0, {"turns": 2.0}, "good")
     for rollout in played(Feedback(ends_in_e, turns=1)):
         assert rollout.texts == ["ab"] and rollout.paid == -0.6
-    [short, _] = played(Feedback(resolve({"ended": 1.0, "length:<=1": 1.0}), turns=1))
-    assert short.paid == 0.0, "a reply of two tokens that was cut"
+    world = Feedback(resolve({"ended": 1.0, "length:<=1": 0.5}), turns=1)
+    world.reset({0: Task("a", "the")})
+    world.on_turns({0: Turn([3], [4, 5], end="length")})
+    assert world.step({0: "ab"})[0].reward == -0.5  # two tokens cost 0.5, and a cut reply has not ended
     for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
 

@@ -39,7 +39,7 @@ def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
 
 def test_missing_weights_of_the_critic_are_an_error(tmp_path):
     export(trained(), tmp_path / "out")
-    with pytest.warns(UserWarning, match=r"value.layers=2: not read, .* delete that one"):
+    with pytest.warns(UserWarning, match=r"value.layers=2 has no effect: .* delete it to train"):
         load_policy(str(tmp_path / "out"), value=ValueOptions(layers=2))
     path = tmp_path / "out/critic/head.safetensors"
     held = load_file(path)

@@ -139,8 +139,8 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     head = "import trlx\nfrom trlx.data.default_configs import TRLConfig, ILQLConfig\n"
     new = moved(f"{head}c = TRLConfig(method=ILQLConfig(tau=0.6, beta=0.5, gen_kwargs=dict(beta=4)))\n")
     assert all(part in new for part in ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4'))
-    sums = moved("from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n")
-    assert '"optimizer.warmup": 10 / (2 * N)' in sums
+    sums = "from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n"
+    assert '"optimizer.warmup": 10 / (2 * N)' in moved(sums)
     alone = "from trl import SFTTrainer\nt = SFTTrainer('m', train_dataset=rows)\nif rows: t.push_to_hub()\n"
     assert "if rows: pass" in moved(alone)
 

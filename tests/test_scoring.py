@@ -120,8 +120,7 @@ def test_a_minimum_length_and_bans_score_as_they_were_sampled():
 
 
 def test_a_row_that_the_reference_cannot_read_is_a_sentence():
-    short = lm("llama", vocab=20, max_position_embeddings=8)
-    learner = Learner(lm(), reference=short, max_tokens=9, fixed_length=True)
+    learner = Learner(lm(), reference=lm("llama", max_position_embeddings=8), max_tokens=9, fixed_length=True)
     with pytest.raises(OperantError, match=r"row 0 of the reference .*shorten it"):
         learner.step(learner.generate([[3, 4]] * 2), [0.0, 1.0])
 

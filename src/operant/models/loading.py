@@ -365,9 +365,9 @@ def _saved_options(folder: Path, asked: ValueOptions) -> ValueOptions:
             f"{folder} is damaged: critic.json cannot be read ({error}); delete {folder} to start with a new one"
         ) from error
     layers, critic = asked.layers not in (ValueOptions.layers, found.layers), asked.critic and not found.critic
-    if layers or critic:  # a preset may have said it
-        said = f"value.layers={asked.layers}" if layers else f"value.critic={asked.critic}"
-        warnings.warn(f"{said}: not read, as {folder} holds a critic; delete that one", stacklevel=2)
+    if layers or critic:  # a preset may have set it, so it is no error
+        option = f"value.layers={asked.layers}" if layers else f"value.critic={asked.critic}"
+        warnings.warn(f"{option} has no effect: {folder} holds a critic; delete it to train a new one", stacklevel=2)
     return found
 
 

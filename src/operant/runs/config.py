@@ -280,8 +280,8 @@ def chosen_options(given: Mapping[str, object], recipe: str | None) -> Chosen:
         whole["evaluate"] = held_out  # a recipe's own held-out tasks belong to its own tasks
     if whole.get("tasks") is not None and options.is_none(whole.get("evaluate")) and "evaluation.metrics" not in own:
         whole.pop("evaluation.metrics", None)  # a recipe names those of its task, for a run that evaluates
-    said = whole.get("evaluate")
-    if isinstance(said, str) and (said.lower() == "false" or (whole.get("tasks") is None and options.is_none(said))):
+    held = whole.get("evaluate")
+    if isinstance(held, str) and (held.lower() == "false" or (whole.get("tasks") is None and options.is_none(held))):
         whole["evaluate"] = False  # the word, above the tests of a world; None is what every run has that names nothing
     return Chosen(chosen, known, whole, left_out)
 

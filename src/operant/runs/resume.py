@@ -70,8 +70,8 @@ def stored_options(out: Path, changed: Mapping[str, object]) -> dict[str, object
         odd = [n for n in odd if n in config and n not in texts]
     for name in odd[:1]:
         how = f"operant.train(..., {name}=..., out={str(out)!r}, resume=True)" if name in OBJECTS else "that option"
-        said = f"{out} was started from Python with {name}={config[name]}"
-        raise OperantError(f"{said}: resume it from Python, with {how}")
+        why = f"{out} was started from Python with {name}={config[name]}"
+        raise OperantError(f"{why}: resume it from Python, with {how}")
     algorithm = config.get("algorithm", "ppo")
     if changed.get("algorithm", algorithm) != algorithm:  # another algorithm has other options
         raise _refused(Change("algorithm", algorithm, changed["algorithm"]), FIXED["algorithm"])
