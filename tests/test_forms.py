@@ -150,6 +150,8 @@ def test_only_demonstrations_that_are_cut_become_ids():
     known = {"form": ROW_FORMS.find("summarize"), "with_replies": True, "cue": False}
     tasks = load_tasks(rows, tokenizer, DataOptions(prompt_tokens=15), **known)
     assert tokenizer.decode(tasks[0].prompt) == "summarize<pad> abcd" and tasks[1].prompt == "summarize: ab"
+    known = {"options": DataOptions(prompt_tokens=2), "with_replies": True}  # a text without a prompt stays whole
+    assert load_tasks([{"text": "abcdefgh"}], tokenizer, **known) == [Task("tasks/0", "", replies=("abcdefgh",))]
 
 
 # --- files and names --------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def _encoded(
                 prompt = shortened(prompt, most, options.prompt_keeps, kept, special)
             elif task.replies:
                 prompt = task.prompt
-            if prompt:
+            if prompt or task.replies:  # a demonstrated text may have no prompt
                 passed["length in tokens"] += 1
                 yield task if prompt is task.prompt else replace(task, prompt=prompt)
 
