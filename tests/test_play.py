@@ -281,7 +281,9 @@ def test_a_player_of_ones_own(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(("words", "said"), mistyped("play"))
 def test_a_mistake_gets_a_sentence(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "there.jsonl").write_text("", encoding="utf-8")
+    (tmp_path / "run").mkdir()
+    for name, content in (("there.jsonl", ""), ("run/config.yaml", "env: extract")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
     play(*words, code=2)
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("operant: ") and said in captured.err

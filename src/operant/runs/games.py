@@ -123,7 +123,8 @@ def named_world(name: str, options: Mapping[str, object], run: Mapping[str, obje
     name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
-    trained = _trained_options(run) | {"examples": 0.0} if without_form(run.get("env")) == name else {}
+    trained = _trained_options(run) if without_form(run.get("env")) == name else {}
+    trained |= {"examples": 0.0} if "examples" in trained else {}
     return None if made is None else named_parts.make("env", name, arguments(made, trained | own, what))
 
 
