@@ -143,8 +143,9 @@ def test_a_run_without_a_reference_resumes_beside_a_kl_price(tmp_path):
 
 
 def test_a_changed_option_is_recorded_and_in_force(tmp_path):
-    cut(out := tmp_path / "run", 2, **{"kl.control": "adaptive"})
-    run = again(out, **{"lr": 5e-4, "kl": {"coef": 0.7}, "weight_decay": 0.5, "betas": (0.8, 0.9), "steps": 3})
+    cut(out := tmp_path / "run", 2, **{"kl.control": "adaptive", "optimizer.eps_placement": "tensorflow"})
+    more = {"betas": (0.8, 0.9), "steps": 3, "optimizer.eps_placement": "torch"}
+    run = again(out, **{"lr": 5e-4, "kl": {"coef": 0.7}, "weight_decay": 0.5}, **more)
     changed = [json.loads(x) for x in (out / "changes.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(change["step"] == 2 for change in changed)
     assert {c["name"]: (c["old"], c["new"]) for c in changed} == {
@@ -152,6 +153,7 @@ def test_a_changed_option_is_recorded_and_in_force(tmp_path):
         "kl.coef": (0.1, 0.7),
         "optimizer.weight_decay": (0.0, 0.5),
         "optimizer.betas": ([0.9, 0.999], [0.8, 0.9]),
+        "optimizer.eps_placement": ("tensorflow", "torch"),
         "steps": (4, 3),
     }
     held = yaml.safe_load((out / "config.yaml").read_text(encoding="utf-8"))
@@ -161,7 +163,7 @@ def test_a_changed_option_is_recorded_and_in_force(tmp_path):
     last = told(run)[-1]
     assert last["step"] == 3 and last["update/lr"] == 5e-4 and last["kl/coef"] == 0.7
     assert [group["weight_decay"] for group in run.learner.optimizer.param_groups] == [0.5, 0.0]
-    assert all(group["betas"] == (0.8, 0.9) for group in run.learner.optimizer.param_groups)
+    assert all((group["betas"], group["eps"]) == ((0.8, 0.9), 1e-8) for group in run.learner.optimizer.param_groups)
 
 
 def test_a_change_outlives_a_kill_before_the_next_checkpoint(tmp_path):
