@@ -149,14 +149,13 @@ def test_a_configuration_of_an_unknown_schema_is_refused(schema):
         old_names.current({"schema": schema}, "run/config.yaml")
 
 
-@pytest.mark.parametrize("control", ["fixed", "adaptive"])
+@pytest.mark.parametrize("control", [{"control": "fixed"}, {"control": "adaptive"}, {}])
 def test_a_horizon_that_every_run_stored_and_nothing_read_is_left_out(control):
-    """10,000 was the default; it is kept where the controller of the run has used it."""
-    kept = {"horizon": 10_000.0} if control == "adaptive" else {}
-    nested = {"kl": {"control": control, "horizon": 10_000.0}, "steps": 4}
-    assert old_names.current(nested, "c") == {"kl": {"control": control} | kept, "steps": 4}
-    flat = {"kl.horizon": 10_000.0, "kl.control": control}
-    assert old_names.current(flat, "c") == {"kl.control": control} | {f"kl.{name}": x for name, x in kept.items()}
+    """10,000 was the default; it is kept where the controller has used it, and in a recipe that names none."""
+    given = {"horizon": 10_000.0} | control
+    kept = control if control == {"control": "fixed"} else given
+    assert old_names.current({"kl": given, "steps": 4}, "c") == {"kl": kept, "steps": 4}
+    assert old_names.current({f"kl.{n}": x for n, x in given.items()}, "c") == {f"kl.{n}": x for n, x in kept.items()}
 
 
 @cases(("model", "policy", "./gpt2"), ("ahead", "rollouts_ahead", 2), ("carry", "partial_rollout_tokens", 3))

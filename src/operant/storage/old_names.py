@@ -27,10 +27,10 @@ def current(config: Mapping[str, object], where: object) -> dict[str, Any]:
     for version in range(schema, SCHEMA):
         for old, new in RENAMED[version].items():
             _rename(options, old, new, where)
-    # 10,000 was the default of kl.horizon, which all runs stored; today only a controller that reads it may have it.
+    # 10,000 was the default of kl.horizon, which all runs stored beside the controller, also one that reads none.
     group = options.get("kl")
     for part, before in ((options, "kl."), (group if isinstance(group, Mapping) else {}, "")):
-        if part.get(f"{before}horizon") == 10_000 and part.get(f"{before}control") != "adaptive":
+        if part.get(f"{before}horizon") == 10_000 and part.get(f"{before}control", "adaptive") != "adaptive":
             kept = {name: value for name, value in part.items() if name != f"{before}horizon"}
             options = kept if before else options | {"kl": kept}
     return options
