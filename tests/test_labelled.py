@@ -7,7 +7,7 @@ import torch
 from cases import cases
 
 from operant import Batch, OperantError, Outputs
-from operant.data import load_tasks
+from operant.data import DataOptions, load_tasks
 from operant.objectives.labelled import reward_model
 from operant.rollouts.collate import token_weights
 
@@ -33,6 +33,9 @@ YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "conten
 def test_every_form_becomes_scores(row, prompt, replies, scores):
     (task,) = load_tasks([row], with_replies=True, labelled=True)
     assert (task.prompt, task.replies, task.scores) == (prompt, replies, scores)
+    if "prompt" in row:
+        row, named = {"question": row["prompt"], **row, "prompt": "another"}, DataOptions(text_field="question")
+        assert load_tasks([row], options=named, with_replies=True, labelled=True) == [task]
 
 
 def test_rows_that_say_nothing_are_left_out():

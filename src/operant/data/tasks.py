@@ -247,6 +247,8 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
         target, references = of_form.target if target is None else target, of_form.references
         return Task(task_id, of_form.prompt, target, references if with_replies else (), references=references)
     if labelled:
+        if options.text_field in fields and options.text_field != BARE.text_field:
+            row = {**fields, "prompt": fields[options.text_field]}
         task = labelled_task(row, task_id, where)
         task = task if target is None else replace(task, target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
