@@ -1,6 +1,6 @@
 """What a run says at its start: options that change nothing in it, what limits rewards, what was left out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from operant import machine
@@ -10,7 +10,7 @@ from operant.models.twins import in_halves
 from operant.rewards import parts_of
 from operant.rewards.isolated import IsolatedReward
 from operant.runs import named_parts
-from operant.runs.config import Config
+from operant.runs.config import OWN, Config
 from operant.runs.folder import RunFolder
 from operant.runs.parts import RunParts
 from operant.trackers.trackers import Trackers
@@ -33,6 +33,10 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("replay", "capacity", lambda replay: replay.share > 0, "replay.share above 0"),
     ("mask", "every", lambda mask: mask.by == "copy", "mask.by=copy"),
     ("target", "rate", lambda target: target.every == 0, "target.every=0"),
+    ("", "evaluate_every", lambda train: train.evaluates, "evaluate"),
+    ("", "probe_every", lambda train: train.probes > 0, "probes above 0"),
+    ("data", "prompt_keeps", lambda data: data.prompt_tokens is not None, "data.prompt_tokens"),
+    ("evaluation", "samples seeds sampling beams length_penalty", lambda evaluation: False, "evaluate"),
 )
 """Options of a group, when they are read, and what has to be set for that."""
 
@@ -40,7 +44,8 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
 def idle(config: Config) -> list[str]:
     """Sentences on options that change nothing in this run, or something that its user may not expect."""
     name, notes = config.train.algorithm, list[str]()
-    known: Mapping[str, Any] = config.learner
+    known: dict[str, Any] = {**config.learner, "": config.train, "data": config.data}
+    known |= {} if config.train.evaluates else {"evaluation": config.evaluation}
     size, rate = (getattr(known.get(at), of, None) for at, of in (("update", "minibatch"), ("optimizer", "lr")))
     if rate == 0:
         notes += [f"optimizer.lr={rate}: the weights stay as they are, as in a control"]
@@ -53,11 +58,13 @@ def idle(config: Config) -> list[str]:
         notes += [f"learner.on_length={known['learner'].on_length} changes nothing: {name} learns from given replies"]
     if compares_nothing(find(name)) and (limit := known["update"].ratio_threshold):
         notes += [f"update.ratio_threshold={limit} changes nothing: {name} has no ratio"]
-    usual: Mapping[str, Any] = learner_options(name, None, {})[0]
+    if find(name).rows["labelled"] and config.data.reply_field:
+        notes += [f"data.reply_field={config.data.reply_field} changes nothing: labelled replies have their own names"]
+    usual = {**learner_options(name, None, {})[0], **{group: made() for group, made in OWN.items()}}
     for group, options, read, needed in READ_ONLY_WITH:
         if group in known and not read(known[group]):
             values = {o: getattr(known[group], o) for o in options.split()}
-            changed = [f"{group}.{o}={x}" for o, x in values.items() if x != getattr(usual[group], o)]
+            changed = [f"{group}.{o}={x}".lstrip(".") for o, x in values.items() if x != getattr(usual[group], o)]
             notes += [f"{', '.join(changed)} without {needed}: nothing reads it"] if changed else []
     train, judged = config.train, {"held-out tasks": config.train.evaluates, "the probe prompts": config.train.probes}
     if train.reward is not None and find(name).source == "data":
