@@ -104,7 +104,12 @@ def read_recorded(
         fields, where = record.fields, record.where
         same = ("reward" in fields) == paid
         require(same, f"{where}: all records have a reward, or none; {'it has none' if paid else 'this has one'}")
-        _check_temperature(fields, sampling, where)
+        if (temperature := fields.get("temperature")) not in (None, sampling.temperature):
+            raise OperantError(
+                f"{where}: it was sampled at temperature {shown(temperature)}, and the run scores at "
+                f"{sampling.temperature:g}: --sampling.temperature {shown(temperature)}, with log-probs of that "
+                "temperature (of vLLM with --logprobs-mode processed_logprobs)"
+            )
         if not record.turns:
             (made,) = demonstrations.rollouts([task_with_reply(fields, where, "text", None, where)])
             record.turns, record.texts = made.turns, made.texts
@@ -221,16 +226,6 @@ def _version(record: _Record) -> int | None:
     good = version is None or (type(version) is int and version >= 0)
     require(good, f"{record.where}: version={shown(version)}; it must be a number of training steps, from 0")
     return version
-
-
-def _check_temperature(fields: Mapping[str, object], sampling: Sampling, where: str) -> None:
-    temperature = fields.get("temperature")
-    if temperature is not None and temperature != sampling.temperature:
-        raise OperantError(
-            f"{where}: it was sampled at temperature {shown(temperature)}, and the run scores at "
-            f"{sampling.temperature:g}: --sampling.temperature {shown(temperature)}, with log-probs of that "
-            "temperature (of vLLM with --logprobs-mode processed_logprobs)"
-        )
 
 
 def _notes(records: Sequence[_Record], again: Sequence[int], name: str) -> tuple[str, ...]:

@@ -123,8 +123,12 @@ def named_world(name: str, options: Mapping[str, object], run: Mapping[str, obje
     name = str(without_form(name))
     made, what = named_parts.KINDS["env"].factory(name), f"world {shown(name)}"
     own = {option.removeprefix("env."): value for option, value in options.items()}
-    trained = _trained_options(run) if without_form(run.get("env")) == name else {}
-    trained |= {"examples": 0.0} if "examples" in trained else {}
+    trained = dict[str, Any]()
+    if without_form(run.get("env")) == name:  # as the run stores them, without those of its worker processes
+        stored, form = named_parts.options_of(run, "env"), FORMS.get(str(run["env"]).partition(":")[0])
+        trained = {option.removeprefix("env."): run[option] for option in stored}
+        trained |= {"examples": 0.0} if "examples" in trained else {}
+        trained = {option: x for option, x in trained.items() if form is None or option not in form.options_of_runs}
     return None if made is None else named_parts.make("env", name, arguments(made, trained | own, what))
 
 
@@ -164,14 +168,6 @@ def playable(env: object) -> str | None:
     with suppress(OperantError):  # such as a file that is no longer there
         made = ENVS.find(name) if isinstance(name, str) else None
     return str(name) if inspect.isclass(made) and issubclass(made, TextGames) else None
-
-
-def _trained_options(run: Mapping[str, object]) -> dict[str, object]:
-    """The options of the world of a run as it stores them, without those of its worker processes."""
-    form = FORMS.get(str(run["env"]).partition(":")[0])
-    of_form = form.options_of_runs if form is not None else ()
-    own = {option.removeprefix("env."): run[option] for option in named_parts.options_of(run, "env")}
-    return {option: value for option, value in own.items() if option not in of_form}
 
 
 def model_sampling(run: Mapping[str, object], given: Mapping[str, object]) -> Sampling:
