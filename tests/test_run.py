@@ -148,11 +148,3 @@ def test_a_wrong_name_lists_the_runs_that_are_there(tmp_path):
     RunFolder.create(tmp_path / "sentiment", {})
     with pytest.raises(OperantError, match=r"sentimnet is not a run folder.*runs in .*: sentiment$"):
         RunFolder.open(tmp_path / "sentimnet")
-
-
-def test_a_refused_write_leaves_the_old_file(tmp_path):
-    atomic_io.write(tmp_path / "a", "old")
-    with largest_file(10), pytest.raises(OperantError):
-        atomic_io.write(tmp_path / "a", "new" * 100)
-    assert (tmp_path / "a").read_text(encoding="utf-8") == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
