@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import count
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from cases import cases
 from tokenizers_of_words import byte_tokenizer, word_tokenizer
@@ -16,6 +17,7 @@ from operant import OperantError, Task, train
 from operant.data import DataOptions, Order, load_tasks
 from operant.data.sources import share, split_off
 from operant.data.tasks import left_out
+from operant.runs.config import configure
 
 TEXT = "the film is good and the plot is long so a bad film is dull and the plot is terrible in all and it is great"
 
@@ -91,9 +93,13 @@ def test_lists_and_functions_and_tasks():
     def forever():
         return (f"number {n}" for n in count())
 
-    frame = type("DataFrame", (), {"__iter__": lambda self: iter(["prompt"]), "itertuples": print})
-    with pytest.raises(OperantError, match=r"a DataFrame is not a source.*to_dict\('records'\)"):
-        load_tasks(frame())
+    array, own = np.array(["ab", "cd"]), {"__iter__": lambda self: iter(["prompt"]), "itertuples": print}
+    own |= {"__array__": print, "__eq__": lambda self, other: array == other}
+    for made in (load_tasks, lambda frame: configure({"tasks": frame, "reward": "letters:e"})):
+        with pytest.raises(OperantError, match=r"a DataFrame is not a source.*to_dict\('records'\)"):
+            made(type("DataFrame", (), own)())
+    held = configure({"tasks": array, "evaluate": array[:1], "reward": "letters:e"}).train
+    assert (held.tasks, held.evaluate) == (["ab", "cd"], ["ab"])
     tasks = load_tasks(forever, options=DataOptions(limit=3))
     assert [(t.id, t.prompt) for t in tasks] == [(f"forever/{i}", f"number {i}") for i in range(3)]
 
