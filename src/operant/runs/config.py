@@ -337,6 +337,7 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
         require(train.replies_version is None, f"replies_version={train.replies_version} without replies: leave it out")
         return
     own = "what is played; the replies are there already: leave it out"
+    deciding = ("rollouts_ahead", "partial_rollout_tokens", "redraw", "retire")
     reasons = [
         (algorithm.source == "data", f"{method}: it learns from demonstrations or labels: name the file in tasks"),
         (algorithm.source == "both", f"{method}: it also needs demonstrations of the same tasks"),
@@ -344,10 +345,7 @@ def _check_replies(train: TrainOptions, data: DataOptions) -> None:
         (train.tasks is not None, f"tasks={shown(train.tasks)}: the prompts are the replies' own; use tasks=none"),
         (train.form is not None, f"form={shown(train.form)}: the prompts are the replies' own; leave it out"),
         (train.env is not None, f"env={shown(train.env)}: a world decides {own}"),
-        (train.rollouts_ahead, f"rollouts_ahead={train.rollouts_ahead}: it decides {own}"),
-        (train.partial_rollout_tokens, f"partial_rollout_tokens={train.partial_rollout_tokens}: it decides {own}"),
-        (train.redraw, f"redraw={train.redraw}: it decides {own}"),
-        (train.retire is not None, f"retire={train.retire}: it decides {own}"),
+        *((getattr(train, name), f"{name}={getattr(train, name)}: it decides {own}") for name in deciding),
         (train.reward_chunks > 1, f"reward_chunks={train.reward_chunks}: nothing is generated; leave it out"),
         (share(train.evaluate) is not None, f"evaluate={train.evaluate}: name a file of held-out tasks"),
         (data != DataOptions() and not train.evaluate, "data.*: these options say how tasks are read; leave them out"),
@@ -510,11 +508,14 @@ def load_recipe(name: str) -> dict[str, object]:
 
 def as_mapping(config: Config) -> dict[str, object]:
     """The whole configuration as plain data, for config.yaml; a Python object becomes its description."""
-    out = _plain(config.train)
-    for kind, own in config.parts.items():  # by full name: an option of a part may itself be called `name`
-        out |= {f"{kind}.{option}": describe(value) for option, value in own.items()}
-    own = {"data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
-    return out | {group: _plain(made) for group, made in {**own, **config.learner}.items()}
+    own = {"": config.train, "data": config.data, "evaluation": config.evaluation, "isolation": config.isolation}
+    groups: dict[str, Any] = {
+        group: {name: describe(value) for name, value in options.values(made).items()}
+        for group, made in {**own, **config.learner}.items()
+    }
+    # By full name: an option of a part may itself be called `name`.
+    parts = {f"{kind}.{name}": describe(value) for kind, part in config.parts.items() for name, value in part.items()}
+    return groups.pop("") | parts | groups
 
 
 def describe(value: object) -> object:
@@ -531,7 +532,3 @@ def describe(value: object) -> object:
         return f"<function {value.__module__}:{value.__qualname__}>"
     size = f" of {len(value)}" if hasattr(value, "__len__") else ""
     return f"<{type(value).__name__}{size}>"
-
-
-def _plain(made: object) -> dict[str, object]:
-    return {name: describe(value) for name, value in options.values(made).items()}

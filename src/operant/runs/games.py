@@ -31,8 +31,6 @@ from operant.types import Engine, Env, OperantError, Step, Task, describe_error,
 
 REPLY = {"max_tokens": 64, "stop_strings": ("\n",)}
 """How a model replies that is no run of operant: up to a line break."""
-NEEDS_COMMANDS = "fixed"
-"""A player that replays commands, which no option gives."""
 
 
 @dataclass
@@ -97,7 +95,7 @@ class OwnPlayer:
 
 def player_names() -> list[str]:
     """The names of players that are no models."""
-    return [name for name in PLAYERS.names() if name != NEEDS_COMMANDS]
+    return [name for name in PLAYERS.names() if name != "fixed"]  # it replays commands, which no option gives
 
 
 def simple_player(name: str) -> Callable[[], Player] | None:

@@ -157,8 +157,7 @@ def apply_changes(found: list[Change], learner: Learner) -> None:
     if names & {"update.micro_tokens", "update.micro_batch"}:
         fresh = learner.options["update"].budget()
         learner.budget.tokens, learner.budget.fixed = fresh.tokens, fresh.fixed  # the object that checkpoints save
-    if "optimizer.eps_placement" in names:  # that of tensorflow leaves another eps in each step
-        names.add("optimizer.eps")
+    names |= {"optimizer.eps"} if "optimizer.eps_placement" in names else set()  # tensorflow leaves its last step's
     options = learner.options.get("optimizer")
     for group in getattr(learner.optimizer, "param_groups", ()):
         group |= {n: getattr(options, n) for n in ("betas", "eps", "alpha") if f"optimizer.{n}" in names}

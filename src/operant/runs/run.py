@@ -12,7 +12,7 @@ from html import escape
 from shlex import quote
 
 from operant import distributed, machine
-from operant.metrics.rollout_table import Row, as_rows
+from operant.metrics.rollout_table import as_rows
 from operant.models.policy import Policy
 from operant.rewards import reward_metrics
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
@@ -146,11 +146,9 @@ class Run:
         assert last is not None  # set by `learn`
         judgement = (of_all.remarks, of_all.passing)
         rows = as_rows(rollouts, of_all.scores, of_all.parts, last.batch, last.places, pieces, *judgement)
-        table = list[Row]()
-        for part in distributed.gathered(rows):  # each rank has counted its attempts from 0
-            first = table[-1]["rollout"] + 1 if table else 0
-            table += [row | {"rollout": first + row["rollout"]} for row in part]
-        self.trackers.rollouts(step, table)
+        first = sum(distributed.gathered(len(rollouts))[: distributed.rank()])  # each rank counts its attempts from 0
+        rows = [row | {"rollout": first + row["rollout"]} for row in rows]
+        self.trackers.rollouts(step, [row for part in distributed.gathered(rows) for row in part])
         self.trackers.distributions(step, learner.distributions)
         tracked = time.perf_counter()
         metrics |= self.evaluation.after_step(step)
