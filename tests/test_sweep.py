@@ -53,6 +53,8 @@ def test_values_with_commas_stand_in_brackets():
     assert grid([axis])[0].name == "optimizer.betas=0.9+0.95"
     axes, fixed = divide({"betas": "0.9,0.95", "seed": "1,2"}, "letters")
     assert fixed == {"optimizer.betas": "0.9,0.95"} and len(axes) == 1, "an option that is a tuple is no axis by itself"
+    more = {"data.template": "[INST] {text} [/INST]"}
+    assert divide({"seed": "1,2"} | more, "letters")[1] == more, "no brackets around the value"
     for more in ({"reward": "{letters:e: 1, length:5: 0.5}"}, {"preset": "sdpo", "teacher.rate": "0.1"}):
         assert [axis.name for axis in divide({"seed": "1,2"} | more, "letters")[0]] == ["learner.seed"]
 

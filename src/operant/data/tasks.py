@@ -424,12 +424,12 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
         return f"tasks of {name}: none of {rows} rows has a label; those that are all bad or skipped say nothing"
     settings = {
         "not empty": f"the field {options.text_field!r} is empty everywhere",
-        "length in characters": f"min_chars={options.min_chars}, max_chars={options.max_chars}",
-        "length in tokens": f"query_tokens={options.query_tokens}: every text is shorter",
+        "length in characters": f"loosen min_chars={options.min_chars}, max_chars={options.max_chars}",
+        "length in tokens": f"loosen query_tokens={options.query_tokens}: every text is shorter",
     }
     guilty = next(step for step in settings if not passed[step])
     left = ", ".join(f"{passed[step]} after {step!r}" for step in settings)
-    return f"tasks of {name}: none of {rows} rows passes the filters ({left}); loosen {settings[guilty]}"
+    return f"tasks of {name}: none of {rows} rows passes the filters ({left}); {settings[guilty]}"
 
 
 def check_texts(task: Task, where: str) -> None:
