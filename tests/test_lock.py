@@ -73,8 +73,8 @@ def test_what_has_ended_holds_no_lock(other, tmp_path):
 
 
 def test_another_machine_cannot_be_asked(tmp_path):
-    left_behind(tmp_path / "lock", boot="another", host="elsewhere")
-    with pytest.raises(OperantError, match=r"elsewhere.*if it is gone, delete"):
+    left_behind(tmp_path / "lock", boot="another", host="elsewhere", since="noon")
+    with pytest.raises(OperantError, match=rf"process {os.getpid()} on elsewhere, since noon.*if it is gone, delete"):
         lock.take(tmp_path / "lock")
     left_behind(tmp_path / "clone", boot="another", machine="a machine of the same name")
     with in_use():
@@ -118,6 +118,8 @@ def test_an_older_lock_and_a_torn_one_are_understood(tmp_path):
     assert lock.take(tmp_path / "lock") == old
     (tmp_path / "torn").write_text('{"pid": 1', encoding="utf-8")
     assert lock.take(tmp_path / "torn")["pid"] is None
+    (tmp_path / "empty").touch()
+    assert lock.take(tmp_path / "empty") is None
 
 
 def test_a_process_that_its_owner_has_forked_does_not_hold_it(tmp_path):

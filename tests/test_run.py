@@ -13,7 +13,6 @@ from processes import Child
 
 from operant.runs.folder import RunFolder, read_config
 from operant.runs.resume import cut_after
-from operant.storage import atomic_io
 from operant.types import OperantError
 
 
@@ -80,12 +79,6 @@ def test_resume_cuts_what_is_played_again_and_a_torn_line(tmp_path):
     assert sorted(p.name for p in folder.rollouts_path.iterdir()) == [f"step-0000{s}.parquet" for s in (1, 2, 3)]
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path):
-    (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n', encoding="utf-8")
-    with pytest.raises(OperantError, match="line 2"):
-        atomic_io.records(tmp_path / "m.jsonl")
-
-
 def test_rollouts_keep_columns_that_the_first_row_lacks(tmp_path):
     folder = RunFolder.create(tmp_path / "x", {})
     rows = [
@@ -113,16 +106,6 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path):
     folder = RunFolder.open(tmp_path / "x")
     assert json.loads((tmp_path / "x" / "lock").read_text(encoding="utf-8"))["pid"] == os.getpid()
     assert f"took over from process {dead['pid']}" in folder.log_path.read_text(encoding="utf-8")
-
-
-def test_another_machine_cannot_be_asked_whether_it_runs(tmp_path):
-    folder, path = RunFolder.create(tmp_path / "x", {}), tmp_path / "x"
-    folder.close()
-    (path / "lock").write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "noon"}), encoding="utf-8")
-    with pytest.raises(OperantError, match="process 1 on elsewhere, since noon"):
-        RunFolder.open(path)
-    (path / "lock").write_text("", encoding="utf-8")
-    RunFolder.open(path)
 
 
 def test_a_full_disk_is_refused_at_once_and_nothing_is_left(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import re
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from texts import parts
 from operant.metrics.registry import COLUMNS, METRICS, describe, markdown
 from operant.metrics.rollout_table import as_rows
 from operant.runs.folder import RunFolder
+from operant.trackers.base import ExternalTracker
 from operant.trackers.console import Console, before_after
 from operant.trackers.notebook import Chart
 from operant.trackers.trackers import Trackers
@@ -92,6 +94,23 @@ def test_a_record_that_cannot_be_written_is_written_later(tmp_path, capsys):
     assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
     assert tracker.calls == [("log", 1), ("log", 2), ("log", 3)]
     assert len(messages) == 2 and messages[1] == "metrics can be written again"
+
+
+def test_a_run_has_failed_by_an_error_of_its_own(tmp_path):
+    ended = []
+
+    class Own(ExternalTracker):
+        def end(self, failed):
+            ended.append(failed)
+
+    try:
+        raise KeyError
+    except KeyError:  # the program handles it, and trains again
+        tracker = Own(tmp_path, print)
+        tracker.close()
+        with pytest.raises(ValueError), closing(tracker):
+            raise ValueError from None
+    assert ended == [False, True]
 
 
 def test_ctrl_c_in_a_tracker_is_not_swallowed():

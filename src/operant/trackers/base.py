@@ -48,6 +48,7 @@ class ExternalTracker:
         self._state_path = self.folder / "operant.json"
         self.log_message = log_message
         self.samples_every = self.total_steps = 0
+        self._handled = sys.exc_info()[1]  # a program may train again where it handles an error
         self.state: dict[str, Any] = {}
         """What a resumed run has to know, stored in `operant.json`: the last step, and the name or id of the run."""
         self.skip_until = 0
@@ -102,7 +103,8 @@ class ExternalTracker:
 
     def close(self) -> None:
         """End the run, as failed if an error ended it. A caller who stops iterating over steps is not an error."""
-        self.end(failed=sys.exc_info()[0] not in (None, GeneratorExit))
+        error = sys.exc_info()[1]
+        self.end(failed=error not in (None, self._handled) and not isinstance(error, GeneratorExit))
 
     def _write(self, step: int, data: StepData) -> None:
         if step > self.skip_until:

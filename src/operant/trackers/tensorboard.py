@@ -24,7 +24,6 @@ class TensorBoard(ExternalTracker):
         import tensorboard  # noqa: F401 - only a check: the writer is torch's, but it needs the package
 
         self._writer: Any = None
-        self._config: Mapping[str, Any] = {}
         self._logged_before = 0
         """The last step that an earlier process of the run logged; 0 for a new run."""
 
@@ -68,7 +67,5 @@ def markdown(columns: tuple[str, ...], rows: list[list[object]]) -> str:
 
 
 def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    text = f"{value:.4g}" if isinstance(value, float) else plain(str(value))
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else plain(str(value))
     return html.escape(text).translate(_MARKDOWN_CHARACTERS)
