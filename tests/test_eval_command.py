@@ -83,13 +83,14 @@ RUN = {"steps": 4, "batch": 4, "minibatch": 4, "max_tokens": 6, "probes": 0, "wa
 def place(tmp_path_factory):
     """A folder with a model, tasks, and a run with held-out tasks and checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("eval")
-    for name, seed in (("model", 0), ("other", 1)):
+    for name, seed in (("model", 0), ("other", 1), ("critic", 0)):
         on_disk(folder / name, lm("gpt2", len(letters()), seed=seed))
     rows = [{"prompt": a + b} for a in "abcd" for b in "efg"]
     (folder / "tasks.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     kept = {"checkpoint": "both", "checkpoint_every": 2, "keep": 9, "data.text_field": "prompt"}
-    tasks, run = str(folder / "tasks.jsonl"), str(folder / "run")
+    tasks, run, kept["value.critic"] = (str(folder / name) for name in ("tasks.jsonl", "run", "critic"))
     train(str(folder / "model"), tasks, "letters:a", evaluate=tasks, out=run, temperature=0.8, **kept, **RUN)
+    shutil.rmtree(folder / "critic")  # the run has a copy
     return folder
 
 

@@ -110,12 +110,14 @@ def at_step(folder: Path, step: int) -> Policy:
     path = checkpoint_of(folder, step)
     config = named_parts.flattened(read_config(folder))
     schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
-    options = compose(schema, {group: config.get(group) or {} for group in schema})
+    given = {group: {**(config.get(group) or {})} for group in schema}
+    for option in ("lora.adapter", "value.critic"):
+        if (copy := folder / START / MODELS[option]).is_dir():
+            group, _, name = option.partition(".")
+            given[group][name] = str(copy)
+    options = compose(schema, given)
     value = options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None
-    lora, copy = options["lora"], folder / START / MODELS["lora.adapter"]
-    if lora.adapter is not None and copy.is_dir():
-        lora = replace(lora, adapter=str(copy))
-    policy = load_initial(config, folder, "policy", value=value, options=options["model"], lora=lora)
+    policy = load_initial(config, folder, "policy", value=value, options=options["model"], lora=options["lora"])
     with said_of(path):
         PolicyState(policy).load_state_dict(read_part(path, "policy"))
     return policy
