@@ -124,9 +124,7 @@ def test_a_failing_report_tracker_or_diagnosis_stops_nothing(tmp_path, monkeypat
         assert text in log, text
 
 
-# --- lines that wait
-
-
+# --- lines that wait --------------------------------------------------------------------------------------------------
 def test_lines_are_whole_and_in_order_whatever_was_half_written(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "lines")
     journal.add("one\n")
