@@ -103,6 +103,7 @@ SAID = {"role": "assistant", "content": "zebra"}
     (ONE | {"temperature": 0.7}, "temperature 0.7, and the run scores at 1: --sampling.temperature 0.7"),
     (ONE | {"prompt_token_ids": [4] * 64}, "line 2 .*64"),
     (ONE | {"group": [1]}, r"line 2: group=\[1\]"),
+    ({"prompt": "a", "replies": ["b", "c"]}, "line 2: it has 2 replies: make a record of each"),
 )
 def test_a_broken_record_is_a_sentence(row, why, one, tmp_path):
     row = {"reward": 0.0, **row} if isinstance(row, dict) and "it has none" not in why else row

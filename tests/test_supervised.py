@@ -76,6 +76,7 @@ def test_rows_of_every_form_by_hand():
         r"messages with role and content as text",
     ),
     ({"prompt": TALK[:1], "completion": TALK[:1]}, r"the reply has no message with role 'assistant'"),
+    ({"prompt": TALK[:1], "replies": [TALK[:1]]}, r"task '[^']+': the reply has no message with role 'assistant'"),
 )
 def test_a_row_that_cannot_be_learnt_from_is_refused_by_name(row, message):
     with pytest.raises(OperantError, match=message):

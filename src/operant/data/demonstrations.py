@@ -133,6 +133,7 @@ class Demonstrations:
             action = self._plain(answered[len(asked) :])
             pairs.append((ids, action))
             ids, text = ids + action, answered
+        require(pairs, f"task {task.id!r}: the reply has no message with role 'assistant', so nothing can be learnt")
         return pairs
 
     def _turn(self, prompt: list[int], action: list[int]) -> Turn | None:

@@ -111,7 +111,8 @@ def read_recorded(
                 "temperature (of vLLM with --logprobs-mode processed_logprobs)"
             )
         if not record.turns:
-            (made,) = demonstrations.rollouts([task_with_reply(fields, where, "text", None, where)])
+            made, *more = demonstrations.rollouts([task_with_reply(fields, where, "text", None, where)])
+            require(not more, f"{where}: it has {1 + len(more)} replies: make a record of each, with one `group`")
             record.turns, record.texts = made.turns, made.texts
             again += [len(turn.action) for turn in made.turns]
         age = UNKNOWN if not weights or record.weights != {weights} else 0
