@@ -151,8 +151,9 @@ def test_invalid_paths_on_the_command_line(words, capsys):
     (["\ud800"], "the id holds half a surrogate"),
     ([10**400, 10**400], "occurs twice"),
     ([Task(["x"], "a")], "is not valid"),
+    ([Task("x", {"role": "user", "content": "a"})], "it must be text, token ids, or a list of messages"),
 )
-def test_invalid_ids(given, sentence):
+def test_invalid_ids_and_prompts(given, sentence):
     rows = [one if isinstance(one, Task) else {"id": one, "text": "a"} for one in given]
     assert sentence in refused(load_tasks, rows, options=DataOptions(id_field="id"))
 

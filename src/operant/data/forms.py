@@ -131,7 +131,8 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
     if odd := [key for key in made if key not in KEYS]:
         raise OperantError(f"{where}: it returned {shown(odd[0])}; a form returns {', '.join(KEYS)}")
     references = made.get("references") or ()
-    references = (references,) if isinstance(references, str) else tuple(references)
+    single = isinstance(references, str) or not isinstance(references, Iterable)
+    references = (references,) if single else tuple(references)
     messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
     around = [made.get(name) or "" for name in ("before", "cue", "id")]
     texts = [*references, *around, "" if messages else made["prompt"]]

@@ -215,13 +215,12 @@ def _json(path: Path) -> Rows:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        row = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise OperantError(f"tasks: {where}: invalid JSON ({error.msg}, {line}column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
         raise OperantError(f"tasks: {where}: this JSON cannot be read ({error}); repair or remove it") from error
-    return row
 
 
 def _csv(path: Path) -> Rows:

@@ -8,7 +8,7 @@ load_tasks("builtin:openings/train", tokenizer)
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -433,10 +433,12 @@ def _nothing_left(name: str, passed: Counter[str], options: DataOptions) -> str:
 
 
 def check_texts(task: Task, where: str) -> None:
-    """Raises: OperantError for text that cannot be written to a file of the run, before hours of training."""
+    """Raises: OperantError for what is no prompt, or what no file of the run can hold, before hours of training."""
     if not isinstance(task.id, (str, int)) or len(str(task.id)) > MAX_ID:
         why = f"the id {shown(task.id)} is not valid: ids are texts of at most {MAX_ID} characters"
         raise OperantError(f"{where}: {why}")
+    good = task.prompt is None or isinstance(task.prompt, Sequence)
+    require(good, f"{where}: the prompt is {shown(task.prompt)}; it must be text, token ids, or a list of messages")
     for what, text in (("id", task.id), ("prompt", task.prompt)):
         if isinstance(text, str) and not text.isascii():
             try:
