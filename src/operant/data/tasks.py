@@ -246,14 +246,12 @@ def _task(row: object, task_id: str, where: str, options: DataOptions, with_repl
             )
         target, references = of_form.target if target is None else target, of_form.references
         return Task(task_id, of_form.prompt, target, references if with_replies else (), references=references)
-    if labelled:
-        if options.text_field in fields and options.text_field != BARE.text_field:
-            row = {**fields, "prompt": fields[options.text_field]}
-        task = labelled_task(row, task_id, where)
+    if labelled and options.text_field in fields and options.text_field != BARE.text_field:
+        row = {**fields, "prompt": fields[options.text_field]}
+    if labelled or with_replies:
+        given = (row, task_id, options.text_field, options.reply_field, where)
+        task = labelled_task(row, task_id, where) if labelled else task_with_reply(*given)
         task = task if target is None else replace(task, target=target)
-        return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
-    if with_replies:
-        task = replace(task_with_reply(row, task_id, options.text_field, options.reply_field, where), target=target)
         return task if options.template is None else replace(task, prompt=_filled(options.template, fields, where))
     if options.template is not None:
         return Task(task_id, _filled(options.template, fields, where), target)
