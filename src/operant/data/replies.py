@@ -17,7 +17,8 @@ Labels, for reward models and preference optimisation, become a score for each r
 {"prompt": "...", "completion": "...", "outcome": "passed"}              # what became of a program, or its number
 {"prompt": "...", "completions": ["...", "..."], "outcomes": ["failed test", 3]}
 
-Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with.
+Prompts and replies are texts, token ids or messages. Without `prompt`, it is what `chosen` and `rejected` begin with;
+`data.text_field` names another field of it.
 """
 
 from collections.abc import Mapping, Sequence

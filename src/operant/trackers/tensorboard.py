@@ -24,8 +24,7 @@ class TensorBoard(ExternalTracker):
         import tensorboard  # noqa: F401 - only a check: the writer is torch's, but it needs the package
 
         self._writer: Any = None
-        self._logged_before = 0
-        """The last step that an earlier process of the run logged; 0 for a new run."""
+        self._logged_before = 0  # the last step that an earlier process of the run logged; 0: a new run
 
     def begin(self, config: Mapping[str, object]) -> None:
         """Prepare the run. The first step opens the event file, which replaces earlier events from that step on."""

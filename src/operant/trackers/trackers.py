@@ -16,7 +16,7 @@ from operant.import_by_name import Table
 from operant.options import Factory, arguments
 from operant.trackers.tensorboard import TensorBoard
 from operant.trackers.wandb import Trackio, WandB
-from operant.types import OperantError
+from operant.types import OperantError, shown
 
 TRACKERS = Table("tracker", "operant.trackers", {tracker.name: tracker for tracker in (TensorBoard, WandB, Trackio)})
 """The class of each tracker; it gets the run folder and a function that adds to its log, and then its options."""
@@ -51,6 +51,8 @@ def tracker_options(named: Iterable[str] | Mapping[str, Mapping[str, object]]) -
     Raises: OperantError for an unknown name or option, with the nearest one.
     """
     given = {name: (named[name] or {}) if isinstance(named, Mapping) else {} for name in named}
+    if odd := [name for name, own in given.items() if not isinstance(own, Mapping)]:
+        raise OperantError(f"trackers: the options of {odd[0]} are {shown(given[odd[0]])}; give a mapping of them")
     return {name: arguments(Factory(TRACKERS.find(name), 2), own, f"tracker {name}") for name, own in given.items()}
 
 
