@@ -66,7 +66,8 @@ def listener():
 
 def rows(step, count=40):
     reply = {"query": "why", "reply": NASTY, "reward": 0.5, "kl": [0.25, 0.5], "reply_tokens": 2, "end": "stop"}
-    return [reply | {"reward": None, "kl": None, "reply": f"first of {step}"}] + [reply] * (count - 1)
+    refused = {"reward": None, "kl": [None, 0.5], "reply": f"first of {step}"}
+    return [reply | refused] + [reply] * (count - 1)
 
 
 def drive(folder, names, steps):

@@ -129,10 +129,10 @@ def edges(histogram: Histogram) -> list[float]:
 
 
 def replies(step: int, rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return the first `REPLIES` replies as lists in the order of `COLUMNS`."""
+    """Return the first `REPLIES` replies as lists in the order of `COLUMNS`; of one whose KL has NaN, it is None."""
     table = []
     for row in rows[:REPLIES]:
-        kl = None if row.get("kl") is None else float(sum(row["kl"]))
+        kl = None if row.get("kl") is None or None in row["kl"] else float(sum(row["kl"]))
         others = [row.get(name) for name in ("reply_tokens", "end", "outcome", "message")]
         table.append([step, row["query"], row["reply"], row.get("reward"), kl, *others])
     return table
