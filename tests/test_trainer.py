@@ -252,7 +252,7 @@ def test_a_critic_that_sees_the_best_replies_alone_is_said(method):
     ("ppo", {"evaluate_every": 5}, "evaluate"),
     ("ppo", {"probes": 0, "probe_every": 2}, "probes above 0"),
     ("sft", {"data.prompt_keeps": "end"}, "data.prompt_tokens"),
-    ("grpo", {"evaluation.beams": 4}, "evaluate"),
+    ("grpo", {"evaluation.samples": 4}, "evaluate"),
     ("dpo", {"data.reply_field": "answer"}, "changes nothing: labelled replies have their own names"),
 )
 def test_an_option_that_nothing_reads_is_said(method, given, needed):

@@ -36,7 +36,7 @@ READ_ONLY_WITH: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
     ("", "evaluate_every", lambda train: train.evaluates, "evaluate"),
     ("", "probe_every", lambda train: train.probes > 0, "probes above 0"),
     ("data", "prompt_keeps", lambda data: data.prompt_tokens is not None, "data.prompt_tokens"),
-    ("evaluation", "samples seeds sampling beams length_penalty", lambda evaluation: False, "evaluate"),
+    ("evaluation", "samples seeds", lambda evaluation: False, "evaluate"),
 )
 """Options of a group, when they are read, and what has to be set for that."""
 
