@@ -301,6 +301,16 @@ def test_tests_that_are_code_and_a_standard_input_mix(jail: Jail) -> None:
     assert verdict.results == ("passed", "passed", "passed", "failed test", "runtime error")
 
 
+@cases(
+    ([Code("k = 3\nassert f(k) == 6"), Stdin("", ""), Code("assert f(k) == 6")], "passed passed passed"),
+    ([Code("def g(x): assert x == 5\ng(end())"), Code("g(f(2))"), Code("assert f(1) == 2")], "runtime failed passed"),
+)
+def test_what_a_test_binds_outlives_the_program(tests: list, results: str, jail: Jail) -> None:
+    source = f"{DOUBLE}\nimport os\ndef end(): os._exit(1)\ndef g(x): pass"
+    [verdict] = jail.run([Program(source, tests)])
+    assert [result.split()[0] for result in verdict.results] == results.split()
+
+
 def test_time_is_that_of_the_processor_over_all_tests() -> None:
     spin = "from time import process_time as now\ndef f(s):\n    end = now() + s\n    while now() < end: pass\n"
     spin += "    return 1"
