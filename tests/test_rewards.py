@@ -18,7 +18,7 @@ from toys import letters, on_disk
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
-from operant.rewards import check, judge, resolve, shaping
+from operant.rewards import check, held_out, judge, resolve, shaping
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
@@ -282,7 +282,8 @@ def test_minus_query_scores_and_subtracts_each_query_once():
     assert judge(weighted(parts), [rollout_of("eel")]).parts == {"x": [0.0], "y": [2.0]}
     with pytest.raises(OperantError, match="scores each token"):
         judge(MinusQuery(lambda rs: [[0.0] * len(r.ids) for r in rs]), [rollout_of("")])
-    assert judge(resolve("minus_query:letters:e"), [rollout_of("eel")]).scores == [2.0]
+    for spec in ("minus_query:letters:e", "minus_query:minus_greedy:letters:e"):  # whose greedy replies are of training
+        assert judge(held_out(resolve(spec)), [rollout_of("eel")]).scores == [2.0]
 
 
 # --- a classifier with its own tokenizer ------------------------------------------------------------------------------

@@ -70,9 +70,6 @@ class Weighted(Wrapper):
     def rebuilt(self, change: Callable[[RewardFn], RewardFn]) -> RewardFn:
         return replace(self, rewards={name: (change(part), weight) for name, (part, weight) in self.rewards.items()})
 
-    def held_out(self) -> RewardFn:
-        return self.rebuilt(held_out)
-
 
 def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:
     """Per sample, the worst outcome of several rewards; empty if failures of all of them stop the run."""

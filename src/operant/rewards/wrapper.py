@@ -41,8 +41,8 @@ class Wrapper(RewardBase):
             check(part)
 
     def held_out(self) -> RewardFn:
-        """The reward as it judges single replies, such as held-out ones."""
-        return self
+        """The reward as it judges single replies, such as held-out ones: of what it is made of, too."""
+        return self.rebuilt(held_out)
 
 
 def held_out(reward: RewardFn) -> RewardFn:
