@@ -254,6 +254,8 @@ def test_abstaining_in_a_weighted_sum():
 def test_per_token_and_whole_scores_meet_on_the_last_token():
     parts = {"tokens": (fixed([[1.0, 2.0, 3.0]]), 2.0), "whole": (fixed([0.5]), 4.0), "none": (fixed([None]), 9.0)}
     assert judge(weighted(parts), [rollout_of("")]).scores == [[2.0, 4.0, 8.0]]
+    played = replace(rollout_of(""), turns=[Turn([1], [2, 3], trained=False)])  # without an action
+    assert judge(weighted(parts | {"tokens": (fixed([[]]), 2.0)}), [played]).scores == [2.0]
     two = {"one": (fixed([[1.0, 2.0, 3.0]]), 1.0), "two": (fixed([[1.0, 1.0, 1.0]]), 1.0)}
     assert judge(weighted(two), [rollout_of("")]).scores == [[2.0, 3.0, 4.0]]
 

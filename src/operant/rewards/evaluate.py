@@ -347,7 +347,7 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
         if len(numbers) != rollout.count:
             wrong = f"{len(numbers)} numbers where the rollout has {rollout.count} action tokens"
             raise _Refused(wrong, "return one float, or one number per action token")
-        return SampleResult("ok", numbers, {name: _sum(numbers)})
+        return SampleResult("ok", numbers or 0.0, {name: _sum(numbers)})  # an episode may have no action
     number = _number(answer)
     return SampleResult("ok", number, {name: number})
 

@@ -124,7 +124,7 @@ class CriticReward(Wrapper):
             shown[i] = before + reading.pooled[places, PASSED].tolist()
             score, baseline = judged.scores[i], baselines[i]
             if baseline is not None and not isinstance(score, list) and score is not None:
-                scores[i] = before + self._paid(reading, places, outcome, score, baseline)
+                scores[i] = before + self._paid(reading, places, outcome, score, baseline) or 0.0
         if self.refresh and known:
             self._learn(self.scorer.rows(attempts), true)
         own = {"critic/accuracy": right, "critic/passed": passed}
