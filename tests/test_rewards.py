@@ -20,6 +20,8 @@ from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
 from operant.rewards import check, held_out, judge, resolve, shaping
 from operant.rewards.combine import MinusQuery, weighted
+from operant.rewards.failure_policy import IsolationOptions
+from operant.rewards.isolated import under
 from operant.rewards.shaping import RunningMoments, ScoreOptions
 from operant.sandbox.reward_call import keywords
 from operant.tally import Tally
@@ -194,15 +196,14 @@ def test_what_a_reward_raises_is_said_with_its_line_and_a_remedy(reward, said):
 
 
 def test_async_rewards_are_awaited_together_and_keep_their_loop():
-    """Each of two waits for the other: one after the other they would not end."""
+    """Each of two waits for the other."""
     events, loops = {"a": threading.Event(), "b": threading.Event()}, set()
 
     def meets(mine, other):
         async def of_trl(prompts, completions, **kwargs):
             loops.add(asyncio.get_running_loop())
             events[mine].set()
-            while not events[other].is_set():
-                await asyncio.sleep(0.001)
+            assert await asyncio.to_thread(events[other].wait, 5)
             return [float(len(text)) for text in completions]
 
         return of_trl
@@ -211,8 +212,8 @@ def test_async_rewards_are_awaited_together_and_keep_their_loop():
         return [float(len(r.reply)) for r in rollouts]
 
     both = weighted({"a": (meets("a", "b"), 1.0), "b": (meets("b", "a"), 2.0), "c": (plain, 1.0)})
-    for _ in range(2):
-        judged = judge(both, [rollout_of("ab"), rollout_of("cde")])
+    for made in (under(both, IsolationOptions(on_error="drop")), both):
+        judged = judge(made, [rollout_of("ab"), rollout_of("cde")])
         assert judged.scores == [8.0, 12.0] and judged.parts["c"] == [2.0, 3.0]
     assert len(loops) == 1
 

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from operant.rewards.evaluate import Judged, Outcome, Remark, check_greedy, joined_remarks, judge, name_of
-from operant.rewards.wrapper import Wrapper, held_out
+from operant.rewards.wrapper import Wrapper, every_part, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
 from operant.types import OperantError, RewardFn, Rollout, Total, require
@@ -57,7 +57,7 @@ class Weighted(Wrapper):
 
     def each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
         """What each reward answers; those that wait, such as for a server, wait at the same time."""
-        waiting = {name: reward for name, (reward, _) in self.rewards.items() if waits(reward)}
+        waiting = {name: reward for name, (reward, _) in self.rewards.items() if any(map(waits, every_part(reward)))}
         with ThreadPoolExecutor(max(1, len(waiting))) as threads:
             begun = {name: threads.submit(judge, reward, rollouts, name) for name, reward in waiting.items()}
             for name, (reward, _) in self.rewards.items():
