@@ -173,6 +173,10 @@ def resolve(
         parts = [(part, float(spec.count(part))) for i, part in enumerate(spec) if part not in spec[:i]]
         spec = parts if len(spec) > 1 else next(iter(spec))
     if isinstance(spec, Mapping) or (isinstance(spec, list) and spec):
+        require(
+            not options,
+            f"reward {shown(spec)}: options are of one reward; give each its own, {{NAME: {{option: value}}}}",
+        )
         parts = list(spec.items()) if isinstance(spec, Mapping) else spec
         shares = [dict(own) if isinstance(own, Mapping) else {"weight": own} for _, own in parts]
         weights = [share.pop("weight", 1.0) for share in shares]
