@@ -84,11 +84,6 @@ class Judged:
     passing: list[list[float] | None] = field(default_factory=list)
     """One per rollout: after each action token, a critic's probability that the program passes; empty without one."""
 
-    @property
-    def abstained(self) -> list[bool]:
-        """Which rollouts have no score and are left out."""
-        return [score is None for score in self.scores]
-
     def outcome(self, i: int) -> Outcome:
         """The outcome of rollout `i`."""
         return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"

@@ -12,6 +12,7 @@ from operant.rewards.evaluate import name_of
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.wrapper import compared_with_greedy
+from operant.sampling import TokenCount
 from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require
 
 
@@ -47,7 +48,7 @@ class Feedback:
 
     def measure(self, count: Callable[[str], int], room: int | None) -> None:
         """Learn the tokenizer, as a prompt may be messages or ids, and some rewards read tokens."""
-        self.tokenizer = getattr(count, "tokenizer", None)
+        self.tokenizer = count.tokenizer if isinstance(count, TokenCount) else None
         read_with(self.reward, self.tokenizer)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
