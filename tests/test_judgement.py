@@ -15,9 +15,9 @@ from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.metrics.rollout_table import as_rows
-from operant.rewards import judge, resolve, reward_metrics
+from operant.rewards import judge, resolve
 from operant.rewards.combine import minus_query, weighted
-from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
+from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play

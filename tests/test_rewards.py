@@ -123,7 +123,7 @@ def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
     assert judged.parts == {"letters": [3.0], "length": [-0.5]}
     twice = judge(resolve({"letters:e": 1.0, "letters:a": -1.0, my_reward: 0.1}), [rollout_of("aae")])
     assert twice.parts == {"letters:e": [1.0], "letters:a": [2.0], "my_reward": [1.0]}
-    with pytest.raises(OperantError, match=r"options are of one reward; give each its own"):
+    with pytest.raises(OperantError, match=r"give each its own options"):
         resolve({"rouge": 1.0, "letters:e": 0.5}, {"several": "mean"})  # as `--reward.of-options` of a critic
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Remark, check_greedy, joined_remarks, judge, name_of
+from operant.rewards.evaluate import Judged, Outcome, check_greedy, joined_remarks, judge, name_of
 from operant.rewards.wrapper import Wrapper, every_part, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
@@ -47,10 +47,9 @@ class Weighted(Wrapper):
         for i in range(len(scores)):
             if any(judged.outcome(i) in FAILED and judged.scores[i] is None for judged in results):
                 scores[i] = None
-        remarks: list[Remark] = []
-        if any(judged.remarks for judged in results):
-            named = list(zip(self.rewards, results))
-            remarks = [joined_remarks([one.remark(i).under(name) for name, one in named]) for i in range(len(scores))]
+        named = list(zip(self.rewards, results))
+        remarks = [joined_remarks([one.remark(i).under(name) for name, one in named]) for i in range(len(scores))]
+        remarks = remarks if any(judged.remarks for judged in results) else []
         notes = [note for judged in results for note in judged.notes]
         passing = next((judged.passing for judged in results if judged.passing), [])
         return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)

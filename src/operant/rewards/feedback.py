@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from operant.rewards import judge, read_with, resolve, totals
+from operant.rewards import judge, read_with, resolve
 from operant.rewards.evaluate import name_of
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.wrapper import compared_with_greedy
 from operant.sampling import TokenCount
-from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require
+from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require, totals
 
 
 class Feedback:
