@@ -418,26 +418,23 @@ class Peer:
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
         with self.turn:
-            return self.answered(request)
-
-    def answered(self, request: tuple) -> list:
-        self.tell(request)
-        while True:
-            kind, *rest = self.read()
-            if kind == "value":
-                return rest
-            if kind == "error":
-                error = self.raised(*rest)
-                if isinstance(error, StopIteration) and not self.stops and request[2:3] != ("__next__",):
-                    raise marked(RuntimeError("raised StopIteration"), "RuntimeError", "raised StopIteration", None)
-                raise error
-            if kind == "printed":
-                stream, text = rest
-                print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
-            elif kind == "news":
-                self.hear(*rest)
-            else:
-                self.tell(self.answer(kind, rest))
+            self.tell(request)
+            while True:
+                kind, *rest = self.read()
+                if kind == "value":
+                    return rest
+                if kind == "error":
+                    error = self.raised(*rest)
+                    if isinstance(error, StopIteration) and not self.stops and request[2:3] != ("__next__",):
+                        raise marked(RuntimeError("raised StopIteration"), "RuntimeError", "raised StopIteration", None)
+                    raise error
+                if kind == "printed":
+                    stream, text = rest
+                    print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
+                elif kind == "news":
+                    self.hear(*rest)
+                else:
+                    self.tell(self.answer(kind, rest))
 
     def tell(self, message) -> None:
         self.write(*self.news(), message)
