@@ -547,6 +547,7 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
     (by_column, [{"word": "0"}, None], r"for answer, which the tasks do not have \(they have word\); name the col"),
     (lambda completions, trainer_state: [1.0], ["0"], r"asks for trainer_state.*only TRL's trainer has that"),
     (lambda completions, log_extra: log_extra("x", [1, 2]) or [1.0], ["0"], r"log_extra\(.x., ...\): 2 values for 1"),
+    (lambda completions, log_metric: log_metric("x", 1) or 0.5, ["0"], "returned one float for 1 rollouts"),
 )
 def test_a_column_that_is_not_there_is_named(reward, targets, why):
     with pytest.raises(OperantError, match=why):
