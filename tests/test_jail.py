@@ -300,7 +300,6 @@ def test_programs_that_print(source: str, tests: list, results: str, message: st
     (["def g(x): assert x == 5\ng(end())", "g(f(2))", "assert f(1) == 2"], "runtime failed passed"),
 )  # fmt: skip
 def test_what_a_test_binds_outlives_the_program(tests: list, results: str, jail: Jail) -> None:
-    """Also where tests that are code and a standard input mix."""
     source = f"{DOUBLE}\nimport os\ndef end(): os._exit(1)\ndef g(x): pass\n"
     source += "if __name__ == '__main__': print(f(int(input())))"
     made = [Code(test) if isinstance(test, str) else Stdin(*test) for test in tests]

@@ -15,7 +15,7 @@ from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.metrics.rollout_table import as_rows
-from operant.rewards import judge, resolve
+from operant.rewards import judge
 from operant.rewards.combine import minus_query, weighted
 from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions
@@ -238,15 +238,13 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert rollout.info["judgement"] == Judgement(1.0, {"turns": 2.0}, "good")
     for rollout in played(Feedback(ends_in_e, turns=1)):
         assert rollout.texts == ["ab"] and rollout.paid == -0.6
-    world = Feedback(resolve({"ended": 1.0, "length:<=1": 0.5}), turns=1)
-    world.reset({0: Task("a", "the")})
-    world.on_turns({0: Turn([3], [4, 5], end="length")})
-    assert world.step({0: "ab"})[0].reward == -0.5  # two tokens cost 0.5, and a cut reply has not ended
-    world = Feedback(lambda rollouts: [float(len(r.query)) for r in rollouts])
+    seen: list[Rollout] = []
+    world = Feedback(lambda rollouts: seen.extend(rollouts) or [0.5])
     world.measure(TokenCount(letters()), None)
     world.reset({0: Task("a", [{"role": "user", "content": "the"}])})
-    world.on_turns({0: Turn(letters()("go a").input_ids, [4])})
-    assert world.step({0: "ab"})[0].reward == 4.0  # the letters of the prompt as the policy has read it
+    world.on_turns({0: Turn(letters()("go a").input_ids, [4, 5], end="length")})
+    assert world.step({0: "ab"})[0].reward == 0.5  # of the prompt as the policy has read it, and a reply that was cut
+    assert [(r.query, r.ids, r.end) for r in seen] == [("go a", [4, 5], "length")]
     for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
 

@@ -18,7 +18,7 @@ from toys import letters, on_disk
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
-from operant.rewards import check, held_out, judge, resolve, shaping
+from operant.rewards import check, judge, resolve, shaping
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
@@ -129,14 +129,14 @@ def test_a_mapping_is_a_weighted_sum_with_parts_by_name():
 
 # --- the checks of every answer ---------------------------------------------------------------------------------------
 def test_answers_that_are_allowed():
-    rollouts = [rollout_of("", ids=[1, 2, 3]) for _ in range(6)]
+    rollouts = [rollout_of("", ids=[1, 2, 3]) for _ in range(8)]
     answers = [1, np.float32(0.5), torch.tensor(0.25, requires_grad=True), None, [0.1, 0.2, 0.3], {"a": 1.0, "b": -3.0}]
-    judged = judge(fixed(answers), rollouts)
-    assert judged.scores == [1.0, 0.5, 0.25, None, [0.1, 0.2, 0.3], -2.0]
-    assert judged.parts["a"] == [None] * 5 + [1.0]
-    assert judged.parts["fixed"] == [1.0, 0.5, 0.25, None, pytest.approx(0.6), None]
-    assert judge(fixed(torch.ones(6)), rollouts).scores == [1.0] * 6
-    assert judge(lambda rs: (1.0 for _ in rs), rollouts).scores == [1.0] * 6
+    judged = judge(fixed([*answers, {"a": None, "b": 1.0}, {"a": None}]), rollouts)
+    assert judged.scores == [1.0, 0.5, 0.25, None, [0.1, 0.2, 0.3], -2.0, 1.0, None]
+    assert judged.parts["a"] == [None] * 5 + [1.0, None, None]
+    assert judged.parts["fixed"] == [1.0, 0.5, 0.25, None, pytest.approx(0.6), None, None, None]
+    assert judge(fixed(torch.ones(8)), rollouts).scores == [1.0] * 8
+    assert judge(lambda rs: (1e18 for _ in rs), rollouts).scores == [1e18] * 8
     assert judge(fixed([]), []).scores == []
 
 
@@ -148,6 +148,8 @@ def test_answers_that_are_allowed():
     ([1.0], "1 numbers where the rollout has 3 action tokens"),
     ([1.0, 2.0, math.nan], "nan"),
     (object(), "of type object"),
+    ({"style": math.nan, "facts": 1.0}, "returned nan as its part 'style' for task"),
+    *((score, f"returned {score:.0e} for task") for score in (3e38, -3e38)),  # whose squares overflow in float32
 )
 def test_an_answer_that_is_not_allowed_is_a_sentence(answer, what):
     rollouts = [rollout_of("fine"), rollout_of("x" * 200, task="imdb/17", query="A query")]
@@ -158,13 +160,6 @@ def test_an_answer_that_is_not_allowed_is_a_sentence(answer, what):
     for part in ("'politeness'", "'imdb/17'", "'A query'", "xxx...'", "return"):
         assert part in message
     assert len(message) < 400
-
-
-def test_a_bad_part_is_named_and_a_part_may_abstain():
-    with pytest.raises(OperantError, match="'grade' returned nan as its part 'style' for task"):
-        judge(fixed([{"style": math.nan, "facts": 1.0}], "grade"), [rollout_of("")])
-    assert judge(fixed([{"style": None, "facts": 1.0}]), [rollout_of("")]).scores == [1.0]
-    assert judge(fixed([{"style": None}]), [rollout_of("")]).scores == [None]
 
 
 @pytest.mark.parametrize("answers", [[1.0], [1.0] * 3, None, "ab", 1.0, {"a": 1.0, "b": 2.0}, torch.tensor(1.0)])
@@ -285,8 +280,7 @@ def test_minus_query_scores_and_subtracts_each_query_once():
     assert judge(weighted(parts), [rollout_of("eel")]).parts == {"x": [0.0], "y": [2.0]}
     with pytest.raises(OperantError, match="scores each token"):
         judge(MinusQuery(lambda rs: [[0.0] * len(r.ids) for r in rs]), [rollout_of("")])
-    for spec in ("minus_query:letters:e", "minus_query:minus_greedy:letters:e"):  # whose greedy replies are of training
-        assert judge(held_out(resolve(spec)), [rollout_of("eel")]).scores == [2.0]
+    assert judge(resolve("minus_query:letters:e"), [rollout_of("eel")]).scores == [2.0]
 
 
 # --- a classifier with its own tokenizer ------------------------------------------------------------------------------
@@ -552,10 +546,3 @@ def test_a_column_is_a_key_of_the_target_or_the_target_itself():
 def test_a_column_that_is_not_there_is_named(reward, targets, why):
     with pytest.raises(OperantError, match=why):
         judge(reward, answers(*targets))
-
-
-def test_scores_whose_squares_overflow_are_refused():
-    assert judge(fixed([1e18]), answers(None)).scores == [1e18]
-    for score in (3e38, -3e38):
-        with pytest.raises(OperantError, match=rf"returned {score:.0e} .*overflow in float32".replace("+", r"\+")):
-            judge(fixed([score]), answers(None))
