@@ -13,7 +13,7 @@ from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
 from operant.rewards.wrapper import compared_with_greedy
 from operant.sampling import TokenCount
-from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require, totals
+from operant.types import Judgement, Rollout, Step, Task, Turn, require, totals
 
 
 class Feedback:
@@ -31,11 +31,12 @@ class Feedback:
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
         require(turns >= 1, f"env.turns={turns}: it must be at least 1")
-        if "{message}" not in text:
-            raise OperantError(f"env.text={text!r}: it must contain {{message}}, where the reward's message is put")
+        require(
+            "{message}" in text, f"env.text={text!r}: it must contain {{message}}, where the reward's message is put"
+        )
         self.reward, self.turns, self.text = resolve(reward), turns, text
-        if compared_with_greedy(self.reward):
-            raise OperantError("env.reward compares with greedy replies, which --reward alone gets: give it there")
+        greedy = "env.reward compares with greedy replies, which --reward alone gets: give it there"
+        require(not compared_with_greedy(self.reward), greedy)
         self.tokenizer: Any = None
         self.judges = [self.reward]
         """The rewards that the run shows its tasks to beforehand, as it does with its own."""
@@ -48,8 +49,9 @@ class Feedback:
 
     def measure(self, count: Callable[[str], int], room: int | None) -> None:
         """Learn the tokenizer, as a prompt may be messages or ids, and some rewards read tokens."""
-        self.tokenizer = count.tokenizer if isinstance(count, TokenCount) else None
-        read_with(self.reward, self.tokenizer)
+        if isinstance(count, TokenCount):
+            self.tokenizer = count.tokenizer
+            read_with(self.reward, self.tokenizer)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes: the policy reads their tasks."""
