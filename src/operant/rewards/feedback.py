@@ -27,19 +27,16 @@ class Feedback:
     """
 
     pays = True
-    """The last reply of an episode is paid its score."""
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
         require(turns >= 1, f"env.turns={turns}: it must be at least 1")
-        require(
-            "{message}" in text, f"env.text={text!r}: it must contain {{message}}, where the reward's message is put"
-        )
+        marked = f"env.text={text!r}: it must contain {{message}}, where the reward's message is put"
+        require("{message}" in text, marked)
         self.reward, self.turns, self.text = resolve(reward), turns, text
         greedy = "env.reward compares with greedy replies, which --reward alone gets: give it there"
         require(not compared_with_greedy(self.reward), greedy)
         self.tokenizer: Any = None
         self.judges = [self.reward]
-        """The rewards that the run shows its tasks to beforehand, as it does with its own."""
         self._rollouts: dict[int, Rollout] = {}
         self._played: Mapping[int, Turn] = {}
 
