@@ -27,6 +27,7 @@ class Feedback:
     """
 
     pays = True
+    """The last reply of an episode is paid its score."""
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
         require(turns >= 1, f"env.turns={turns}: it must be at least 1")
