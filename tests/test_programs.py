@@ -116,7 +116,7 @@ def test_the_program_is_the_first_fenced_block(reply):
          "assert f(2) == [3, 4]", "assert f(3) == 'x'"]),
         ("for f('=') == 'a'\nf(2)   # returns \"b\"\nf(3) should return 4.\nf(4) = 5", ["assert f('=') == 'a'",
          "assert f(2) == 'b'", "assert f(3) == 4", "assert f(4) == 5"]),
-        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value", []),
+        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value\nhalf(4) == 2", []),
 )  # fmt: skip
 def test_the_examples_of_a_docstring_are_read(lines, examples):
     indented = lines.replace("\n", "\n    ")
