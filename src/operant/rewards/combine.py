@@ -56,10 +56,11 @@ class Weighted(Wrapper):
 
     def each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
         """What each reward answers; those that wait, such as for a server, wait at the same time."""
-        waiting = {name: reward for name, (reward, _) in self.rewards.items() if any(map(waits, every_part(reward)))}
+        each = [(name, reward) for name, (reward, _) in self.rewards.items()]
+        waiting = {name: r for name, r in each if all(isinstance(p, Wrapper) or waits(p) for p in every_part(r))}
         with ThreadPoolExecutor(max(1, len(waiting))) as threads:
             begun = {name: threads.submit(judge, reward, rollouts, name) for name, reward in waiting.items()}
-            for name, (reward, _) in self.rewards.items():
+            for name, reward in each:
                 yield begun[name].result() if name in begun else judge(reward, rollouts, name)
 
     @property

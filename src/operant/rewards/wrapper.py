@@ -41,7 +41,6 @@ class Wrapper(RewardBase):
             check(part)
 
     def held_out(self) -> RewardFn:
-        """As the function of that name."""
         return self.rebuilt(held_out)
 
 

@@ -216,7 +216,7 @@ def solved_often(rollouts: Sequence[Rollout], judged: Judged, rate: float) -> se
     for rollout, total in zip(rollouts, totals(judged.scores, rollouts), strict=True):
         if total is not None:
             by_task.setdefault(rollout.task.id, []).append(total)
-    solved = [task for task, totals in by_task.items() if sum(totals) / len(totals) >= rate]
+    solved = [task for task, found in by_task.items() if sum(found) / len(found) >= rate]
     return {task for part in distributed.gathered(solved) for task in part}
 
 
