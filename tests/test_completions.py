@@ -252,8 +252,6 @@ def test_a_server_without_log_probs_is_named(serve):
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_file_that_is_no_cache_is_refused(tmp_path):
     other, text = tmp_path / "other.sqlite", tmp_path / "notes.txt"
     with contextlib.closing(sqlite3.connect(other)) as connection:

@@ -243,9 +243,6 @@ class Told:
     def read(self, attempts):
         return [Reading(self.own.double(), self.pooled.double(), [0, 1, 2, 3], text) for _, text in attempts]
 
-    def check(self):
-        pass
-
 
 def rollout(reply, task="t", group=0):
     ids = [*letters()(reply).input_ids, 2]
@@ -305,8 +302,10 @@ def test_replies_whose_greedy_episode_failed_are_left_out(reward):
 
 
 def test_held_out_replies_are_judged_by_the_outcome_alone():
-    made, plain = (resolve({name: 2.0, "length:<=3": 1.0}) for name in ("minus_greedy:letters:e", "letters:e"))
-    assert judge(held_out(made), [rollout("bed")]).scores == judge(plain, [rollout("bed")]).scores
+    for form in ("", "minus_query:"):
+        names = (f"{form}minus_greedy:letters:e", f"{form}letters:e")
+        made, plain = (resolve({name: 2.0, "length:<=3": 1.0}) for name in names)
+        assert judge(held_out(made), [rollout("bed")]).scores == judge(plain, [rollout("bed")]).scores
     assert held_out(told("group")) is by_rule
 
 

@@ -46,13 +46,8 @@ def unprotected(one: Hostile, folder: Path) -> str:
 
 
 def test_some_programs_do_harm_without_a_sandbox(tmp_path: Path) -> None:
-    some = (
-        "exits at once",
-        "reads a file of the user",
-        "cuts a file of the user",
-        "sends SIGKILL",
-        "connects",
-        "sleeps",
+    some = "exits at once, reads a file of the user, cuts a file of the user, sends SIGKILL, connects, sleeps".split(
+        ", "
     )
     harmful = [one for one in ALL if one.name in some and unprotected(one, tmp_path / one.name)]
     assert len(harmful) == len(some)

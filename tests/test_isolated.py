@@ -197,6 +197,9 @@ def test_a_function_is_found_by_its_name_or_refused(tmp_path):
     with pytest.raises(OperantError, match=r"isolated reward 'hostile:god': .*has no 'god'; did you mean 'good'"):
         train(lm(), ["a"], "isolated:hostile:god", out=tmp_path / "runs" / "run")
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "full.py").write_text("raise MemoryError", encoding="utf-8")
+    with pytest.raises(OperantError, match=r"full\.py.* raised MemoryError"):
+        isolated(f"{tmp_path}/full.py:good", memory=None).check()
     # A class without code of its own is found by its file.
     (tmp_path / "own.py").write_text("from collections import OrderedDict\nclass Mine(OrderedDict):\n    pass\n")
     mine = find_function("reward", str(tmp_path / "own.py"), "Mine")

@@ -294,11 +294,17 @@ def test_programs_that_print(source: str, tests: list, results: str, message: st
     assert verdict.message == message
 
 
-def test_tests_that_are_code_and_a_standard_input_mix(jail: Jail) -> None:
-    source = "def f(x): return 2 * x\nif __name__ == '__main__': print(f(int(input())))"
-    tests = [Code("assert f(2) == 4"), Stdin("4", "8"), Code("assert f(3) == 6"), Stdin("5", "11"), Code("f(1) / 0")]
-    [verdict] = jail.run([Program(source, tests)])
-    assert verdict.results == ("passed", "passed", "passed", "failed test", "runtime error")
+@cases(
+    (["k = 2\nassert f(k) == 4", ("4", "8"), "assert f(k) == 4", ("5", "11"), "f(1) / 0"],
+     "passed passed passed failed runtime"),
+    (["def g(x): assert x == 5\ng(end())", "g(f(2))", "assert f(1) == 2"], "runtime failed passed"),
+)  # fmt: skip
+def test_what_a_test_binds_outlives_the_program(tests: list, results: str, jail: Jail) -> None:
+    source = f"{DOUBLE}\nimport os\ndef end(): os._exit(1)\ndef g(x): pass\n"
+    source += "if __name__ == '__main__': print(f(int(input())))"
+    made = [Code(test) if isinstance(test, str) else Stdin(*test) for test in tests]
+    [verdict] = jail.run([Program(source, made)])
+    assert [result.split()[0] for result in verdict.results] == results.split()
 
 
 def test_time_is_that_of_the_processor_over_all_tests() -> None:

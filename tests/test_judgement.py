@@ -15,13 +15,14 @@ from toys import letters, lm
 
 from operant import Completion, Judgement, Learner, OperantError, Rollout, Sampling, Task, Turn, isolated, train
 from operant.metrics.rollout_table import as_rows
-from operant.rewards import judge, resolve, reward_metrics
+from operant.rewards import judge
 from operant.rewards.combine import minus_query, weighted
-from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark
+from operant.rewards.evaluate import LONGEST, MOST, Judged, Remark, reward_metrics
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.feedback import Feedback
 from operant.rollouts.play import play
 from operant.runs.evaluate import Evaluation
+from operant.sampling import TokenCount
 from operant.sandbox.pool import Response
 from operant.tools.report.replies import Index
 from operant.trackers import base
@@ -237,10 +238,13 @@ def test_a_policy_that_reads_the_message_repairs_its_reply():
         assert rollout.info["judgement"] == Judgement(1.0, {"turns": 2.0}, "good")
     for rollout in played(Feedback(ends_in_e, turns=1)):
         assert rollout.texts == ["ab"] and rollout.paid == -0.6
-    world = Feedback(resolve({"ended": 1.0, "length:<=1": 0.5}), turns=1)
-    world.reset({0: Task("a", "the")})
-    world.on_turns({0: Turn([3], [4, 5], end="length")})
-    assert world.step({0: "ab"})[0].reward == -0.5  # two tokens cost 0.5, and a cut reply has not ended
+    seen: list[Rollout] = []
+    world = Feedback(lambda rollouts: seen.extend(rollouts) or [0.5])
+    world.measure(TokenCount(letters()), None)
+    world.reset({0: Task("a", [{"role": "user", "content": "the"}])})
+    world.on_turns({0: Turn(letters()("go a").input_ids, [4, 5], end="length")})
+    assert world.step({0: "ab"})[0].reward == 0.5  # of the prompt as the policy has read it, and a reply that was cut
+    assert [(r.query, r.ids, r.end) for r in seen] == [("go a", [4, 5], "length")]
     for rollout in played(Feedback(ends_in_e, text=" no.{message}")):
         assert letters().decode(rollout.turns[1].prompt).startswith(f"{rollout.query}ab no.")
 
@@ -269,6 +273,7 @@ def test_what_a_world_judged_reaches_metrics_and_rows(tmp_path):
     (lambda: Feedback(ends_in_e, turns=0), "env.turns=0"),
     (lambda: Feedback(ends_in_e, text="no"), "must contain {message}"),
     (lambda: Feedback("leters:e"), "did you mean 'letters'"),
+    (lambda: Feedback({"minus_greedy:letters:e": 1.0}), "which --reward alone gets"),
     (lambda: judge(None, [replace(rollout_of(""), info={"judgement": Verdict(1.0)})], pays=True), "fields line"),
 )
 def test_a_world_that_cannot_judge_is_refused(make, message):

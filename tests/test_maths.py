@@ -165,7 +165,7 @@ MATH = {"problem": "Half?", "solution": "So $\\boxed{\\frac{1}{2}}$.", "level": 
         (MATH | {"answer": "1/2"}, "Half?", {"answer": "1/2"}),
         ({"nums": [3, 7], "target": 21}, maths({"numbers": ["3", 7], "target": "21"})["prompt"],
          {"numbers": [3, 7], "target": 21}),
-        ({"prompt": "a", "answer": 4}, "a", {"answer": "4"}),
+        *(({"prompt": "a", name: 4}, "a", {"answer": "4"}) for name in ("answer", "target")),
         ({"prompt": "1+1=", "target": {"answer": "2"}}, "1+1=", {"answer": "2"}),
 )  # fmt: skip
 def test_rows_as_they_are_published(row, prompt, target):

@@ -13,7 +13,6 @@ from page_commands import commands, snippets
 from texts import write_rows
 from toys import letters, lm, on_disk
 
-from operant.apps.code.forms import code
 from operant.apps.code.generated import held_out, programs
 from operant.apps.code.problems import problem_of, program_in
 from operant.apps.code.unit_tests import UnitTests
@@ -82,6 +81,8 @@ CALLED = {
          {"tests": MBPP["test_list"], "examples": MBPP["test_list"][:1], "setup": "N = 2"}),
         ("code", SANITISED, {}, "Double.\nassert f(1) == 2\n", ("c",),
          {"tests": ["assert f(1) == 2"], "examples": ["assert f(1) == 2"], "setup": "import math"}),
+        ("code", {"prompt": "Write f.", "target": DOUBLE, "completion": "x"}, {}, "Write f.", ("x",), DOUBLE),
+        ("code", {"prompt": "Write f.", **DOUBLE, "completion": "x"}, {}, "Write f.", ("x",), DOUBLE),
         ("code", HUMANEVAL, {}, HUMANEVAL["prompt"], ("    return 2 * x\n",),
          {"tests": ["assert f(1) == 2", "assert f(3) == 6, 'x'"], "examples": [], "setup": "METADATA = {}",
           "before": HUMANEVAL["prompt"]}),
@@ -115,7 +116,7 @@ def test_the_program_is_the_first_fenced_block(reply):
          "assert f(2) == [3, 4]", "assert f(3) == 'x'"]),
         ("for f('=') == 'a'\nf(2)   # returns \"b\"\nf(3) should return 4.\nf(4) = 5", ["assert f('=') == 'a'",
          "assert f(2) == 'b'", "assert f(3) == 4", "assert f(4) == 5"]),
-        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value", []),
+        ("f(a) => 1\nf(n) = f(n - 1) + 1\nIt is 3, and g(2) == 4\nf(1) == no value\nhalf(4) == 2", []),
 )  # fmt: skip
 def test_the_examples_of_a_docstring_are_read(lines, examples):
     indented = lines.replace("\n", "\n    ")
@@ -339,6 +340,8 @@ def test_bad_references_are_named_dropped_or_refused():
     skipping = UnitTests(references="skip")
     prepare(skipping, made)
     assert skipping.notes == []
+    with pytest.raises(OperantError, match="task 'a' has no tests: its target is None"):
+        prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])
 
 
 # --- the world --------------------------------------------------------------------------------------------------------
@@ -431,14 +434,3 @@ def test_verdicts_on_samples_of_coderl_are_its_own():
     assert len(found) == 30
     assert all((outcome == "passed") == (result is True) for result, outcome in found)
     assert sum(outcome == names[result] for result, outcome in found) >= 28
-
-
-def test_own_rows_may_have_their_tests_in_a_target():
-    flat = {"prompt": "Write f.", "tests": ["assert f(2) == 4"], "examples": ["assert f(1) == 2"], "completion": "x"}
-    nested = {"prompt": "Write f.", "target": {k: flat[k] for k in ("tests", "examples")}, "completion": "x"}
-    assert code(nested) == code(flat)
-
-
-def test_a_task_without_tests_is_refused_before_any_program_runs():
-    with pytest.raises(OperantError, match="task 'a' has no tests: its target is None"):
-        prepare(UnitTests(), [Task("b", "x", DOUBLE), Task("a", "x")])

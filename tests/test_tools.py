@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from cases import cases, slow
@@ -134,6 +135,9 @@ def test_a_stop_string_that_a_program_writes_again_is_not_doubled(tokenizer):
 
 def test_calls_are_bounded(tokenizer):
     assert ToolWorld(calls=4, seconds=40.0).deadline > 4 * (2 * 40 + 1), "each may take that long"
+    world, client = ToolWorld(), SimpleNamespace(next=lambda due, deadline: deadline)
+    world.at_once, world.clients = 2, dict.fromkeys(range(6), client)
+    assert {*world._steps(range(6)).values()} == {3 * world.deadline}, "six programs wait for two processors"
     rollout, prompts = episode(tokenizer, ["<python>1</python>"] * 3, calls=2)
     assert len(prompts) == 3 and rollout.end == "world" and rollout.info["numbers"]["calls"] == 3
     assert rollout.reply == "" and rollout.texts[-1] == "<python>1</python>"  # a call is no answer to judge

@@ -10,9 +10,10 @@ from toys import letters, lm
 from worlds import Turns
 
 from operant import Learner, OperantError, Rollout, Step, Task, Turn, diagnose, train
-from operant.rewards import judge, totals
+from operant.rewards import judge
 from operant.rewards.shaping import RunningMoments, ScoreOptions, processed
 from operant.rollouts.collate import collate
+from operant.types import totals
 
 TASKS = ["ab", "cde", "the end", "h"]
 SMALL = {"steps": 2, "batch": 4, "sampling.max_tokens": 4, "watch_every": 0, "probes": 2, "probe_every": 1, "epochs": 1}

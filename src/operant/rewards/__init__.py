@@ -29,11 +29,11 @@ from typing import Any, cast
 from operant import text_scores
 from operant.import_by_name import Table, find_function, nearest
 from operant.options import Factory, arguments, defaults
-from operant.rewards.evaluate import Judged, check, judge, name_of, reward_metrics
+from operant.rewards.evaluate import Judged, check, judge, name_of
 from operant.rewards.wrapper import described_parts, every_part, held_out, parts_of, read_with
 from operant.sandbox.reward_call import as_in_trl
 from operant.text_scores import RewardBase
-from operant.types import OperantError, RewardFn, Task, of_user, require, shown, totals, with_defaults
+from operant.types import OperantError, RewardFn, Task, of_user, require, shown, with_defaults
 
 __all__ = [
     "NAMES",
@@ -51,8 +51,6 @@ __all__ = [
     "prepare",
     "read_with",
     "resolve",
-    "reward_metrics",
-    "totals",
 ]
 
 INSTALLED = Table("reward", "operant.rewards", {})
@@ -126,8 +124,6 @@ NAMES = {
     "prompt": BuiltIn("operant.apps.prompts.prompt_reward:PromptReward", options=0, first=True),
 }
 """The built-in rewards by name."""
-SUM = BuiltIn("operant.rewards.combine:weighted")
-"""What a mapping of weights stands for."""
 
 
 def factory(spec: object) -> Factory | None:
@@ -173,6 +169,7 @@ def resolve(
         parts = [(part, float(spec.count(part))) for i, part in enumerate(spec) if part not in spec[:i]]
         spec = parts if len(spec) > 1 else next(iter(spec))
     if isinstance(spec, Mapping) or (isinstance(spec, list) and spec):
+        require(not options, f"reward {shown(spec)}: give each its own options, {{NAME: {{option: value}}}}")
         parts = list(spec.items()) if isinstance(spec, Mapping) else spec
         shares = [dict(own) if isinstance(own, Mapping) else {"weight": own} for _, own in parts]
         weights = [share.pop("weight", 1.0) for share in shares]
@@ -183,7 +180,7 @@ def resolve(
             name if names.count(name) == 1 else part if isinstance(part, str) else f"{name} {number}"
             for number, (name, (part, _)) in enumerate(zip(names, parts))
         ]
-        return SUM.make(dict(zip(unique, zip(rewards, weights))))
+        return BuiltIn("operant.rewards.combine:weighted").make(dict(zip(unique, zip(rewards, weights))))
     if not callable(spec) and (not isinstance(spec, str) or not spec.strip()):
         raise OperantError(f"reward {spec!r}: give a function, a name such as 'letters:e', or a mapping of weights")
     if type(spec).__name__.endswith("ForSequenceClassification"):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from operant.rewards.evaluate import Judged, Outcome, Remark, check_greedy, joined_remarks, judge, name_of
-from operant.rewards.wrapper import Wrapper, held_out
+from operant.rewards.evaluate import Judged, Outcome, check_greedy, joined_remarks, judge, name_of
+from operant.rewards.wrapper import Wrapper, every_part, held_out
 from operant.sampling import Sampling, reply_text
 from operant.sandbox.reward_call import waits
 from operant.types import OperantError, RewardFn, Rollout, Total, require
@@ -47,20 +47,20 @@ class Weighted(Wrapper):
         for i in range(len(scores)):
             if any(judged.outcome(i) in FAILED and judged.scores[i] is None for judged in results):
                 scores[i] = None
-        remarks: list[Remark] = []
-        if any(judged.remarks for judged in results):
-            named = list(zip(self.rewards, results))
-            remarks = [joined_remarks([one.remark(i).under(name) for name, one in named]) for i in range(len(scores))]
+        named = list(zip(self.rewards, results))
+        remarks = [joined_remarks([one.remark(i).under(name) for name, one in named]) for i in range(len(scores))]
+        remarks = remarks if any(judged.remarks for judged in results) else []
         notes = [note for judged in results for note in judged.notes]
         passing = next((judged.passing for judged in results if judged.passing), [])
         return Judged(scores, parts, _worst(results, scores), notes, remarks, passing)
 
     def each(self, rollouts: list[Rollout]) -> Iterator[Judged]:
         """What each reward answers; those that wait, such as for a server, wait at the same time."""
-        waiting = {name: reward for name, (reward, _) in self.rewards.items() if waits(reward)}
+        each = [(name, reward) for name, (reward, _) in self.rewards.items()]
+        waiting = {name: r for name, r in each if all(isinstance(p, Wrapper) or waits(p) for p in every_part(r))}
         with ThreadPoolExecutor(max(1, len(waiting))) as threads:
             begun = {name: threads.submit(judge, reward, rollouts, name) for name, reward in waiting.items()}
-            for name, (reward, _) in self.rewards.items():
+            for name, reward in each:
                 yield begun[name].result() if name in begun else judge(reward, rollouts, name)
 
     @property
@@ -69,9 +69,6 @@ class Weighted(Wrapper):
 
     def rebuilt(self, change: Callable[[RewardFn], RewardFn]) -> RewardFn:
         return replace(self, rewards={name: (change(part), weight) for name, (part, weight) in self.rewards.items()})
-
-    def held_out(self) -> RewardFn:
-        return self.rebuilt(held_out)
 
 
 def _worst(results: list[Judged], scores: list[Total]) -> list[Outcome]:

@@ -84,11 +84,6 @@ class Judged:
     passing: list[list[float] | None] = field(default_factory=list)
     """One per rollout: after each action token, a critic's probability that the program passes; empty without one."""
 
-    @property
-    def abstained(self) -> list[bool]:
-        """Which rollouts have no score and are left out."""
-        return [score is None for score in self.scores]
-
     def outcome(self, i: int) -> Outcome:
         """The outcome of rollout `i`."""
         return self.outcomes[i] if self.outcomes else "abstain" if self.scores[i] is None else "ok"
@@ -347,7 +342,7 @@ def _read_answer(answer: Any, rollout: Rollout, name: str) -> SampleResult:
         if len(numbers) != rollout.count:
             wrong = f"{len(numbers)} numbers where the rollout has {rollout.count} action tokens"
             raise _Refused(wrong, "return one float, or one number per action token")
-        return SampleResult("ok", numbers, {name: _sum(numbers)})
+        return SampleResult("ok", numbers or 0.0, {name: _sum(numbers)})  # an episode may have no action
     number = _number(answer)
     return SampleResult("ok", number, {name: number})
 

@@ -3,15 +3,17 @@
 runs(env="feedback", env={"reward": "my_rewards:unit_tests", "turns": 3})    # in Python: env=Feedback(reward)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from operant.rewards import judge, resolve, totals
+from operant.rewards import judge, read_with, resolve
 from operant.rewards.evaluate import name_of
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
-from operant.types import Judgement, OperantError, Rollout, Step, Task, Turn, require
+from operant.rewards.wrapper import compared_with_greedy
+from operant.sampling import TokenCount
+from operant.types import Judgement, Rollout, Step, Task, Turn, require, totals
 
 
 class Feedback:
@@ -21,7 +23,7 @@ class Feedback:
     largest number of replies; an empty message ends the episode earlier. text: what is put after the reply, with the
     message in place of {message}; a chat model needs the marks of its template here.
     The last reply of the episode is paid its score, 0 if the reward abstains; its judgement is in the rollout's `info`.
-    Raises: OperantError for a reward that cannot be found, fewer than one turn, or a text without {message}.
+    Raises: OperantError for a reward that is unknown or needs greedy replies, no turns, or a text without {message}.
     """
 
     pays = True
@@ -29,17 +31,25 @@ class Feedback:
 
     def __init__(self, reward: Any, turns: int = 2, text: str = "\n{message}\n"):
         require(turns >= 1, f"env.turns={turns}: it must be at least 1")
-        if "{message}" not in text:
-            raise OperantError(f"env.text={text!r}: it must contain {{message}}, where the reward's message is put")
+        marked = f"env.text={text!r}: it must contain {{message}}, where the reward's message is put"
+        require("{message}" in text, marked)
         self.reward, self.turns, self.text = resolve(reward), turns, text
+        greedy = "env.reward compares with greedy replies, which --reward alone gets: give it there"
+        require(not compared_with_greedy(self.reward), greedy)
+        self.tokenizer: Any = None
         self.judges = [self.reward]
-        """The rewards that the run shows its tasks to beforehand, as it does with its own."""
         self._rollouts: dict[int, Rollout] = {}
         self._played: Mapping[int, Turn] = {}
 
     def under(self, isolation: IsolationOptions) -> "Feedback":
         """The same world, whose reward has these options unless it has its own."""
         return Feedback(under(self.reward, isolation), self.turns, self.text)
+
+    def measure(self, count: Callable[[str], int], room: int | None) -> None:
+        """Learn the tokenizer, as a prompt may be messages or ids, and some rewards read tokens."""
+        if isinstance(count, TokenCount):
+            self.tokenizer = count.tokenizer
+            read_with(self.reward, self.tokenizer)
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         """Begin episodes: the policy reads their tasks."""
@@ -56,9 +66,11 @@ class Feedback:
         """Judge the replies; what the reward says about each is the policy's next text."""
         for slot, reply in replies.items():
             turn = self._played.get(slot, Turn([], []))  # there is none where a world is checked without an engine
-            self._rollouts[slot].turns.append(turn)
-            self._rollouts[slot].texts.append(reply)
-            self._rollouts[slot] = replace(self._rollouts[slot], end=turn.end)
+            known, query = self._rollouts[slot], self._rollouts[slot].query
+            if self.tokenizer is not None and not known.turns:
+                query = self.tokenizer.decode(turn.prompt, skip_special_tokens=True)
+            turns, texts = [*known.turns, turn], [*known.texts, reply]
+            self._rollouts[slot] = replace(known, turns=turns, texts=texts, end=turn.end, query=query)
         rollouts = [self._rollouts[slot] for slot in replies]
         judged, steps = judge(self.reward, rollouts), {}
         for i, (slot, score) in enumerate(zip(replies, totals(judged.scores, rollouts))):

@@ -100,7 +100,8 @@ class IsolatedReward(RewardBase):
             self._pool.start(max(self.options.timeout, START))
         except OperantError as error:
             short = any(sign in str(error) for sign in ("MemoryError", "allocate memory", "failed to map"))
-            hint = f"; is memory={self.options.memory_gb:g} GB of address space too little?" if short else ""
+            memory = self.options.memory_gb
+            hint = f"; is memory={memory:g} GB of address space too little?" if short and memory else ""
             raise OperantError(f"isolated reward {self.spec!r}: {error}{hint}") from error
 
     def close(self) -> None:

@@ -41,13 +41,11 @@ class Wrapper(RewardBase):
             check(part)
 
     def held_out(self) -> RewardFn:
-        """The reward as it judges single replies, such as held-out ones."""
-        return self
+        return self.rebuilt(held_out)
 
 
 def held_out(reward: RewardFn) -> RewardFn:
-    """The reward as it judges single replies, such as held-out ones: without what compares the replies of a step, and
-    without a critic, so that its score is that of the outcome."""
+    """The reward as it judges single replies, such as held-out ones: compared with no others, and without a critic."""
     return reward.held_out() if isinstance(reward, Wrapper) else reward
 
 

@@ -14,7 +14,7 @@ from shlex import quote
 from operant import distributed, machine
 from operant.metrics.rollout_table import as_rows
 from operant.models.policy import Policy
-from operant.rewards import reward_metrics
+from operant.rewards.evaluate import reward_metrics
 from operant.runs.checkpoints import Best, Checkpoints, StateOfRun, error_of, restore, snapshot
 from operant.runs.config import Config
 from operant.runs.evaluate import Evaluation

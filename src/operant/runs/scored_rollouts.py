@@ -25,7 +25,7 @@ from operant.sampling import Sampling, token_pieces
 from operant.tally import Tally
 from operant.training.learner import Learner
 from operant.training.select import unequal
-from operant.types import EngineParts, RewardFn, Rollout, Task, Tokenizer
+from operant.types import EngineParts, RewardFn, Rollout, Task, Tokenizer, totals
 
 Played = tuple[list[Rollout], list[Rollout]]
 """Rollouts of some tasks, and the greedy replies that their reward compares them with."""
@@ -45,7 +45,7 @@ class Scorer:
     def __call__(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[float | None]:
         """The score of each rollout; None where the reward abstains. Raises: OperantError of the reward."""
         rewards.read_with(self.reward, tokenizer)
-        return rewards.totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
+        return totals(self.judge(self.seen(rollouts, sampling, tokenizer)).scores, rollouts)
 
     def seen(self, rollouts: list[Rollout], sampling: Sampling, tokenizer: Tokenizer | None) -> list[Rollout]:
         """The rollouts as the reward and the metrics see them."""
@@ -213,10 +213,10 @@ def without_variance(rollouts: Sequence[Rollout], judged: Judged, discount: floa
 def solved_often(rollouts: Sequence[Rollout], judged: Judged, rate: float) -> set[str]:
     """The ids of the tasks, over all ranks, whose mean raw reward is `rate` or more. Every rank must call."""
     by_task: dict[str, list[float]] = {}
-    for rollout, total in zip(rollouts, rewards.totals(judged.scores, rollouts), strict=True):
+    for rollout, total in zip(rollouts, totals(judged.scores, rollouts), strict=True):
         if total is not None:
             by_task.setdefault(rollout.task.id, []).append(total)
-    solved = [task for task, totals in by_task.items() if sum(totals) / len(totals) >= rate]
+    solved = [task for task, found in by_task.items() if sum(found) / len(found) >= rate]
     return {task for part in distributed.gathered(solved) for task in part}
 
 

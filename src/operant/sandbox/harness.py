@@ -327,8 +327,9 @@ class Peer:
         if tag == "standard" and rest[1] in STANDARD[rest[0]]:
             make = "compile" if rest[1] == "Pattern" else rest[1]
             return getattr(__import__(rest[0]), make)(*map(self.unpack, rest[2:]))
-        if tag == "type":
-            return TYPES[rest[0]]
+        if tag == "type":  # as one of these it would catch the test's own assertions
+            wide = self.catches and rest[0] in ("AssertionError", "Exception", "BaseException")
+            return ProgramError if wide else TYPES[rest[0]]
         if tag == "yours":
             return self.kept[rest[0]]
         if tag == "class":
@@ -367,7 +368,7 @@ class Peer:
     def class_of(self, number: int, name: str, full: str, module: str, bases: list, special: list) -> type:
         """The stand-in of a class. Its bases stand in for those of the class, or are the builtin ones."""
         if number not in self.stand_ins:
-            found = [Remote if base is object else base for base in map(self.unpack, bases)]
+            found = [Remote if base is object else base for base in map(self.base, bases)]
             if any(base not in TYPES.values() and not isinstance(base, RemoteClass) for base in found):
                 raise TypeError(f"{name} has a base that is no class")
             if any(issubclass(base, BaseException) for base in found):
@@ -394,11 +395,15 @@ class Peer:
             self.stand_ins[number] = built(name, found, methods)
         return self.stand_ins[number]
 
+    def base(self, packed: list) -> type:
+        """A class that one of the other end's is built on, or that an exception has, whatever a test catches."""
+        return TYPES[packed[1]] if packed[0] == "type" else self.unpack(packed)
+
     def exception(self, kind, number: int, text: str, *packed):
         """An exception of the other end's: of a builtin class, or of a stand-in's."""
         if number in self.stand_ins:
             return self.stand_ins[number]
-        kind, args = self.unpack(kind), [self.unpack(part) for part in packed]
+        kind, args = self.base(kind), [self.unpack(part) for part in packed]
         if (not isinstance(kind, RemoteClass) and kind not in ERRORS) or not issubclass(kind, BaseException):
             raise TypeError("no class of exceptions")
         if not isinstance(kind, RemoteClass):
@@ -413,26 +418,23 @@ class Peer:
     def ask(self, *request):
         """The other end's answer. Raises: its exception, as one of the same name."""
         with self.turn:
-            return self.answered(request)
-
-    def answered(self, request: tuple) -> list:
-        self.tell(request)
-        while True:
-            kind, *rest = self.read()
-            if kind == "value":
-                return rest
-            if kind == "error":
-                error = self.raised(*rest)
-                if isinstance(error, StopIteration) and not self.stops and request[2:3] != ("__next__",):
-                    raise marked(RuntimeError("raised StopIteration"), "RuntimeError", "raised StopIteration", None)
-                raise error
-            if kind == "printed":
-                stream, text = rest
-                print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
-            elif kind == "news":
-                self.hear(*rest)
-            else:
-                self.tell(self.answer(kind, rest))
+            self.tell(request)
+            while True:
+                kind, *rest = self.read()
+                if kind == "value":
+                    return rest
+                if kind == "error":
+                    error = self.raised(*rest)
+                    if isinstance(error, StopIteration) and not self.stops and request[2:3] != ("__next__",):
+                        raise marked(RuntimeError("raised StopIteration"), "RuntimeError", "raised StopIteration", None)
+                    raise error
+                if kind == "printed":
+                    stream, text = rest
+                    print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout)
+                elif kind == "news":
+                    self.hear(*rest)
+                else:
+                    self.tell(self.answer(kind, rest))
 
     def tell(self, message) -> None:
         self.write(*self.news(), message)
@@ -670,7 +672,9 @@ def look(one, name: str) -> "Any":
     number = number_of(one)
     if number is None or (name[:2] == name[-2:] == "__" and name[2:-2] not in READ):
         raise AttributeError(name)
-    peer = peer_of(one)
+    peer, mock = peer_of(one), sys.modules.get("unittest.mock")
+    if mock and name.startswith("assert") and hasattr(mock.AsyncMock, name):
+        raise TypeError(f"{name} is asked of an object of the program, and not of a mock")
     if number in peer.told:
         standard = [getattr(__import__(module), kind) for module, kinds in STANDARD.items() for kind in kinds]
         if any(hasattr(kind, name) for kind in (*PLAIN, *standard)):
@@ -682,15 +686,7 @@ def look(one, name: str) -> "Any":
     if name == "__signature__":
         return signed(*found)
     peer.trusting |= hasattr(str, name) and not hasattr(list, name) and callable(found)
-    return narrow(found, peer)
-
-
-def narrow(value, peer):
-    """A value of the program's under a name; as one of these classes it would catch the test's own assertions."""
-    if type(value) is tuple and peer.catches:
-        return tuple(narrow(one, peer) for one in value)
-    wide = peer.catches and any(value is kind for kind in (AssertionError, Exception, BaseException))
-    return ProgramError if wide else value
+    return found
 
 
 def signed(parts: list, result: list):
@@ -1279,7 +1275,8 @@ class Running:
 
     def close(self) -> None:
         """End it, and let go of its descriptors."""
-        self.kill("")
+        self.kill("has ended before this test")
+        self.open = False
         self.link.close()
         os.close(self.fault)
 
@@ -1298,7 +1295,9 @@ class Checker:
         self.spent, self.received = 0.0, 0
         self.run: Running | None = None
         self.peer: Peer | None = None
-        self.names: dict = {}
+        self.names: dict = {"__name__": TEST, "__builtins__": builtins}
+        self.offered: dict = {}
+        """Those of the program and of modules. A test may have bound the same names since, for all tests behind it."""
         self.compiled: dict = {}
         """The code object of each test that compiles, by its text."""
         self.stopped: Ended | None = None
@@ -1378,7 +1377,7 @@ class Checker:
             raise self.run.kill("answered what is no message")
         self.peer = Peer(self.run.read, self.run.write, trusted=False)
         self.peer.asserts = self.asserts
-        self.names = {"__name__": TEST, "__builtins__": builtins, "same": same}
+        self.offer("same", same)
         wanted, shadows, called, modules = set(), set(), set(), set()
         texts = [self.setup, *(test[0] for test in self.tests if len(test) == 1)]
         for code in texts:
@@ -1390,7 +1389,8 @@ class Checker:
                 continue
             wanted |= found - vars(builtins).keys() - MODULES
             shadows |= found & vars(builtins).keys()
-            self.names.update({name: __import__(name) for name in found & MODULES})
+            for name in found & MODULES:
+                self.offer(name, __import__(name))
             for node in nodes(tree) if tree else ():
                 match type(node).__name__, vars(node):
                     case "Call", fields:
@@ -1408,8 +1408,12 @@ class Checker:
         self.peer.catches = True  # these are for all tests
         for name, value in self.peer.ask("names", *sorted(wanted)):
             if name in wanted:
-                self.names[name] = narrow(self.peer.unpack(value), self.peer)
+                self.offer(name, self.peer.unpack(value))
         exec(self.compile(self.setup), self.names)
+
+    def offer(self, name: str, value) -> None:
+        if self.names.get(name) is self.offered.get(name):
+            self.names[name] = self.offered[name] = value
 
     def asserts(self, frame) -> bool:
         """Whether the `with` that a frame is about to leave asserts something, which a program must not silence."""

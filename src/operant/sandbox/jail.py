@@ -147,7 +147,7 @@ class Jail:
         if self.level != "container" and os.getuid() == 0 and not linux.cgroups_work():
             limits += ", no cgroup for its threads"
         why = f" (not stronger: {'; '.join(self.weaker)})" if self.weaker else ""
-        return f"{self.level}: {level.about}; {level.security}; {limits}{why}"
+        return f"{self.level}: {level.about}; {'a' if level.boundary else 'no'} security boundary; {limits}{why}"
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
         """The verdict of each program, whatever it does. Interrupted, it leaves no process behind."""

@@ -114,11 +114,6 @@ class Level(NamedTuple):
     cell: Callable[["JailOptions"], Cell] | None = None
     """Of untrusted programs: what the limits come to. Raises: OperantError where the machine cannot have the level."""
 
-    @property
-    def security(self) -> str:
-        """For a log."""
-        return "a security boundary" if self.boundary else "no security boundary"
-
 
 LEVELS = {
     "container": Level("a container", True, container),

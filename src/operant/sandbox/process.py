@@ -71,8 +71,7 @@ class SupervisedProcess:
         """The level in force and the limits, for a log."""
         count = f"at most {self.limits.processes} processes" if self.limited_by else "no limit on its processes"
         memory = f", {self.limits.memory / (1 << 30):g} GB each" if self.limits.memory else ""
-        level = LEVELS[self.level]
-        return f"{self.level}: {level.about}; {count}{memory}; {level.security}"
+        return f"{self.level}: {LEVELS[self.level].about}; {count}{memory}; no security boundary"
 
     def receive(self) -> None:
         """Read the supervisor's messages; to be called when `control` can be read."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from operant.import_by_name import find_function
 from operant.sandbox.serialise import answer_to_plain, rollout_from_plain
-from operant.types import Judgement, OperantError, Rollout, as_list
+from operant.types import Judgement, OperantError, Rollout, as_list, require
 
 GIVEN = ("prompts", "completions", "completion_ids")
 """What a function of TRL's form gets of every reply."""
@@ -53,7 +53,8 @@ def call(reward: Callable[..., object], rollouts: Sequence[Rollout]) -> Any:
         return _awaited(reward(rollouts))
     log = _Log()
     returned = _awaited(reward(**keywords(reward, rollouts, log)))
-    return log.beside(as_list(returned)) if log.metrics or log.extra else returned
+    answers = as_list(returned)  # a generator says more only while it is read
+    return returned if answers is None else log.beside(answers)
 
 
 def _awaited(returned: object) -> Any:
@@ -77,15 +78,16 @@ class _Log:
     def log_extra(self, column: str, values: Sequence[object]) -> None:
         self.extra[column] = values
 
-    def beside(self, answers: list[Any] | None) -> list[Any] | None:
+    def beside(self, answers: list[Any]) -> list[Any]:
         """The answers as judgements that say it too. Raises: OperantError for a column of another length."""
+        if not (self.metrics or self.extra):
+            return answers
         for column, values in self.extra.items():
-            if answers is not None and len(values) != len(answers):
-                raise OperantError(f"log_extra({column!r}, ...): {len(values)} values for {len(answers)} replies")
+            same = len(values) == len(answers)
+            require(same, f"log_extra({column!r}, ...): {len(values)} values for {len(answers)} replies")
         rows = zip(*([f"{column}: {value}" for value in values] for column, values in self.extra.items()))
-        lines = ["\n".join(row) for row in rows] or [""] * len(answers or ())
-        pairs = zip(answers or (), lines)
-        return None if answers is None else [Judgement(x, dict(self.metrics), message=line) for x, line in pairs]
+        lines = ["\n".join(row) for row in rows] or [""] * len(answers)
+        return [Judgement(x, dict(self.metrics), message=line) for x, line in zip(answers, lines)]
 
 
 def waits(reward: object) -> bool:

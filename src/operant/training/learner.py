@@ -26,7 +26,7 @@ from operant.metrics import collect
 from operant.models.policy import Policy
 from operant.models.policy_state import PolicyState
 from operant.models.twins import side_by_side
-from operant.rewards import reward_metrics
+from operant.rewards.evaluate import reward_metrics
 from operant.rewards.shaping import as_seen
 from operant.rollouts.collate import cut, units
 from operant.rollouts.generation_kwargs import from_generation_kwargs, warned

@@ -22,7 +22,7 @@ import select
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -80,6 +80,7 @@ class AgentWorld(EnvBase):
     """
 
     branches = True
+    at_once = math.inf  # programs that compute at the same time: each waits for its turn
 
     def __init__(
         self, play: Any = None, *, command: str | None = None, deadline: float = 60.0, ignore: Sequence[str] = ()
@@ -122,9 +123,10 @@ class AgentWorld(EnvBase):
         for client in [self.clients[slot] for slot in slots if slot in self.clients]:
             client.end()
 
-    def _steps(self, slots: Iterable[int]) -> dict[int, Step]:
-        due = time.monotonic() + self.deadline  # of all programs: they have been computing side by side
-        return {slot: self.clients[slot].next(due, self.deadline) for slot in slots}
+    def _steps(self, slots: Collection[int]) -> dict[int, Step]:
+        deadline = self.deadline * max(1, len(slots) / self.at_once)
+        due = time.monotonic() + deadline  # of all programs: they have been computing side by side
+        return {slot: self.clients[slot].next(due, deadline) for slot in slots}
 
 
 @dataclass

@@ -28,7 +28,7 @@ from operant.apps.agents.program import AgentWorld, ModelClient
 from operant.apps.agents.protocol import Json
 from operant.import_by_name import Table
 from operant.sandbox.jail import Jail, JailOptions, Program, Stdin
-from operant.types import OperantError, Task, describe_error, name_of, of_user, require, shown
+from operant.types import OperantError, Task, cores, describe_error, name_of, of_user, require, shown
 
 LONGEST = 20_000
 """Characters of the program or the query of a call."""
@@ -73,11 +73,11 @@ class ToolWorld(AgentWorld):
             elif one == "search":
                 found = found(folder)
             self.tools[name_of(found)] = found
-        names = "|".join(map(re.escape, self.tools))
-        self._calls = re.compile(rf"<({names})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
+        self._calls = re.compile(rf"<({'|'.join(map(re.escape, self.tools))})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
         if folder is not None and "search" not in self.tools:
             raise OperantError(f"env.folder={shown(folder)}: only the tool search reads it; add it to env.tools")
         super().__init__(self._play, deadline=max(deadline, calls * (2 * seconds + 2)))
+        self.at_once = cores()
         self.__name__ = "tools"
 
     @cached_property
@@ -181,8 +181,7 @@ def python_tool(seconds: float) -> Callable[[str], str]:
         Args:
             code: The program.
         """
-        if len(code) > LONGEST:
-            raise ValueError(f"the program has {len(code)} characters, at most {LONGEST} are read")
+        require(len(code) <= LONGEST, f"the program has {len(code)} characters, at most {LONGEST} are read")
         with free:
             [verdict] = jail.run([Program(_with_value(code), [Stdin("", None)])])
         if verdict.outcome != "passed":
@@ -225,8 +224,7 @@ def search_tool(folder: str | None) -> Callable[[str], str]:
             query: The words to look for.
         """
         words = re.findall(r"\w+", query[:LONGEST])
-        if not words:
-            raise ValueError("the query has no words")
+        require(words, "the query has no words")
         asked = " OR ".join(f'"{word}"' for word in words)
         select = "SELECT name, text FROM texts WHERE texts MATCH ? ORDER BY rank, rowid LIMIT 3"
         with one:

@@ -21,6 +21,7 @@ that has read $t$ tokens and its prediction $p_t$ for them (`outcome_critic`), t
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -75,7 +76,6 @@ class CriticReward(Wrapper):
         self.worth = torch.tensor(list(worth), dtype=torch.float64)
         self.refresh = refresh
         self.greedy: list[Rollout] = []
-        self._optimizer: torch.optim.Optimizer | None = None
 
     @property
     def wants_greedy(self) -> bool:
@@ -124,7 +124,7 @@ class CriticReward(Wrapper):
             shown[i] = before + reading.pooled[places, PASSED].tolist()
             score, baseline = judged.scores[i], baselines[i]
             if baseline is not None and not isinstance(score, list) and score is not None:
-                scores[i] = before + self._paid(reading, places, outcome, score, baseline)
+                scores[i] = before + self._paid(reading, places, outcome, score, baseline) or 0.0
         if self.refresh and known:
             self._learn(self.scorer.rows(attempts), true)
         own = {"critic/accuracy": right, "critic/passed": passed}
@@ -192,12 +192,10 @@ class CriticReward(Wrapper):
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    @property
+    @cached_property
     def optimizer(self) -> torch.optim.Optimizer:
         """AdamW over the critic's weights, made when it is first used."""
-        if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(self.scorer.critic.trainable(), lr=self.refresh, weight_decay=0.0)
-        return self._optimizer
+        return torch.optim.AdamW(self.scorer.critic.trainable(), lr=self.refresh, weight_decay=0.0)
 
     def state_dict(self) -> dict[str, object]:
         """The weights and the optimizer of a critic that is refreshed, and the state of the other reward."""

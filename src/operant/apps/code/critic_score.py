@@ -8,6 +8,7 @@ critic.prefixes(problem, reply_ids, policy.tokenizer)    # after each token of t
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -50,21 +51,15 @@ class CriticScore:
         require(batch >= 1, f"critic {path!r}: batch={batch} must be at least 1")
         self.path, self.batch = path, batch
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._critic: OutcomeCritic | None = None
 
-    @property
+    @cached_property
     def critic(self) -> OutcomeCritic:
         """The model. Raises: OperantError if it cannot be loaded, or is no outcome critic."""
-        if self._critic is None:
-            with said_of(f"critic {shown(self.path)} cannot be loaded"):
-                folder = Path(find_model(self.path))
-            if not is_critic(folder):
-                raise OperantError(
-                    f"{self.path} is no outcome critic: train one, as in `operant train outcome-critic --trunk MODEL "
-                    "--tasks samples.jsonl`"
-                )
-            self._critic = OutcomeCritic(str(folder)).to(self.device)
-        return self._critic
+        with said_of(f"critic {shown(self.path)} cannot be loaded"):
+            folder = Path(find_model(self.path))
+        remedy = "train one, as in `operant train outcome-critic --trunk MODEL --tasks samples.jsonl`"
+        require(is_critic(folder), f"{self.path} is no outcome critic: {remedy}")
+        return OutcomeCritic(str(folder)).to(self.device)
 
     def check(self) -> None:
         """Load the critic. Raises: OperantError as `critic`."""

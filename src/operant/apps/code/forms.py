@@ -131,8 +131,9 @@ def examples_in(prompt: str, name: str) -> list[str]:
 
 def call_in(text: str, name: str) -> str | None:
     """The call of the function that a text ends with, if its arguments are plain values."""
+    start = re.search(rf"\b{re.escape(name)}\(", text)
     try:
-        call = ast.parse(text[text.index(f"{name}(") :].strip(" #"), mode="eval").body
+        call = ast.parse(text[start.start() if start else len(text) :].strip(" #"), mode="eval").body
         for one in call.args if isinstance(call, ast.Call) else ():
             ast.literal_eval(one)
     except (ValueError, SyntaxError):

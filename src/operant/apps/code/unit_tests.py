@@ -11,7 +11,6 @@ raises, -0.3 for one that fails a test and 1 for one that passes all.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -34,17 +33,6 @@ LISTED = 100
 """Further ones that are named."""
 Kind = Literal["ladder", "passed", "fraction"]
 References = Literal["warn", "refuse", "drop", "skip"]
-
-
-@dataclass(frozen=True)
-class BadReference:
-    """A reference solution that does not pass the tests of its own task."""
-
-    task: str
-    verdict: Verdict
-
-    def __str__(self) -> str:
-        return f"task {self.task!r}: {self.verdict.outcome}: {self.verdict.message or 'no message'}"
 
 
 class UnitTests:
@@ -96,8 +84,8 @@ class UnitTests:
             self.verdicts = Verdicts(limits)
         self.notes: list[str] = []
         """Sentences for the log of a run: the level of the jail, and bad references."""
-        self.bad: list[BadReference] = []
-        """References that do not pass their own tests."""
+        self.bad: dict[str, Verdict] = {}
+        """The verdicts of references that do not pass their own tests, by their task."""
 
     def __call__(self, rollouts: list[Rollout]) -> list[Judgement]:
         """The judgement of the program in each last reply. Equal programs of a task run once."""
@@ -146,16 +134,14 @@ class UnitTests:
         checked = [task for task in tasks if not task.target.get("verified")]
         solved = [(task, found[0]) for task in checked if (found := references(task))]
         verdicts = self.verdicts([problem_of(task).program(solution) for task, solution in solved])
-        self.bad = [
-            BadReference(task.id, verdict)
-            for (task, _), verdict in zip(solved, verdicts, strict=True)
-            if verdict.outcome != "passed"
-        ]
+        pairs = zip(solved, verdicts, strict=True)
+        self.bad = {task.id: verdict for (task, _), verdict in pairs if verdict.outcome != "passed"}
         if not self.bad:
             return
-        counts = Counter(bad.verdict.outcome for bad in self.bad)
-        listed = "; ".join(map(str, self.bad[:NAMED]))
-        if others := [repr(bad.task) for bad in self.bad[NAMED:]]:
+        counts = Counter(verdict.outcome for verdict in self.bad.values())
+        listed = [f"task {task!r}: {bad.outcome}: {bad.message or 'no message'}" for task, bad in self.bad.items()]
+        listed = "; ".join(listed[:NAMED])
+        if others := [*map(repr, self.bad)][NAMED:]:
             more = f" and {len(others) - LISTED:,} more" if len(others) > LISTED else ""
             listed += f"; and the tasks {', '.join(others[:LISTED])}{more}"
         text = (
@@ -170,8 +156,7 @@ class UnitTests:
 
     def usable(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks to train on: with references=drop, those whose reference is not bad."""
-        bad = {bad.task for bad in self.bad} if self.references == "drop" else set()
-        return [task for task in tasks if task.id not in bad]
+        return [task for task in tasks if self.references != "drop" or task.id not in self.bad]
 
     def close(self) -> None:
         """End the actors of Ray; programs that are judged later start others."""

@@ -45,7 +45,7 @@ def maths(row: Row, *, ask: Literal["answer", "boxed", "think"] = "answer", pref
         question = f"{body}{'' if body.endswith(('.', '?', '!')) else '.'} {asks}"
     else:
         question = text_of(found_in(row, ("question", "problem", "prompt")), "the question")
-    given = found_in(row, ("answer", "Answer", "solution"))
+    given = found_in(row, ("answer", "Answer", "solution", "target"))
     require(isinstance(given, (str, int, float)), f"the answer is {shown(given)}; it must be a text or a number")
     target = {"answer": answer_in(str(given))}
     return asked | {"prompt": question, "references": str(row.get("solution") or given), "target": target}

@@ -13,12 +13,9 @@ from operant.apps.maths.answers import after_thought, is_equal, is_thought_and_a
 from operant.apps.maths.verifier import judged, suite_of
 from operant.rewards import RewardBase
 from operant.rewards.evaluate import Judged, judge
-from operant.sandbox.pool import Job, Pool, Response
+from operant.sandbox.pool import START, Job, Pool, Response
 from operant.sandbox.process import Limits
 from operant.types import Judgement, OperantError, RewardFn, Rollout, Task, require, shown
-
-START = 60.0
-"""Seconds in which a worker must import its verifier, and test a set."""
 
 
 class Maths(RewardBase):
