@@ -351,6 +351,21 @@ def said(rollout):
     return [(turn.prompt, turn.action, turn.end, turn.reward) for turn in rollout.turns]
 
 
+def test_a_program_ends_where_its_slot_is_begun_again():
+    ended = threading.Event()
+
+    def program(task, client):
+        try:
+            client.complete("a")
+        finally:
+            ended.set()
+
+    env = AgentWorld(program)
+    env.reset({0: TASKS[0]})
+    assert env.reset({0: TASKS[0]})[0].text == "a" and ended.wait(5)
+    env.on_leave([0])
+
+
 def test_a_call_after_the_end_is_refused():
     kept = []
     played(lambda task, client: kept.append(client) or len(client.complete("a")), tasks=TASKS[:1])
