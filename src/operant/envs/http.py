@@ -174,13 +174,14 @@ class WorldServer(ThreadingHTTPServer):
     def answered(self, call: str, content: Any) -> tuple[int, str]:
         """Status and body of the answer. The answer to a request that is repeated is not computed again."""
         with self.lock:
+            session, number = "", 0
             try:
                 session, number = str(content.pop("session")), int(content.pop("number"))
                 if (last := self.last.get(session)) and last[0] == number:
                     return last[1:]
                 status, answer = 200, getattr(self, f"answer_{call}")(session, **content)
             except Exception as error:
-                status, answer, session, number = 500, {"error": describe_error(error)}, "", 0
+                status, answer = 500, {"error": describe_error(error)}
             self.last.pop(session, None)
             self.last[session] = number, status, json.dumps(answer)
             while len(self.last) > SESSIONS:
