@@ -204,6 +204,12 @@ def test_a_generator_function_plays_an_episode(kept):
         made = named_parts.make("env", named.train.env, named.parts["env"])
         assert [content(r) for r in play(SIX, env=made, **kept)] == right
     made.close()
+
+    def closed(task):
+        return Step(failed="raised")
+        yield
+
+    assert [r.end for r in play(SIX[:1], env=FunctionEnv(closed), **kept)] == ["raised"]
     with pytest.raises(OperantError, match=r"option 'env.mots' is unknown; did you mean 'env.most'"):
         configure({"env": ask, "env.mots": 2, "tasks": SIX})
     with pytest.raises(OperantError, match="function of a task without yield: an episode yields what the policy reads"):
@@ -333,6 +339,10 @@ def test_a_request_that_is_sent_again_steps_nothing():
     assert env.step({0: "a"}) == once and world.turns == {0: 1}
     assert env.step({0: "a"})[0].options == ["up", "go"]
     assert "slot 4 has no episode here; was the server started again?" in env.step({4: "a"})[4].info["failure"]
+    fails, world.step = world.step, lambda replies: 1 / 0
+    assert "ZeroDivisionError" in (failed := env.step({0: "a"})[0].info["failure"])
+    world.step, env.number = fails, env.number - 1
+    assert env.step({0: "a"})[0].info["failure"] == failed and world.turns == {0: 2}
     server.close()
 
 
@@ -412,6 +422,8 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
     ({**LAKE, "actions": ("a", "b")}, r"env.actions=\('a', 'b'\): 'FrozenLake-v1' has 4 actions; name each"),
     ({**LAKE, "kwargs": {"size": 3}}, "cannot be made: .*size"),
     ({**LAKE, "prompt": "{observation} {hint}"}, "env.prompt=.*it may name {task} and {observation}.*'hint'"),
+    ({**LAKE, "prompt": "{observation[a]}"}, "env.prompt=.*it may name {task} and {observation}.*TypeError"),
+    ({**LAKE, "max_turns": 0}, "env.max_turns=0: it must be at least 1"),
     ({"id": lambda: __import__("gymnasium").make_vec("CartPole-v1", 2)}, "makes a vector, which steps all its"),
 )
 def test_an_environment_that_cannot_be_played_is_refused(given, error, lake):
