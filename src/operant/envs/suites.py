@@ -59,6 +59,8 @@ class SuiteGames(TextGames):
     """
 
     suite: ClassVar[str | None] = "game"
+    lists_commands: ClassVar[bool] = False
+    """Whether its games list the commands that are possible."""
     game: str
     """The name of the game in its suite."""
     kwargs: Mapping[str, Any] | None = None
@@ -72,6 +74,11 @@ class SuiteGames(TextGames):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        wanting = next((name for name in ("choose", "show_commands", "examples") if getattr(self, name)), None)
+        if self.commands and self.lists_commands:
+            raise OperantError(f"env.commands={shown(self.commands)}: its games list their commands; leave it out")
+        if wanting and not (self.commands or self.lists_commands):
+            raise OperantError(f"env.{wanting} needs the commands that are possible: env.commands=up,down")
         known = self.names()
         if known and self.game not in known:
             hint = nearest(shown(self.game), known) or f"; it has {len(known)}, such as {', '.join(known[:3])}"

@@ -29,6 +29,7 @@ class ScienceWorld(SuiteGames):
     is no Java.
     """
 
+    lists_commands = True
     memory: int | None = bounded(3, at_least=0)
     """Earlier turns in a prompt. None: the whole history, to which each turn is appended."""
     most: int = bounded(8, at_least=1)
