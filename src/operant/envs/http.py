@@ -55,9 +55,8 @@ class Http:
         require(waves >= 1, f"env.waves={waves}: it must be at least 1")
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": LONGEST_WAIT, "tries": tries}
         self.client = Client(url, owner="env", passing=PASSING, most_bytes=MAX_BYTES, proxied=False, **limits)
-        self.url, self.waves = self.client.url, waves
-        self.__name__ = self.url
-        self.session, self.number = uuid.uuid4().hex, 0
+        self.url = self.__name__ = self.client.url
+        self.session, self.number, self.waves = uuid.uuid4().hex, 0, waves
         self.about: dict[str, Any] = {}
 
     def check(self) -> None:

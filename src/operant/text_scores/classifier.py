@@ -96,10 +96,8 @@ class Classifier:
 
             what, kind = f"classifier {self.name!r}", AutoModelForSequenceClassification
             loaded = load(kind, self.name, what, self.device, truncation_side="left")
-            if loaded.missing:
-                missing = ", ".join(loaded.missing[:3])
-                raise OperantError(f"{what} lacks weights ({missing}); is it a trained classifier?")
-            tokenizer = loaded.tokenizer
+            missing, tokenizer = ", ".join(loaded.missing[:3]), loaded.tokenizer
+            require(not missing, f"{what} lacks weights ({missing}); is it a trained classifier?")
             # A causal classifier reads at the last token that is not this id; -1: batches then have equal lengths.
             pad = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
             loaded.model.config.get_text_config().pad_token_id = pad

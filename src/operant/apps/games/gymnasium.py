@@ -66,12 +66,9 @@ class Gymnasium:
         """The discrete actions; None: actions are texts."""
         self.tasks, self.live, self.turns = dict[int, Task](), dict[int, Any](), dict[int, int]()
         self.texts, self.possible = dict[int, str](), dict[int, list[str] | None]()
-        self.idle: list[Any] = []
-        self.idle.append(self.make())
+        self.idle = [self.make()]
 
     def make(self) -> Any:
-        if self.idle:
-            return self.idle.pop()
         with extra("env=gymnasium needs Gymnasium", "gymnasium"):
             import gymnasium
         kwargs = self.kwargs or {}
@@ -109,9 +106,9 @@ class Gymnasium:
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         self.idle += [self.live.pop(slot) for slot in tasks if slot in self.live]  # whose last episode was cut off
         for slot, task in tasks.items():
-            self.live[slot], self.turns[slot], self.tasks[slot] = self.make(), 0, task
-        seeds = {slot: zlib.crc32(task.id.encode()) for slot, task in tasks.items()}
-        first = {slot: self.live[slot].reset(seed=seed) for slot, seed in seeds.items()}
+            self.live[slot] = self.idle.pop() if self.idle else self.make()
+            self.turns[slot], self.tasks[slot] = 0, task
+        first = {slot: self.live[slot].reset(seed=zlib.crc32(task.id.encode())) for slot, task in tasks.items()}
         return {slot: self.seen(slot, *of_slot, template=self.prompt) for slot, of_slot in first.items()}
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:

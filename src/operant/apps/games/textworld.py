@@ -598,10 +598,9 @@ class TextWorld(TextGames):
         failed = make_files([{"path": str(path)} for path in missing], f"Compiling {len(missing)} games")
         if failed:
             raise OperantError(f"TextWorld cannot compile {next(iter(failed))}: {next(iter(failed.values()))}")
-        files = [path.with_suffix(".z8") for path in chosen]
         return [
             Task(f"{self.game}/{split}/{file.stem}", f"{self.game}, game {file.stem}", target={"file": str(file)})
-            for file in files
+            for file in (path.with_suffix(".z8") for path in chosen)
         ]
 
     def _select(self, test: bool, count: int, known: set[str]) -> dict[Path, str]:
