@@ -204,12 +204,8 @@ def test_a_generator_function_plays_an_episode(kept):
         made = named_parts.make("env", named.train.env, named.parts["env"])
         assert [content(r) for r in play(SIX, env=made, **kept)] == right
     made.close()
-
-    def closed(task):
-        return Step(failed="raised")
-        yield
-
-    assert [r.end for r in play(SIX[:1], env=FunctionEnv(closed), **kept)] == ["raised"]
+    failed = FunctionEnv(lambda task: Step(failed="raised") or (yield))
+    assert [r.end for r in play(SIX[:1], env=failed, **kept)] == ["raised"]
     with pytest.raises(OperantError, match=r"option 'env.mots' is unknown; did you mean 'env.most'"):
         configure({"env": ask, "env.mots": 2, "tasks": SIX})
     with pytest.raises(OperantError, match="function of a task without yield: an episode yields what the policy reads"):
@@ -476,6 +472,11 @@ NUMBER = iter(range(100))
     ),
     (without(step=lambda self, r: {s: Step(failed="raised") for s in r}), "has failed in every episode", True),
     (without(games=lambda self, s: [Task(f"{s}{next(NUMBER)}", "x")]), r"'train\d+'.* in its place the", False),
+    (
+        without(reset=lambda self, given: {s: Step(f"game {next(NUMBER)}") for s in Draws.reset(self, given)}),
+        r"reset answered slot 0 .*text='game \d+', and the second time.*keep their state with state_dict",
+        False,
+    ),
     (without(step=lambda self, r: {s: Step(fresh=True) for s in r}), "an empty prompt; fresh=True needs", False),
 )
 def test_the_check_refuses_what_a_run_refuses(world, error, refused, tmp_path):
