@@ -208,6 +208,8 @@ def test_a_generator_function_plays_an_episode(kept):
     assert [r.end for r in play(SIX[:1], env=failed, **kept)] == ["raised"]
     with pytest.raises(OperantError, match=r"option 'env.mots' is unknown; did you mean 'env.most'"):
         configure({"env": ask, "env.mots": 2, "tasks": SIX})
+    with pytest.raises(OperantError, match="is a partial without reset and step"):
+        named_parts.make("env", partial(ask, most=2), {})
     with pytest.raises(OperantError, match="function of a task without yield: an episode yields what the policy reads"):
         maker(lambda task: 1.0)
 

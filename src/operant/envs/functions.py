@@ -74,13 +74,12 @@ def maker(world: object) -> Any:
             return ENVS.find("program")(world, deadline=deadline, ignore=ignore)
 
         return program
-    plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
-    if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
-        raise OperantError(
-            f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy reads, "
-            "and gets its reply (docs/worlds.md)"
-        )
-    if not inspect.isgeneratorfunction(world):
+    if not (inspect.isroutine(world) and inspect.isgeneratorfunction(world)):
+        if inspect.isfunction(world) and [*inspect.signature(world).parameters][:1] == ["task"]:
+            raise OperantError(
+                f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy "
+                "reads, and gets its reply (docs/worlds.md)"
+            )
         return world
 
     def make(**options: object) -> FunctionEnv:

@@ -174,8 +174,7 @@ class TextGames:
         """The world in which a policy is measured: it plays every turn itself."""
         if not self.examples:
             return self
-        if self._evaluating is None:
-            self._evaluating = replace(self, examples=0.0)
+        self._evaluating = self._evaluating or replace(self, examples=0.0)
         self._evaluating._count, self._evaluating._room = self._count, self._room
         return self._evaluating
 
