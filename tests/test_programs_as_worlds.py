@@ -351,6 +351,14 @@ def said(rollout):
     return [(turn.prompt, turn.action, turn.end, turn.reward) for turn in rollout.turns]
 
 
+def test_a_program_ends_where_its_slot_is_begun_again():
+    seen = []
+    env = AgentWorld(lambda task, client: seen.append(client) or client.complete("a"))
+    assert [env.reset({0: TASKS[0]})[0].text for _ in range(2)] == ["a", "a"]
+    assert [client.over for client in seen] == [True, False]
+    env.on_leave([0])
+
+
 def test_a_call_after_the_end_is_refused():
     kept = []
     played(lambda task, client: kept.append(client) or len(client.complete("a")), tasks=TASKS[:1])

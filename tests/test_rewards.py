@@ -18,7 +18,7 @@ from toys import letters, on_disk
 from operant import OperantError, Rollout, Sampling, Task, Turn
 from operant.data.tasks import DataOptions, load_tasks
 from operant.models.model_passes import batches
-from operant.rewards import check, judge, resolve, shaping
+from operant.rewards import check, judge, prepare, resolve, shaping
 from operant.rewards.combine import MinusQuery, weighted
 from operant.rewards.failure_policy import IsolationOptions
 from operant.rewards.isolated import under
@@ -330,8 +330,8 @@ def test_classifier_label_output_and_what_it_reads(bert):
     asked = [replace(rollout, task=Task("t", [1], mood)) for mood in ("positive", "negative", "Positive", 0)]
     of_tasks = Classifier(str(bert), label="task.target", output="logit")
     assert of_tasks(asked) == pytest.approx([both[i].item() for i in (1, 0, 1, 0)], abs=1e-4)
-    with pytest.raises(OperantError, match=r"has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
-        of_tasks([rollout])
+    with pytest.raises(OperantError, match=r"^task 'a': .* has no label None; its labels are 0: NEGATIVE, 1: POSITIVE"):
+        prepare(of_tasks, [asked[0].task, Task("a", "x")])
     assert resolve(f"classifier:{bert}#0")([rollout]) == pytest.approx([both.softmax(-1)[0].item()], abs=1e-5)
 
 

@@ -134,8 +134,9 @@ def test_a_name_with_a_game_is_a_suite_and_its_option():
     assert flattened({"env": "workers:gem:game:A"}) == {"env": "workers:gem", "env.game": "game:A"}
     named = flattened({"env": {"name": "gymnasium:A-v1", "choose": False}})
     assert named == {"env": "gymnasium", "env.id": "A-v1", "env.choose": False}
-    with pytest.raises(OperantError, match=r"env.kwargs=.* use env.simplifications"):
-        ENVS.find("scienceworld")(game="find-plant", kwargs={"easy": True})
+    for name, error in (("kwargs", "use env.simplifications"), ("commands", "leave it out")):
+        with pytest.raises(OperantError, match=rf"env.{name}=.*{error}"):
+            ENVS.find("scienceworld")(game="find-plant", **{name: {"easy": True}})
     for other in ("rooms", "workers:rooms", "mine.py:World", "isolated:mine.py:World", None):
         assert flattened({"env": other}) == {"env": other}
     for beside in ("game", "env.game"):
@@ -180,6 +181,8 @@ def test_a_game_that_raises_costs_its_episode_and_no_other():
     chance = random.Random(2)
     assert f"draws {chance.random()}" in first[2].text  # whatever the games beside it have drawn
     check_env(world, [tasks[0], tasks[2]])
+    with pytest.raises(OperantError, match=r"env.examples needs the commands that are possible: env.commands=up,down"):
+        Drawings(game="x", examples=0.5)
 
 
 def serve(websocket):

@@ -208,6 +208,10 @@ def test_other_models_are_refused(tmp_path):
     bare = t.PreTrainedTokenizerFast(tokenizer_object=words)
     with pytest.raises(OperantError, match="neither a mask token nor"):
         task_model((lm("t5"), bare)).check(PromptTemplate("{sentence} {prompt} {mask}"), WORDS)
+    with pytest.raises(OperantError, match=r"kind='masked': task model '<lambda>' is callable"):
+        task_model(lambda texts: texts, "masked")
+    with pytest.raises(OperantError, match="kind='callable': a T5ForConditionalGeneration is no function"):
+        task_model((lm("t5"), bare), "callable")
     with pytest.raises(OperantError, match="kind='mask'"):
         task_model("builtin:reviews-lm", "mask")
     with pytest.raises(OperantError, match="there is no such folder"):
@@ -293,7 +297,7 @@ def test_replacements_follow_the_gradient(kind):
 # --- data -------------------------------------------------------------------------------------------------------------
 def test_published_sets():
     assert set_named("SST2") == set_named("sst_2") == SETS["sst-2"]
-    assert set_named("ag_news") == SETS["agnews"] and set_named("imdb") is None
+    assert set_named("ag_news") == set_named("data/ag_news.csv") == SETS["agnews"] and set_named("imdb") is None
     for found in SETS.values():
         assert PromptTemplate(found.masked).has_mask and not PromptTemplate(found.causal).has_mask
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -356,30 +355,16 @@ def nats_by_hand(query: str, reply: str) -> tuple[float, int]:
 
 
 def test_perplexity_is_of_the_replies_after_their_prompts():
-    """Of the replies' tokens alone, under the model that is named; an empty reply has no token."""
+    """Of the replies' tokens alone, under the model that is named; an empty reply has none. References are not read."""
     texts = [("The film was", " really good."), ("My brother", " zzz"), ("The film was", "")]
     (one, n), (other, m) = (nats_by_hand(*text) for text in texts[:2])
-    given = [rollout(reply, query=query) for query, reply in texts]
+    given = [rollout(reply, "a reference", query=query) for query, reply in texts]
     found = number({"perplexity": {"model": "builtin:reviews-lm", "batch": 1}}, given)
     assert found["perplexity"] == pytest.approx(math.exp((one + other) / (n + m)), rel=1e-4)
     each = [pytest.approx(math.exp(one / n), rel=1e-4), pytest.approx(math.exp(other / m), rel=1e-4), None]
     assert found["perplexity/of_replies"] == each
     padded = number({"perplexity": {"model": "builtin:reviews-lm", "batch": 3}}, given)
     assert padded["perplexity"] == pytest.approx(found["perplexity"], rel=1e-4)
-
-
-def test_perplexity_reads_neither_references_nor_the_policy(tmp_path):
-    """RL4LMs scored the references with the model that was being trained."""
-    shutil.copytree(find_model("builtin:reviews-lm"), tmp_path / "fixed")
-    policy = Policy(load_model(tmp_path / "fixed"), load_tokenizer(tmp_path / "fixed"))
-    (metric,) = resolve({"perplexity": {"model": str(tmp_path / "fixed")}})
-    before = measure([metric], [rollout(" good", "a reference", query="The film was")])
-    with torch.no_grad():
-        for p in policy.parameters():
-            p.zero_()
-    after = measure([metric], [rollout(" good", "another one", "and more", query="The film was")])
-    worse = measure([metric], [rollout(" gqqd", "a reference", query="The film was")])
-    assert before == after and worse.of_all["perplexity"] > 2 * after.of_all["perplexity"]
 
 
 def test_perplexity_of_long_texts_and_without_a_prompt(tmp_path):

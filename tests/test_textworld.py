@@ -229,6 +229,7 @@ def put(folder, **files):
 def test_given_files_are_evaluated_on_others_or_not_at_all(tmp_path):
     file = put(tmp_path, game=FAKE)
     assert [len(TextWorld(files=file).games(split)) for split in ("train", "test")] == [1, 0]
+    assert [task.id for task in TextWorld(test_files=file).games("test")] == ["textworld/game"]
     link = tmp_path / "other.z8"
     link.symlink_to(file[0])
     link.with_suffix(".json").symlink_to(Path(file[0]).with_suffix(".json"))

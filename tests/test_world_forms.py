@@ -204,8 +204,12 @@ def test_a_generator_function_plays_an_episode(kept):
         made = named_parts.make("env", named.train.env, named.parts["env"])
         assert [content(r) for r in play(SIX, env=made, **kept)] == right
     made.close()
+    failed = FunctionEnv(lambda task: Step(failed="raised") or (yield))
+    assert [r.end for r in play(SIX[:1], env=failed, **kept)] == ["raised"]
     with pytest.raises(OperantError, match=r"option 'env.mots' is unknown; did you mean 'env.most'"):
         configure({"env": ask, "env.mots": 2, "tasks": SIX})
+    with pytest.raises(OperantError, match="is a partial without reset and step"):
+        named_parts.make("env", partial(ask, most=2), {})
     with pytest.raises(OperantError, match="function of a task without yield: an episode yields what the policy reads"):
         maker(lambda task: 1.0)
 
@@ -333,6 +337,10 @@ def test_a_request_that_is_sent_again_steps_nothing():
     assert env.step({0: "a"}) == once and world.turns == {0: 1}
     assert env.step({0: "a"})[0].options == ["up", "go"]
     assert "slot 4 has no episode here; was the server started again?" in env.step({4: "a"})[4].info["failure"]
+    fails, world.step = world.step, lambda replies: 1 / 0
+    assert "ZeroDivisionError" in (failed := env.step({0: "a"})[0].info["failure"])
+    world.step, env.number = fails, env.number - 1
+    assert env.step({0: "a"})[0].info["failure"] == failed and world.turns == {0: 2}
     server.close()
 
 
@@ -412,6 +420,8 @@ def test_texts_masks_and_the_end_of_an_episode(lake):
     ({**LAKE, "actions": ("a", "b")}, r"env.actions=\('a', 'b'\): 'FrozenLake-v1' has 4 actions; name each"),
     ({**LAKE, "kwargs": {"size": 3}}, "cannot be made: .*size"),
     ({**LAKE, "prompt": "{observation} {hint}"}, "env.prompt=.*it may name {task} and {observation}.*'hint'"),
+    ({**LAKE, "prompt": "{observation[a]}"}, "env.prompt=.*it may name {task} and {observation}.*TypeError"),
+    ({**LAKE, "max_turns": 0}, "env.max_turns=0: it must be at least 1"),
     ({"id": lambda: __import__("gymnasium").make_vec("CartPole-v1", 2)}, "makes a vector, which steps all its"),
 )
 def test_an_environment_that_cannot_be_played_is_refused(given, error, lake):
@@ -464,6 +474,11 @@ NUMBER = iter(range(100))
     ),
     (without(step=lambda self, r: {s: Step(failed="raised") for s in r}), "has failed in every episode", True),
     (without(games=lambda self, s: [Task(f"{s}{next(NUMBER)}", "x")]), r"'train\d+'.* in its place the", False),
+    (
+        without(reset=lambda self, given: {s: Step(f"game {next(NUMBER)}") for s in Draws.reset(self, given)}),
+        r"reset answered slot 0 .*text='game \d+', and the second time.*keep their state with state_dict",
+        False,
+    ),
     (without(step=lambda self, r: {s: Step(fresh=True) for s in r}), "an empty prompt; fresh=True needs", False),
 )
 def test_the_check_refuses_what_a_run_refuses(world, error, refused, tmp_path):

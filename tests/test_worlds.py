@@ -242,16 +242,6 @@ def test_numbers_of_numpy_are_answers(kept):
     assert [r.paid for r in play(TASKS[:2], env=Scripted(later=later), **kept)] == [0.5, 0.5]
 
 
-class Forgetful(Letters):
-    """A second game differs from the first, unless its state is kept."""
-
-    games = 0
-
-    def reset(self, tasks):
-        self.games += 1
-        return {slot: Step(f"game {self.games}") for slot in super().reset(tasks)}
-
-
 PAGE = snippets("docs/worlds.md")
 
 
@@ -347,11 +337,6 @@ def test_the_check_takes_a_function_and_says_what_it_played(capsys):
 
     with pytest.raises(OperantError, match=r"'done' .*\(an episode ends by terminated=True\)"):
         check_env(gym, TASKS[:2])
-
-
-def test_the_check_finds_a_world_that_cannot_be_repeated():
-    with pytest.raises(OperantError, match=r"reset answered slot 0 .*text='game 2', and the second time.*state_dict"):
-        check_env(Forgetful(), TASKS)
 
 
 # --- context and credit -----------------------------------------------------------------------------------------------

@@ -14,9 +14,6 @@ from operant.envs.functions import maker
 from operant.rollouts import answers
 from operant.types import MAX_TURNS, Env, EnvBase, OperantError, Step, Task, name_of, require, shown, with_defaults
 
-Played = dict[tuple[int, int], Step]
-"""The world's steps by (turn, slot); turn 0 is the reset."""
-
 
 def check_env(
     env: Env | Callable[..., object],
@@ -117,10 +114,10 @@ def _check_tasks(env: Env, tasks: Sequence[Task]) -> None:
 
 def _play(
     env: Env, tasks: Sequence[Task], replies: Sequence[str], seed: int, max_turns: int, parts: random.Random
-) -> Played:
-    """Play every task to its end, and return all steps of the world. parts: decides which episodes are stepped."""
+) -> dict[tuple[int, int], Step]:
+    """The steps of all tasks, to their ends, by (turn, slot); turn 0: the reset. parts: decides which are stepped."""
     most = with_defaults(env, EnvBase).most or len(tasks)
-    played: Played = {}
+    played = dict[tuple[int, int], Step]()
     for begin in range(0, len(tasks), most):
         tasks_of = {slot: tasks[slot] for slot in range(begin, min(begin + most, len(tasks)))}
         left = {slot: step for slot, step in answers.reset(env, tasks_of).items() if not _ends(step)}

@@ -28,7 +28,7 @@ class FunctionEnv(EnvBase):
 
     The function yields what the policy reads: a text, which is appended after the reply; a pair of a text and the
     reward of the reply before it; or a `Step`. It gets the reply, and ends the episode by returning: the reward of the
-    last reply, a pair, a `Step` (which may be truncated), or nothing, which is a reward of 0.
+    last reply, a pair, a `Step` (which may be truncated or failed), or nothing, which is a reward of 0.
     """
 
     def __init__(self, function: Callable[..., Generator[object, str | None, object]], **options: object):
@@ -53,7 +53,7 @@ class FunctionEnv(EnvBase):
             del self.episodes[slot]
             answer = ("", end.value or 0.0) if end.value is None or isinstance(end.value, Real) else end.value
             last = self.read(answer, end.value, "returned", "return a reward, (text, reward), a Step, or nothing")
-            return replace(last, terminated=not last.truncated)
+            return replace(last, terminated=not (last.truncated or last.failed))
 
     def read(self, answer: object, original: object, did: str, remedy: str) -> Step:
         """The step that a function means by a text, a pair or a step."""
@@ -74,13 +74,12 @@ def maker(world: object) -> Any:
             return ENVS.find("program")(world, deadline=deadline, ignore=ignore)
 
         return program
-    plain = inspect.isfunction(world) and not inspect.isgeneratorfunction(world)
-    if plain and [*inspect.signature(world).parameters][:1] == ["task"]:
-        raise OperantError(
-            f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy reads, "
-            "and gets its reply (docs/worlds.md)"
-        )
-    if not inspect.isgeneratorfunction(world):
+    if not (inspect.isroutine(world) and inspect.isgeneratorfunction(world)):
+        if inspect.isfunction(world) and [*inspect.signature(world).parameters][:1] == ["task"]:
+            raise OperantError(
+                f"world {name_of(world)!r} is a function of a task without yield: an episode yields what the policy "
+                "reads, and gets its reply (docs/worlds.md)"
+            )
         return world
 
     def make(**options: object) -> FunctionEnv:

@@ -3,7 +3,7 @@
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
 from operant.bounds import bounded, check_bounds
@@ -12,8 +12,6 @@ from operant.types import OperantError, Step, Task, require
 
 Split = Literal["train", "test"]
 """Games to train on, and games that are only played to measure."""
-NOTHING = Prompt("", 0, 0)
-"""The prompt of a game that has not begun."""
 LONGEST = 200
 """Most characters of a command. Longer ones are cut: no game understands them."""
 
@@ -86,7 +84,7 @@ class Playing:
     """What it said last."""
     record: dict[str, Any]
     """What the rollout tells of it."""
-    prompt: Prompt = NOTHING
+    prompt: Prompt = field(default=Prompt("", 0, 0))
     """What the policy reads now, with the replies and all that was appended to it."""
     tokens: int = 0
     """Tokens of that prompt, if the whole history is shown."""
@@ -176,8 +174,7 @@ class TextGames:
         """The world in which a policy is measured: it plays every turn itself."""
         if not self.examples:
             return self
-        if self._evaluating is None:
-            self._evaluating = replace(self, examples=0.0)
+        self._evaluating = self._evaluating or replace(self, examples=0.0)
         self._evaluating._count, self._evaluating._room = self._count, self._room
         return self._evaluating
 
@@ -318,7 +315,7 @@ def listing(commands: tuple[str, ...]) -> str:
 def split_reply(reply: str, mark: str = "") -> tuple[str, str]:
     """Thought and command of a reply: the text before and after `mark`, each one line; without a mark, no thought.
 
-    A command ends at a line break or before a full stop, comma, or question, exclamation or quotation mark.
+    A command ends at a line break or before one of the signs . , ; : ? ! and a quotation mark.
     """
     thought = ""
     if mark:

@@ -55,9 +55,8 @@ class Http:
         require(waves >= 1, f"env.waves={waves}: it must be at least 1")
         limits: dict[str, Any] = {"timeout": timeout, "longest_wait": LONGEST_WAIT, "tries": tries}
         self.client = Client(url, owner="env", passing=PASSING, most_bytes=MAX_BYTES, proxied=False, **limits)
-        self.url, self.waves = self.client.url, waves
-        self.__name__ = self.url
-        self.session, self.number = uuid.uuid4().hex, 0
+        self.url = self.__name__ = self.client.url
+        self.session, self.number, self.waves = uuid.uuid4().hex, 0, waves
         self.about: dict[str, Any] = {}
 
     def check(self) -> None:
@@ -174,13 +173,14 @@ class WorldServer(ThreadingHTTPServer):
     def answered(self, call: str, content: Any) -> tuple[int, str]:
         """Status and body of the answer. The answer to a request that is repeated is not computed again."""
         with self.lock:
+            session, number = "", 0
             try:
                 session, number = str(content.pop("session")), int(content.pop("number"))
                 if (last := self.last.get(session)) and last[0] == number:
                     return last[1:]
                 status, answer = 200, getattr(self, f"answer_{call}")(session, **content)
             except Exception as error:
-                status, answer, session, number = 500, {"error": describe_error(error)}, "", 0
+                status, answer = 500, {"error": describe_error(error)}
             self.last.pop(session, None)
             self.last[session] = number, status, json.dumps(answer)
             while len(self.last) > SESSIONS:

@@ -70,7 +70,7 @@ def template(given: str | Mapping[str, object]) -> Template:
             raise OperantError(f"env.template.{name}={shown(text)}: it must be a text (write it in quotes)")
         try:
             text.format(objective="", state="", inventory="", commands="", thought="", command="")
-        except (LookupError, ValueError, AttributeError) as error:
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
             raise OperantError(
                 f"env.template.{name}={shown(text)} cannot be filled in ({error!r}): it may hold {{objective}}, "
                 "{state}, {inventory}, {commands}, {thought} and {command}; write {{ and }} for braces"

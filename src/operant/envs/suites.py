@@ -20,7 +20,7 @@ from operant.bounds import bounded
 from operant.envs.games import Game, GameState, Playing, Split, TextGames
 from operant.envs.isolated import IsolatedEnv
 from operant.import_by_name import nearest
-from operant.types import OperantError, Step, Task, shown
+from operant.types import OperantError, Step, Task, require, shown
 
 PROBES = ("no such move",) * 3, ("1", "[1 2]", "[up]", "yes", "[a]")
 """Replies of the two episodes that are played before training."""
@@ -59,6 +59,8 @@ class SuiteGames(TextGames):
     """
 
     suite: ClassVar[str | None] = "game"
+    lists_commands: ClassVar[bool] = False
+    """Whether its games list the commands that are possible."""
     game: str
     """The name of the game in its suite."""
     kwargs: Mapping[str, Any] | None = None
@@ -72,6 +74,9 @@ class SuiteGames(TextGames):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        wanting = next((name for name in ("choose", "show_commands", "examples") if getattr(self, name)), None)
+        known = self.commands or self.lists_commands
+        require(known or not wanting, f"env.{wanting} needs the commands that are possible: env.commands=up,down")
         known = self.names()
         if known and self.game not in known:
             hint = nearest(shown(self.game), known) or f"; it has {len(known)}, such as {', '.join(known[:3])}"

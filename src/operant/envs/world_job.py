@@ -1,4 +1,4 @@
-"""The handler of a worker that plays a world, for `isolated.py` and `workers.py`."""
+"""The handler of a worker that plays a world, for `isolated.py`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from operant.models.model_passes import BIAS, GAIN, TextModel, encode, load, passes
-from operant.types import OperantError, Rollout, Tokenizer, require
+from operant.types import OperantError, Rollout, Task, Tokenizer, require, said_of
 
 OF_TASK = "task.target"
 """The value of `label` with which each task's target names the label."""
@@ -58,6 +58,12 @@ class Classifier:
         """Load the model. Raises: OperantError if it cannot be found, is not a classifier, or lacks the label."""
         self._load()
 
+    def check_task(self, task: Task) -> None:
+        """Raises: OperantError for a task whose target is no label, if tasks name the labels."""
+        if self.label == OF_TASK:
+            with said_of(f"task {task.id!r}"):
+                self.column(task.target)
+
     def score(self, texts: Sequence[str | tuple[str, str]], labels: Sequence[object] | None = None) -> list[float]:
         """One number per text, or pair of texts, in their order. labels: one per text, instead of the label of all.
 
@@ -90,10 +96,8 @@ class Classifier:
 
             what, kind = f"classifier {self.name!r}", AutoModelForSequenceClassification
             loaded = load(kind, self.name, what, self.device, truncation_side="left")
-            if loaded.missing:
-                missing = ", ".join(loaded.missing[:3])
-                raise OperantError(f"{what} lacks weights ({missing}); is it a trained classifier?")
-            tokenizer = loaded.tokenizer
+            missing, tokenizer = ", ".join(loaded.missing[:3]), loaded.tokenizer
+            require(not missing, f"{what} lacks weights ({missing}); is it a trained classifier?")
             # A causal classifier reads at the last token that is not this id; -1: batches then have equal lengths.
             pad = -1 if tokenizer.pad_token is None else tokenizer.pad_token_id
             loaded.model.config.get_text_config().pad_token_id = pad

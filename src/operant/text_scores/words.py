@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from operant.import_by_name import Table
-from operant.types import OperantError, shown
+from operant.types import OperantError, of_user, shown
 
 _WORD = re.compile(r"\w+")
 _SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|\n+")
@@ -47,12 +47,8 @@ TOKENIZERS = Table(
 def tokenizer(name: str) -> Callable[[str], list[str]]:
     """The function of a name, or of `module:function`."""
     found = TOKENIZERS.find(name)
-    try:
+    with of_user(f"tokenizer {name!r} fails on a text: "):
         tried = found("A word.")
-    except OperantError:
-        raise
-    except Exception as error:
-        raise OperantError(f"tokenizer {name!r} fails on a text: {type(error).__name__}: {error}") from error
     if not isinstance(tried, list) or not all(isinstance(word, str) for word in tried):
         raise OperantError(f"tokenizer {name!r} makes {shown(tried)} of 'A word.': it must return a list of words")
     return found

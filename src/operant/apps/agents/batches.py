@@ -111,12 +111,10 @@ class Batches:
 
     def _round(self, some: Sequence[Going]) -> None:
         """Generate some tokens of replies with equal sampling, and score those that have ended."""
-        asked = [going for going in some if not going.request.no_reply]
         parts, sampling = EngineParts.of(self.engine), some[0].request.sampling
         for going in some:
-            if going.request.no_reply:
-                going.end = "length"
-        if asked:
+            going.end = "length" if going.request.no_reply else None
+        if asked := [going for going in some if going.end is None]:
             prompts, keys = [going.prompt for going in asked], [going.key for going in asked]
             if parts.generate_more is None:
                 made = self.engine.generate(prompts, sampling, keys)

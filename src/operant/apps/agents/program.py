@@ -106,6 +106,7 @@ class AgentWorld(EnvBase):
             self.tokenizer = count.tokenizer
 
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
+        self.on_leave([*tasks])
         for slot, task in tasks.items():
             self.clients[slot] = ModelClient(self.play, task, self.tokenizer, self.ignore, self.room)
         return self._steps(tasks)

@@ -66,14 +66,15 @@ class ToolWorld(AgentWorld):
         self.calls, self.characters, self.seconds = calls, characters, seconds
         bundled = {"python": "operant.apps.agents.tools:python_tool", "search": "operant.apps.agents.tools:search_tool"}
         table, self.tools = Table("tool", "operant.tools", bundled), dict[str, Callable[..., object]]()
+        own = {"python": seconds, "search": folder}
         for one in named:
             found = table.find(one) if isinstance(one, str) else one
-            if one == "python":
-                found = found(seconds)
-            elif one == "search":
-                found = found(folder)
-            self.tools[name_of(found)] = found
-        self._calls = re.compile(rf"<({'|'.join(map(re.escape, self.tools))})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
+            found = found(own[one]) if isinstance(one, str) and one in own else found
+            name = name_of(found)
+            require(name not in self.tools, f"env.tools: two tools have the name {name!r}; rename one")
+            self.tools[name] = found
+        names = "|".join(map(re.escape, self.tools))
+        self._calls = re.compile(rf"<({names})>((?:(?!<\1>).)*?)(?:</\1>|$)", re.DOTALL)
         if folder is not None and "search" not in self.tools:
             raise OperantError(f"env.folder={shown(folder)}: only the tool search reads it; add it to env.tools")
         super().__init__(self._play, deadline=max(deadline, calls * (2 * seconds + 2)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from operant.bounds import bounded, check_bounds
 from operant.import_by_name import extra
 from operant.types import OperantError, Step, Task, shown
 
@@ -44,18 +45,19 @@ class Gymnasium:
     """Whether every observation is a new prompt (made by `prompt`), so that the policy sees no earlier one."""
     invalid: float = 0.0
     """Reward of a reply that is no action. It counts as a turn, and the environment stays as it is."""
-    max_turns: int = 100
+    max_turns: int = bounded(100, at_least=1)
     """Turns after which an episode is truncated."""
-    train_games: int = 64
+    train_games: int = bounded(64, at_least=1)
     """Number of the tasks of a run that names none."""
-    test_games: int = 16
+    test_games: int = bounded(16, at_least=0)
     """Number of its held-out tasks, whose seeds are others."""
 
     def __post_init__(self) -> None:
+        check_bounds(self, "env")
         for name in ("prompt", "answer"):
             try:
                 getattr(self, name).format(task="", observation="")
-            except (KeyError, IndexError, ValueError) as error:
+            except (LookupError, ValueError, AttributeError, TypeError) as error:
                 raise OperantError(
                     f"env.{name}={shown(getattr(self, name))}: it may name {{task}} and {{observation}} in braces, and "
                     f"nothing else ({type(error).__name__}: {error})"
@@ -64,12 +66,9 @@ class Gymnasium:
         """The discrete actions; None: actions are texts."""
         self.tasks, self.live, self.turns = dict[int, Task](), dict[int, Any](), dict[int, int]()
         self.texts, self.possible = dict[int, str](), dict[int, list[str] | None]()
-        self.idle: list[Any] = []
-        self.idle.append(self.make())
+        self.idle = [self.make()]
 
     def make(self) -> Any:
-        if self.idle:
-            return self.idle.pop()
         with extra("env=gymnasium needs Gymnasium", "gymnasium"):
             import gymnasium
         kwargs = self.kwargs or {}
@@ -107,9 +106,9 @@ class Gymnasium:
     def reset(self, tasks: Mapping[int, Task]) -> dict[int, Step]:
         self.idle += [self.live.pop(slot) for slot in tasks if slot in self.live]  # whose last episode was cut off
         for slot, task in tasks.items():
-            self.live[slot], self.turns[slot], self.tasks[slot] = self.make(), 0, task
-        seeds = {slot: zlib.crc32(task.id.encode()) for slot, task in tasks.items()}
-        first = {slot: self.live[slot].reset(seed=seed) for slot, seed in seeds.items()}
+            self.live[slot] = self.idle.pop() if self.idle else self.make()
+            self.turns[slot], self.tasks[slot] = 0, task
+        first = {slot: self.live[slot].reset(seed=zlib.crc32(task.id.encode())) for slot, task in tasks.items()}
         return {slot: self.seen(slot, *of_slot, template=self.prompt) for slot, of_slot in first.items()}
 
     def step(self, replies: Mapping[int, str]) -> dict[int, Step]:

@@ -275,10 +275,9 @@ class Rooms(TextGames):
     """Rooms of a game."""
 
     def games(self, split: Split) -> list[Task]:
-        count = self.train_games if split == "train" else self.test_games
         return [
             Task(f"rooms/{split}/{self.rooms}/{n}", f"Rooms, game {n} of the {split} games", target=f"{split}/{n}")
-            for n in range(count)
+            for n in range(getattr(self, f"{split}_games"))
         ]
 
     def make(self, task: Task) -> RoomsGame:

@@ -29,6 +29,7 @@ class ScienceWorld(SuiteGames):
     is no Java.
     """
 
+    lists_commands = True
     memory: int | None = bounded(3, at_least=0)
     """Earlier turns in a prompt. None: the whole history, to which each turn is appended."""
     most: int = bounded(8, at_least=1)
@@ -39,6 +40,7 @@ class ScienceWorld(SuiteGames):
     def names(self) -> Sequence[str]:
         given = f"env.kwargs={shown(self.kwargs)}"
         require(not self.kwargs, f"{given}: a task of ScienceWorld has no arguments; use env.simplifications")
+        require(not self.commands, f"env.commands={shown(self.commands)}: ScienceWorld lists its own; leave it out")
         package()
         from scienceworld.constants import ID2TASK
 

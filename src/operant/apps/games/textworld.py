@@ -538,7 +538,7 @@ class TextWorld(TextGames):
     files: tuple[str, ...] = ()
     """Games to play in place of made ones: .z8 files with their .json beside them, also as .gz, or folders of such."""
     test_files: tuple[str, ...] = ()
-    """The same for evaluation. Empty: there is no evaluation in games."""
+    """The same for evaluation. Empty: there is no evaluation in the games of `files`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -582,7 +582,7 @@ class TextWorld(TextGames):
         Training games are the first that differ in more than wording. Unseen ones have other seeds and, with tw-simple
         and tw-cooking, other food; none has the walkthrough of a training game. `dropped` counts what was left out.
         """
-        if self.files:
+        if self.files or (self.test_files and split == "test"):
             given = files_of(self, split)
             if bare := next((path for path in given if not path.with_suffix(".json").is_file()), None):
                 raise OperantError(
@@ -598,10 +598,9 @@ class TextWorld(TextGames):
         failed = make_files([{"path": str(path)} for path in missing], f"Compiling {len(missing)} games")
         if failed:
             raise OperantError(f"TextWorld cannot compile {next(iter(failed))}: {next(iter(failed.values()))}")
-        files = [path.with_suffix(".z8") for path in chosen]
         return [
             Task(f"{self.game}/{split}/{file.stem}", f"{self.game}, game {file.stem}", target={"file": str(file)})
-            for file in files
+            for file in (path.with_suffix(".z8") for path in chosen)
         ]
 
     def _select(self, test: bool, count: int, known: set[str]) -> dict[Path, str]:

@@ -257,8 +257,7 @@ def greedy_search(
     (ids,), allowed, turn = vocabulary.draw(1, length, seed, "greedy"), set(vocabulary.ids), 0
     best, used = float(setting.scores([vocabulary.write(ids)])), 0
     while model.calls - first + used + gradient_texts * informed + setting.calls_for(1) <= calls:
-        place, better = turn % length, list[list[int]]()
-        tokens = list[int]()
+        place, tokens = turn % length, list[int]()
         if informed and isinstance(model, TransformerTaskModel):
             mixed = setting.train.shuffled(counter(seed, "gradient", turn))
             some = mixed.at(range(min(gradient_texts, len(setting.train))))

@@ -592,19 +592,20 @@ def task_model(
         raise OperantError(f"kind={kind!r}: a task model is {', '.join(get_args(Kind))}")
     good = (batch_tokens is None or batch_tokens >= 1) and cache_gb >= 0
     require(good, f"batch_tokens={batch_tokens}, cache_gb={cache_gb}: give at least 1 token, and at least 0 GB")
-    if isinstance(given, TaskModel):
-        return given
+    if isinstance(given, TaskModel) or callable(given):
+        made = given if isinstance(given, TaskModel) else BlackBox(given, name_of(given))
+        require(kind in (None, made.kind), f"kind={kind!r}: task model {made.name!r} is {made.kind}; leave kind out")
+        return made
     options: dict[str, Any] = {"batch_tokens": batch_tokens, "share": share, "cache_gb": cache_gb}
     if isinstance(given, tuple) and len(given) == 2:
         model, tokenizer = given
+        require(kind != "callable", f"kind='callable': a {type(model).__name__} is no function; leave kind out")
         return TransformerTaskModel(
             TextModel(model, tokenizer, longest_of(model, tokenizer), []),
             kind or kind_of(model.config, tokenizer),  # type: ignore
             type(model).__name__,
             **options,
         )
-    if callable(given):
-        return BlackBox(given, name_of(given))
     if not isinstance(given, str | os.PathLike) or not str(given).strip():
         raise OperantError(f"task model {shown(given)}: give a folder, builtin:NAME, a Hub name or a function")
     name = str(given)

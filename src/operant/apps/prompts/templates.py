@@ -109,7 +109,7 @@ _ALIASES = {"ag-news": "agnews", "yelp-p": "yelp-2", "yelp-polarity": "yelp-2", 
 def set_named(name: str) -> ClassificationSet | None:
     """The set of a name or alias, or of a path with one, `sst-2`, `ag_news`, `data/SST2/16-100/train.tsv`; or None."""
     for part in reversed(PurePath(name.strip().lower().removeprefix("builtin:").replace("_", "-")).parts):
-        wanted = _ALIASES.get(part, part).partition(".")[0]
+        wanted = _ALIASES.get(stem := part.partition(".")[0], stem)
         for key, found in SETS.items():
             if wanted in (key, key.replace("-", "")):
                 return found

@@ -52,7 +52,7 @@ class ModelJudge:
         self.words, self.notes = [word.strip() for word in words.split(",")], list[str]()
         try:
             missing = template.format(query="", reply="\0", target="").count("\0") == 0
-        except (KeyError, IndexError, ValueError):
+        except (LookupError, ValueError, AttributeError, TypeError):
             missing = True
         if missing:
             raise OperantError(
@@ -104,8 +104,8 @@ class ModelJudge:
                 "scores say little: ask for these words in judge.template, or name those that it answers with",
                 stacklevel=2,
             )
-        found = logprobs.softmax(-1) @ worth
-        return [dict(zip(once, found.tolist(), strict=True))[text] for text in texts]
+        found = dict(zip(once, (logprobs.softmax(-1) @ worth).tolist(), strict=True))
+        return [found[text] for text in texts]
 
     def agreement(self, gold: str) -> tuple[float, int]:
         """Of how many labels the judge thinks the same, and their number; a tie of its scores counts half.

@@ -7,7 +7,7 @@ from typing import Any
 from operant.rewards import resolve
 from operant.rewards.combine import weighted
 from operant.text_scores import Score, target_of
-from operant.text_scores.classifier import OF_TASK, Classifier
+from operant.text_scores.classifier import Classifier
 from operant.text_scores.words import sentences
 from operant.types import OperantError, RewardFn, Rollout, Task, require, said_of
 
@@ -92,7 +92,7 @@ class Intent(ByClassifier):
         batch: int = 32,
         device: str | None = None,
     ):
-        own = {"label": OF_TASK, "text": text, "batch": batch, "device": device}
+        own = {"label": 0, "text": text, "batch": batch, "device": device}
         self.choose_classifier(model, "whose labels are the intents", **own)
         self.field = field
 

@@ -13,7 +13,6 @@ from operant.text_scores.words import tokenizer as tokenizer_of
 from operant.types import Rollout, require, shown
 
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-COMBINED = ("rouge1", "rouge2", "rougeL")
 MEASURES = {"f": "fmeasure", "precision": "precision", "recall": "recall"}
 
 
@@ -51,7 +50,7 @@ class Rouge(Score):
         self.scorer = partial(RougeScorer, tokenizer=SimpleNamespace(tokenize=split))
 
     def of(self, reply: str, references: Sequence[str]) -> float:
-        types = COMBINED if self.which in (None, "combined") else (self.which,)
+        types = TYPES[:3] if self.which in (None, "combined") else (self.which,)
         return fmean(self.numbers(reply, references, types).values())
 
     def numbers(self, reply: str, references: Sequence[str], types: Sequence[str]) -> dict[str, float]:
