@@ -111,6 +111,7 @@ def steps(count=40, **series):
         ("flat", {"kl__per_reply": lambda i: 3.0}),
         ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
         ("verifier", {"outcome__crash": lambda i: 0.75, "outcome__hang": lambda i: 0.25, "reward__std": lambda i: 0.0}),
+        ("verifier", {"outcome__maths__crash": lambda i: 1.0}),
         ("signs", {"text__exclamations": lambda i: 0.001 * i}),
         ("repetition", {"text__repeated": lambda i: 0.02 * i}),
         ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),

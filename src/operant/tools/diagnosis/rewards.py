@@ -22,11 +22,15 @@ MOVED = 1.0
 
 def verifier(history: History) -> Finding | None:
     last = history.metrics[-1] if history.metrics else {}
-    crash, hang = last.get("outcome/crash") or 0.0, last.get("outcome/hang") or 0.0
-    if crash + hang < 1 - EQUAL:
-        return None
-    since = history.since("outcome/crash" if crash else "outcome/hang", lambda x: x > 0)
-    return finding("verifier", since, crash=percent(crash), hang=percent(hang))
+    # In a weighted sum of rewards, the classes have the name of their part in front.
+    for part in dict.fromkeys(name.rpartition("/")[0] for name in last if name.startswith("outcome/")):
+        names = (f"{part}/crash", f"{part}/hang")
+        crash, hang = (last.get(name) or 0.0 for name in names)
+        if crash + hang >= 1 - EQUAL:
+            since = history.since(names[0] if crash else names[1], lambda x: x > 0)
+            metrics = ("reward/mean", *names)
+            return finding("verifier", since, metrics=metrics, crash=percent(crash), hang=percent(hang))
+    return None
 
 
 def constant(history: History) -> Finding | None:
