@@ -106,6 +106,8 @@ def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
     checkpointed = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
     assert 3 < many / few < 4.2
     assert checkpointed.phases["update"]["activations"] < 0.75 * many
+    decoded = planned(folder, **more, engine="native", **{"engine.batch": 16}).phases["generation and scoring"]["cache"]
+    assert decoded == planned(folder, batch=16).phases["generation and scoring"]["cache"]
 
 
 def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
