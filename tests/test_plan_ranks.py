@@ -89,7 +89,7 @@ def test_the_fewest_gpus_are_those_that_it_fits_on(planned, kind):
 
 def test_the_command_plans_from_a_config_alone(config_file, capsys):
     command = ["doctor", "--plan", "--gpus", "4", "--gpu", "l4", "--policy", str(config_file)]
-    assert main([*command, "--prompt-tokens", "20", "--max-tokens", "6"]) == 0
+    assert main([*command, "--prompt-tokens", "20", "--max-tokens", "6", "--tasks", "of-another-length.txt"]) == 0
     printed = capsys.readouterr().out
     assert "4 x L4 24 GB; prompts of up to 20 tokens, replies of 6; 16 replies a rank and step" in printed
     assert [line.split()[-5:] for line in printed.splitlines() if "fits in 90%" in line] == [["yes"] * 5]
