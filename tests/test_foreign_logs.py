@@ -110,7 +110,8 @@ def tensorboard_events(path, table, monkeypatch):
 
 def json_lines(path, table, monkeypatch):
     """verl's own file, whose last line is being written."""
-    lines = [json.dumps({"step": s, "data": row}) for s, row in enumerate(table, 1)]
+    more = {"reply": "a\u2028b"}
+    lines = [json.dumps({"step": s, "data": row, **more}, ensure_ascii=False) for s, row in enumerate(table, 1)]
     (path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 41, "da')
     return path / "metrics.jsonl"
 
@@ -162,6 +163,7 @@ def test_a_tracker_of_transformers_has_its_names_with_slashes(tmp_path):
     ("list.jsonl", b"[1]\n", "line 1 is"),
     ("words.log", b"nothing to see\n", "no metrics that can be read"),
     ("names.csv", b"step,apples\n1,2\n", "none of its 1 names is a metric of operant.*apples"),
+    ("two.csv", b"Step,a - loss,b - loss\n1,2,3\n", "several columns of loss"),
     ("picture.bin", b"\x89PNG\0\0\0", "no text"),
     ("run.wandb", b":W&B", "no metrics"),
     ("other.wandb", b"RIFF0000", "does not begin as a file of W&B"),
