@@ -25,9 +25,6 @@ EXTRAS = dict(zip(SAME, SAME)) | {
 }
 """Extra -> the modules whose presence shows that it is installed."""
 
-PROMPT = 256
-"""Tokens of the longest prompt where a plan for GPUs is given no tasks."""
-
 
 def examine() -> int:
     """Print what this machine has and run the self-test; returns 0 if that passes, else 1."""
@@ -81,7 +78,7 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
         recipe = str(Path(recipe) / "config.yaml")
     if "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
-        tokens = many.get("prompt_tokens", PROMPT)
+        tokens = many.get("prompt_tokens", 256)
         require(tokens >= 1, f"prompt-tokens={tokens}: it must be at least 1")
         options = {"evaluate": None, "reward": len} | dict(options) | {"tasks": [[0] * tokens]}
     config = configure(options, recipe)

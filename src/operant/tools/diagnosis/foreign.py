@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +70,10 @@ def audit_log(path: str | Path) -> Audit:
     Raises: OperantError for a log that cannot be read, or none of whose names is known.
     """
     # Trackers of transformers have `train/loss` and `eval/loss` where its own files have `loss` and `eval_loss`.
-    plain = partial(re.sub, "^eval/", "eval_")
-    rows = [{plain(name.removeprefix("train/")): x for name, x in row.items()} for row in read_log(path)]
+    rows = [{re.sub("^eval/", "eval_", n.removeprefix("train/")): x for n, x in row.items()} for row in read_log(path)]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
     library = next((one for one in LIBRARIES.values() if set(one["marks"]) & set(names)), OWN)
-    known = dict(library["names"])
-    known |= {name: name for name in names if name not in known and describe(name) is not None}
+    known = library["names"] | {n: n for n in names if n not in library["names"] and describe(n) is not None}
     understood = {name: known[name] for name in names if name in known}
     if not understood:
         raise OperantError(

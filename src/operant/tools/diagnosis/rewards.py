@@ -41,8 +41,7 @@ def verifier(history: History) -> Finding | None:
         crash, hang = (last.get(name) or 0.0 for name in names)
         if crash + hang >= 1 - EQUAL:
             since = history.since(names[0] if crash else names[1], lambda x: x > 0)
-            metrics = ("reward/mean", *names)
-            return finding("verifier", since, metrics=metrics, crash=percent(crash), hang=percent(hang))
+            return finding("verifier", since, metrics=("reward/mean", *names), crash=percent(crash), hang=percent(hang))
     return None
 
 

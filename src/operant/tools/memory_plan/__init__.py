@@ -143,8 +143,6 @@ class MeasuredRun:
     """Of this process, which has imported what a run imports."""
     frozen: float
     """Of the gradients that a trunk computes once, to find out which weights are frozen."""
-    on_device: bool
-    """Whether the run would use a GPU of this machine."""
 
 
 def plan(config: Config) -> MemoryPlan:
@@ -214,7 +212,7 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = bytes_of(model.trained), model.units()
-    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen)
 
 
 @contextmanager

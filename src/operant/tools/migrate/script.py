@@ -13,7 +13,7 @@ from contextlib import suppress
 from operant.options import note
 from operant.tools.migrate.renaming import ALGORITHMS, COUNTED, UNKNOWN, bracketed, literal, renamed
 from operant.tools.migrate.source import Configuration, Node, call_of, mapping
-from operant.tools.migrate.trlx import TRLX_CONFIGS, TrlxCalls, method_of
+from operant.tools.migrate.trlx import TRLX_CONFIGS, TrlxCalls
 from operant.types import OperantError, require
 
 COMPAT = "operant.compat.trl"
@@ -91,8 +91,7 @@ class _Script(TrlxCalls):
                         # Of `GRPOTrainer(...).train()` the end is left out.
                         self.edits.append((self._span(call)[1], self._span(self.parents[attribute])[1], ""))
             elif short == "evolve" and self.meaning(getattr(call.func.value, "func", call)).startswith("trlx."):
-                base = self.code(call.func.value)
-                self.evolved(call, base, configurations, method_of(base))
+                self.evolved(call, self.code(call.func.value), configurations)
             elif library == "trlx" and short == "train":
                 trainers.add(self.trlx(call, configurations))
             elif library == "trlx" and (short in TRLX_CONFIGS or "TRLConfig" in meaning):
@@ -348,15 +347,14 @@ class _Script(TrlxCalls):
         mine = next(iter(values), "")
         assigned = isinstance(self.parents[node], self.cst.AssignTarget)
         string = self.around(node, self.cst.FormattedString)
-        mark = "'" if string is not None and string.quote == '"' else '"'  # Python 3.11 ends an f-string at its own one
+        mark = "'" if string and string.quote == '"' else '"'  # Python 3.11 ends an f-string at its own one
         if mine in made.renamed.values or (mine and assigned):
             self.replace(node, f"{root}[{mark}{mine}{mark}]")
         elif assigned:
             why = f"it depends on other options: set it where {root} is made" if counted else note(name)
             self.above(node, f"{name}: {why or 'there is no such option here'}")
         elif constant := made.constant(name):
-            value = literal(constant)
-            self.replace(node, f"{mark}{value}{mark}" if string is not None and isinstance(value, str) else constant)
+            self.replace(node, f"{mark}{x}{mark}" if string and isinstance(x := literal(constant), str) else constant)
         else:
             self.above(node, f"{self.code(node)}: {root} is a mapping of operant's options now, and has no such entry")
 

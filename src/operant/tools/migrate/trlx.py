@@ -41,11 +41,11 @@ class TrlxCalls(ScriptTree):
             known.setdefault(made.target, []).append(made)
         self.as_mapping(call, made)
 
-    def evolved(self, call: Node, base: str, known: dict[str, list[Configuration]], method: str) -> None:
-        """`config.evolve(train=dict(...))` becomes the mapping with other values."""
+    def evolved(self, call: Node, base: str, known: dict[str, list[Configuration]], method: str = "") -> None:
+        """`config.evolve(train=dict(...))` becomes the mapping with other values. method: by default as `base` says."""
         given: dict[str, str] = {}
         self._flat(call, given)
-        found = renamed(given, method, "trlx")
+        found = renamed(given, method or method_of(base), "trlx")
         self.above(call, *found.comments)
         made = Configuration(found, self.target(call), [], given, self._span(call)[0])
         known.setdefault(made.target, []).append(made)
