@@ -136,10 +136,15 @@ def test_errors_are_those_of_a_run(folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_plan_is_within_a_fifth_of_what_top_shows(tmp_path):
-    """The benchmark plans and runs commands in processes of their own, and reads the peak from the kernel."""
+@cases(
+    ("memory_plan", ["--only", "demo;sft"], [1, 1]),
+    ("rank_memory", ["--only", "30M, full", "--ranks", "2", "--kinds", "ddp"], [2]),  # over gloo; DDP divides nothing
+)
+def test_the_plan_is_within_a_fifth_of_what_the_kernel_shows(benchmark, words, processes, tmp_path):
+    """The benchmark plans and runs commands in processes of their own, and reads the peak of each from the kernel."""
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.memory_plan", "--only", "demo;sft", "--results", str(results)]
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *words, "--results", str(results)]
     subprocess.run(command, cwd=Path(__file__).parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
     rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
-    assert {name: row for name, row in rows.items() if abs(row["error"]) > 0.2} == {} and len(rows) == 2
+    assert {name: row for name, row in rows.items() if abs(row["error"]) > 0.2} == {}
+    assert [len(row["measured_gb"]) if benchmark == "rank_memory" else 1 for row in rows.values()] == processes
