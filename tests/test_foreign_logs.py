@@ -110,8 +110,7 @@ def tensorboard_events(path, table, monkeypatch):
 
 def json_lines(path, table, monkeypatch):
     """verl's own file, whose last line is being written."""
-    more = {"reply": "a\u2028b"}
-    lines = [json.dumps({"step": s, "data": row, **more}, ensure_ascii=False) for s, row in enumerate(table, 1)]
+    lines = [json.dumps({"step": s, "data": row, "id": "\u2028"}, ensure_ascii=False) for s, row in enumerate(table, 1)]
     (path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 41, "da')
     return path / "metrics.jsonl"
 

@@ -5,7 +5,6 @@ import shutil
 from functools import partial
 from itertools import combinations
 from statistics import fmean
-from types import SimpleNamespace
 
 import pytest
 from cases import cases
@@ -155,7 +154,7 @@ def test_tasks_with_examples_alone_need_no_hidden_tests(place, capsys):
     row = json.loads(told.out)
     assert row["replies"] == [" x"] and row["programs"][0]["hidden"] is False
     assert "on the example tests" in told.err and "pass@" not in told.err
-    tell_unread(SimpleNamespace(unread=2))
+    tell_unread(type("Done", (), {"unread": 2}))
     assert capsys.readouterr().out == "", "rows are printed there"
 
 
