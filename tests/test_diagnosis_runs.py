@@ -410,11 +410,8 @@ def test_the_demo_has_no_findings_at_any_step_and_learns(name):
     changes = [new["score"] - old["score"] for old, new in zip(*(side["replies"] for side in sides))]
     middle, half = average(changes), 1.9692 * pstdev(changes) / 255**0.5  # t for 255 degrees of freedom, from a table
     interval = f"({middle - half:+.2f} to {middle + half:+.2f}, 95 %)"
-    assert sentence.startswith(
-        f"It learned: held-out reward {{}} {interval} in 72 steps".format(
-            " -> ".join(f"{side['mean']:.3g}" for side in sides)
-        )
-    )
+    ends = " -> ".join(f"{side['mean']:.3g}" for side in sides)
+    assert sentence.startswith(f"It learned: held-out reward {ends} {interval} in 72 steps")
     assert sentence.endswith("and nothing looks wrong.")
 
 

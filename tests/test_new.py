@@ -27,7 +27,6 @@ def test_a_starting_point_passes_its_own_test_and_trains(kind, tmp_path, monkeyp
     (["reward"], "give a kind (reward, world, method) and a name"),
     (["rewards", "brevity"], "give a kind (reward, world, method) and a name"),
     (["reward", "class"], "'class' cannot be a module"),
-    (["reward", "random"], "'random' is taken"),
     (["method", "operant"], "'operant' is taken"),
     (["reward", "max"], "'max' is taken"),
     (["world", "step"], "'step' is taken"),

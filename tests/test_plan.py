@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, machine
 from operant.runs.config import configure
 from operant.tools.cli import main
+from operant.tools.cli.doctor import EXTRAS
 from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 
@@ -111,8 +113,7 @@ def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
 
 
 def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
-    recipe = folder / "mine.yaml"
-    tasks = folder / "tasks.txt"
+    recipe, tasks = folder / "mine.yaml", folder / "tasks.txt"
     tasks.write_text("abc\nde\n", encoding="utf-8")
     recipe.write_text(f"policy: {folder}\ntasks: {tasks}\nreward: letters:a\ndevice: cpu\n", encoding="utf-8")
     assert main(["doctor", "--plan", str(recipe)]) == 0
@@ -126,13 +127,16 @@ def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
     assert "this does not fit: compute fewer tokens at once: --update.micro-tokens" in capsys.readouterr().out
 
 
-def test_errors_are_those_of_a_run(folder, tmp_path, capsys):
+def test_the_extras_are_those_of_the_project():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert {*EXTRAS} == {*tomllib.loads(text)["project"]["optional-dependencies"]} - {"dev", "trackers"}
+
+
+def test_errors_are_those_of_a_run(folder, tmp_path):
     with pytest.raises(OperantError, match="no such folder"):
         planned(tmp_path / "none")
     with pytest.raises(OperantError, match="nothing would be left"):
         planned(folder, **{"model.train_layers": 4})
-    assert main(["doctor", "sentiment"]) == 2
-    assert "operant doctor --plan sentiment" in capsys.readouterr().err
 
 
 @pytest.mark.slow
