@@ -74,12 +74,9 @@ def test_equal_scores_are_reported_after_some_steps_and_named_in_the_verdict():
     assert "4 held-out tasks are few to tell: give more." in verdict(better, [])
 
 
-def test_commands_of_a_world_may_be_one_word():
+def test_short_replies_have_rules_and_remedies_of_their_own():
     spam = {"text__top_word": lambda i: 0.05 + 0.01 * i, "rollout__turns": lambda i: 3.0}
     assert "one_word" not in {f.name for f in diagnose(History(steps(**spam)))}
-
-
-def test_the_remedy_for_empty_replies_fits_the_longest_reply():
     history = History(steps(text__empty=lambda i: 0.01 * i), config={"sampling.max_tokens": 1})
     assert "`--sampling.min_tokens 1`" in next(f for f in diagnose(history) if f.name == "empty").remedy
 
@@ -111,6 +108,7 @@ def steps(count=40, **series):
         ("flat", {"kl__per_reply": lambda i: 3.0}),
         ("outgrown", {"rollout__outgrown": lambda i: float(i), "reward__std": lambda i: 0.0}),
         ("verifier", {"outcome__crash": lambda i: 0.75, "outcome__hang": lambda i: 0.25, "reward__std": lambda i: 0.0}),
+        ("verifier", {"outcome__maths__crash": lambda i: 1.0}),
         ("signs", {"text__exclamations": lambda i: 0.001 * i}),
         ("repetition", {"text__repeated": lambda i: 0.02 * i}),
         ("diversity", {"text__distinct_2": lambda i: 0.9 - 0.02 * i}),

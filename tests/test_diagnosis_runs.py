@@ -8,6 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean as average
+from statistics import pstdev
 
 import pyarrow.parquet as pq
 import pytest
@@ -73,15 +75,6 @@ def grouped(reply) -> float:
 
 def percent(x: float) -> str:
     return f"{100 * x:.0f} %" if x >= 0.095 else f"{100 * x:.1f} %"
-
-
-def average(values) -> float:
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def spread(values) -> float:
-    return average((x - average(values)) ** 2 for x in values) ** 0.5
 
 
 def recites(text: str):
@@ -331,7 +324,7 @@ def test_empty_replies_caused_by_kl():
     found = faulty.findings["empty"]
     assert f"{percent(faulty.last('text/empty', 3))} of the replies are empty" in found.message
     most = max(m["reward/kl_penalty"] for m in faulty.learner.history)
-    assert f"paid up to {most:.3g} where scores differ by {spread(faulty.scores[0]):.3g}" in found.cause
+    assert f"paid up to {most:.3g} where scores differ by {pstdev(faulty.scores[0]):.3g}" in found.cause
     assert found.cause.startswith("the KL coefficient is too high") and "--kl.coef 0.75" in found.remedy
     assert set(faulty.findings) == {"empty"}  # no second remedy, and no finding about the few remaining words
 
@@ -415,13 +408,10 @@ def test_the_demo_has_no_findings_at_any_step_and_learns(name):
     sentence = verdict(whole, diagnose(whole))
     sides = [whole.evaluation[side] for side in ("before", "after")]
     changes = [new["score"] - old["score"] for old, new in zip(*(side["replies"] for side in sides))]
-    middle, half = average(changes), 1.9692 * spread(changes) / 255**0.5  # t for 255 degrees of freedom, from a table
+    middle, half = average(changes), 1.9692 * pstdev(changes) / 255**0.5  # t for 255 degrees of freedom, from a table
     interval = f"({middle - half:+.2f} to {middle + half:+.2f}, 95 %)"
-    assert sentence.startswith(
-        f"It learned: held-out reward {{}} {interval} in 72 steps".format(
-            " -> ".join(f"{side['mean']:.3g}" for side in sides)
-        )
-    )
+    ends = " -> ".join(f"{side['mean']:.3g}" for side in sides)
+    assert sentence.startswith(f"It learned: held-out reward {ends} {interval} in 72 steps")
     assert sentence.endswith("and nothing looks wrong.")
 
 

@@ -110,7 +110,7 @@ def tensorboard_events(path, table, monkeypatch):
 
 def json_lines(path, table, monkeypatch):
     """verl's own file, whose last line is being written."""
-    lines = [json.dumps({"step": s, "data": row}) for s, row in enumerate(table, 1)]
+    lines = [json.dumps({"step": s, "data": row, "id": "\u2028"}, ensure_ascii=False) for s, row in enumerate(table, 1)]
     (path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 41, "da')
     return path / "metrics.jsonl"
 
@@ -145,6 +145,14 @@ def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):
     assert "unmeasured" not in {finding.name for finding in found}  # it has the KL of a token
 
 
+def test_a_tracker_of_transformers_has_its_names_with_slashes(tmp_path):
+    head = "step,train/rewards/accuracies,train/rewards/margins,train/loss,eval/loss"
+    (tmp_path / "log.csv").write_text(f"{head}\n1,0.7,0.1,0.5,0.6\n2,0.7,0.1,0.5,0.4\n3,0.7,0.1,0.5,0.5\n")
+    audit = audit_log(tmp_path / "log.csv")
+    assert [finding.name for finding in diagnose(audit.history)] == ["overfits"]
+    assert audit.unchecked([])["evaluate/preference/accuracy"] == ["guesses"]  # no pairs are held out
+
+
 @cases(
     ("nothing.json", None, "there is no file"),
     ("half.json", b'{"log_history": [{"step"', "not valid JSON"),
@@ -153,6 +161,7 @@ def test_kl_of_a_reply_is_that_of_its_tokens_together(tmp_path):
     ("list.jsonl", b"[1]\n", "line 1 is"),
     ("words.log", b"nothing to see\n", "no metrics that can be read"),
     ("names.csv", b"step,apples\n1,2\n", "none of its 1 names is a metric of operant.*apples"),
+    ("two.csv", b"Step,a - loss,b - loss\n1,2,3\n", "several columns of loss"),
     ("picture.bin", b"\x89PNG\0\0\0", "no text"),
     ("run.wandb", b":W&B", "no metrics"),
     ("other.wandb", b"RIFF0000", "does not begin as a file of W&B"),

@@ -137,8 +137,10 @@ def test_what_trlx_counts_in_optimizer_steps_is_counted_in_ours():
     unknown = renamed(given | {"num_rollouts": "n"}, "ppo", "trlx").comments
     assert any("divide by the optimizer steps" in comment for comment in unknown)
     head = "import trlx\nfrom trlx.data.default_configs import TRLConfig, ILQLConfig\n"
-    new = moved(f"{head}c = TRLConfig(method=ILQLConfig(tau=0.6, beta=0.5, gen_kwargs=dict(beta=4)))\n")
-    assert all(part in new for part in ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4'))
+    more = "c = c.evolve(method=dict(beta=0.3))\nTRLConfig(model=dict(model_path='sft'), method=dict(cliprange=0.1))\n"
+    new = moved(f"{head}c = TRLConfig(method=ILQLConfig(tau=0.6, beta=0.5, gen_kwargs=dict(beta=4)))\n{more}")
+    found = ('"loss.tau": 0.6', '"loss.awac_beta": 0.5', '"sampling.guidance": 4', 'beta": 0.3', '"loss.clip": 0.1')
+    assert all(part in new for part in found), new
     sums = "from trl import GRPOConfig\nargs = GRPOConfig('r', max_steps=2 * N, warmup_steps=10)\n"
     assert '"optimizer.warmup": 10 / (2 * N)' in moved(sums)
     alone = "from trl import SFTTrainer\nt = SFTTrainer('m', train_dataset=rows)\nif rows: t.push_to_hub()\n"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from toys import letters, lm
 from operant import Learner, OperantError, machine
 from operant.runs.config import configure
 from operant.tools.cli import main
+from operant.tools.cli.doctor import EXTRAS
 from operant.tools.memory_plan import plan
 from operant.tools.memory_plan.fake_tensors import Memory, fake_tensors
 
@@ -106,11 +108,12 @@ def test_activations_grow_with_the_tokens_that_are_computed_at_once(folder):
     checkpointed = planned(folder, **more, micro_tokens=10 * 40, **{"model.gradient_checkpointing": True})
     assert 3 < many / few < 4.2
     assert checkpointed.phases["update"]["activations"] < 0.75 * many
+    decoded = planned(folder, **more, engine="native", **{"engine.batch": 16}).phases["generation and scoring"]["cache"]
+    assert decoded == planned(folder, batch=16).phases["generation and scoring"]["cache"]
 
 
 def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
-    recipe = folder / "mine.yaml"
-    tasks = folder / "tasks.txt"
+    recipe, tasks = folder / "mine.yaml", folder / "tasks.txt"
     tasks.write_text("abc\nde\n", encoding="utf-8")
     recipe.write_text(f"policy: {folder}\ntasks: {tasks}\nreward: letters:a\ndevice: cpu\n", encoding="utf-8")
     assert main(["doctor", "--plan", str(recipe)]) == 0
@@ -124,20 +127,28 @@ def test_a_run_that_does_not_fit_gets_a_remedy(folder, monkeypatch, capsys):
     assert "this does not fit: compute fewer tokens at once: --update.micro-tokens" in capsys.readouterr().out
 
 
-def test_errors_are_those_of_a_run(folder, tmp_path, capsys):
+def test_the_extras_are_those_of_the_project():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert {*EXTRAS} == {*tomllib.loads(text)["project"]["optional-dependencies"]} - {"dev", "trackers"}
+
+
+def test_errors_are_those_of_a_run(folder, tmp_path):
     with pytest.raises(OperantError, match="no such folder"):
         planned(tmp_path / "none")
     with pytest.raises(OperantError, match="nothing would be left"):
         planned(folder, **{"model.train_layers": 4})
-    assert main(["doctor", "sentiment"]) == 2
-    assert "operant doctor --plan sentiment" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_plan_is_within_a_fifth_of_what_top_shows(tmp_path):
-    """The benchmark plans and runs commands in processes of their own, and reads the peak from the kernel."""
+@cases(
+    ("memory_plan", ["--only", "demo;sft"], [1, 1]),
+    ("rank_memory", ["--only", "30M, full", "--ranks", "2", "--kinds", "ddp"], [2]),  # over gloo; DDP divides nothing
+)
+def test_the_plan_is_within_a_fifth_of_what_the_kernel_shows(benchmark, words, processes, tmp_path):
+    """The benchmark plans and runs commands in processes of their own, and reads the peak of each from the kernel."""
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "benchmarks.memory_plan", "--only", "demo;sft", "--results", str(results)]
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", *words, "--results", str(results)]
     subprocess.run(command, cwd=Path(__file__).parents[1], env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
     rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
-    assert {name: row for name, row in rows.items() if abs(row["error"]) > 0.2} == {} and len(rows) == 2
+    assert {name: row for name, row in rows.items() if abs(row["error"]) > 0.2} == {}
+    assert [len(row["measured_gb"]) if benchmark == "rank_memory" else 1 for row in rows.values()] == processes

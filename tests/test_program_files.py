@@ -19,6 +19,7 @@ from operant.data import load_tasks
 from operant.runs import judged_replies
 from operant.sandbox.jail import Jail
 from operant.tools.cli import main
+from operant.tools.cli.program_files import tell_unread
 
 PIECES = ["<pad>", "</s>", "Twice:", "Thrice:", "Same:", "x", "+", "1", "#", "failed", "test", "Q"]
 FACTORS = {"Twice:": 2, "Thrice:": 3, "Same:": 1}
@@ -153,6 +154,8 @@ def test_tasks_with_examples_alone_need_no_hidden_tests(place, capsys):
     row = json.loads(told.out)
     assert row["replies"] == [" x"] and row["programs"][0]["hidden"] is False
     assert "on the example tests" in told.err and "pass@" not in told.err
+    tell_unread(type("Done", (), {"unread": 2}))
+    assert capsys.readouterr().out == "", "rows are printed there"
 
 
 def test_hidden_tests_judge_their_own_task_beside_tasks_without(place, tmp_path):

@@ -73,7 +73,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     finally:
         warnings.showwarning = show
-
-
-if __name__ == "__main__":
-    sys.exit(main())

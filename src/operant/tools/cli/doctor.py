@@ -9,24 +9,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 CORE = ("torch", "transformers", "safetensors", "numpy", "pyarrow", "pyyaml", "rich", "filelock", "psutil")
-EXTRAS = {
-    "lora": ("peft",),
-    "quantise": ("peft", "bitsandbytes"),
-    "vader": ("vaderSentiment",),
-    "hub": ("datasets", "huggingface_hub"),
-    "gymnasium": ("gymnasium",),
-    "metrics": ("nltk", "rouge_score", "sacrebleu"),
-    "ray": ("ray",),
-    "textworld": ("textworld",),
-    "label": ("starlette", "uvicorn"),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
+SAME = "gem gymnasium ray scienceworld tensorboard textarena textworld trackio verifiers wandb".split()
+EXTRAS = dict(zip(SAME, SAME)) | {
+    "hub": "datasets huggingface_hub",
+    "label": "starlette uvicorn",
+    "lora": "peft",
+    "maths": "math_verify",
+    "metrics": "nltk rouge_score sacrebleu",
+    "migrate": "libcst",
+    "openenv": "websockets",
+    "quantise": "peft bitsandbytes",
+    "reasoning": "reasoning_gym",
+    "trl": "accelerate",
+    "vader": "vaderSentiment",
 }
 """Extra -> the modules whose presence shows that it is installed."""
-
-PROMPT = 256
-"""Tokens of the longest prompt where a plan for GPUs is given no tasks."""
 
 
 def examine() -> int:
@@ -51,10 +48,10 @@ def examine() -> int:
         print(f"  gpu {i}          {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
     if not torch.cuda.is_available():
         print("  gpu            none available to torch")
-    for extra, packages in EXTRAS.items():
-        missing = [p for p in packages if importlib.util.find_spec(p) is None]
+    for extra, packages in sorted(EXTRAS.items()):
+        missing = [p for p in packages.split() if importlib.util.find_spec(p) is None]
         state = f"missing: pip install 'operant[{extra}]'" if missing else "installed"
-        print(f"  extra {extra:11} {state}")
+        print(f"  extra {extra:12} {state}")
     print(f"  built-in       {', '.join(f'builtin:{n}' for n in builtin_models()) or 'none'}")
     hub = "off (HF_HUB_OFFLINE)" if offline() else "used for model names that are neither a folder nor built in"
     print(f"  hub            {hub}")
@@ -81,9 +78,9 @@ def print_plan(recipe: str | None, options: Mapping[str, object], many: Mapping[
     if recipe is not None and (Path(recipe) / "config.yaml").is_file():
         recipe = str(Path(recipe) / "config.yaml")
     if "prompt_tokens" in many or (many and recipe is None and "tasks" not in options):
-        tokens = many.get("prompt_tokens", PROMPT)
+        tokens = many.get("prompt_tokens", 256)
         require(tokens >= 1, f"prompt-tokens={tokens}: it must be at least 1")
-        options = {"tasks": [[0] * tokens], "evaluate": None, "reward": len} | dict(options)
+        options = {"evaluate": None, "reward": len} | dict(options) | {"tasks": [[0] * tokens]}
     config = configure(options, recipe)
     own = config.learner["learner"]
     if many or own.parallel == "fsdp":

@@ -232,7 +232,7 @@ def handed_in(
 def tell_unread(search: Search) -> None:
     """Say how many failures could not be repaired."""
     if search.unread:
-        print(f"{search.unread} failures were too long for the repair model to read, and were passed over")
+        print(f"{search.unread} failures were too long for the repair model, and were passed over", file=sys.stderr)
 
 
 def search_on(asked: ProgramsAsked, tasks: TaskSet, hidden: set[str], searches: Searches, kept: Kept) -> None:

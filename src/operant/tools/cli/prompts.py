@@ -15,7 +15,7 @@ from operant.data.sources import held_out_of
 from operant.runs.folder import read_config
 from operant.runs.named_parts import form
 from operant.storage import atomic_io
-from operant.tools.cli.arguments import Options, new_file, refuse, taken
+from operant.tools.cli.arguments import Options, counted, new_file, refuse, taken
 from operant.tools.report import prompts as kept
 from operant.tools.report.summary import aligned
 from operant.trackers.console import emit
@@ -78,7 +78,7 @@ def search(words: Sequence[str], options: Options) -> int:
 
 def transfer(words: Sequence[str], options: Options) -> int:
     """Measure the best prompts of a run with other task models; the run's `prompts.json` keeps what comes out."""
-    names, count = options.pop("task_model", None), taken(options, "best", 3)
+    names, count = options.pop("task_model", None), counted(options, "best", 3)
     held_out, device = options.pop("tasks", None), options.pop("device", None)
     given = options.pop("template", None)
     require(names is not None, "operant prompt transfer needs the models to try: --task-model ./gpt2,./roberta")

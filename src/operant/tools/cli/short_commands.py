@@ -3,13 +3,16 @@
 Each imports what it needs when it is called.
 """
 
+import builtins
 import difflib
 import keyword
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
+from operant import types
 from operant.options import compose, convert, defaults
 from operant.storage import atomic_io
 from operant.tools.cli.arguments import Options, refuse
@@ -149,12 +152,15 @@ def new(words: Sequence[str], options: Options) -> int:
         kinds = ", ".join(TRAINS_WITH)
         raise OperantError(f"give a kind ({kinds}) and a name, as in operant new reward short_reply; got {words}")
     kind, name = words
-    if not name.isidentifier() or keyword.iskeyword(name) or not name.islower() or name in sys.stdlib_module_names:
+    if not name.isidentifier() or keyword.iskeyword(name) or not name.islower():
         raise OperantError(f"{name!r} cannot be a module: use small letters, digits and _, as in short_reply")
     world = "".join(word.capitalize() for word in name.split("_"))
     files = {Path(f"{name}.py"): f"{kind}.txt", Path(f"test_{name}.py"): f"test_{kind}.txt"}
     for path in files:
         require(not path.exists(), f"{path} exists: choose another name, or move it away")
+    known = name in sys.modules or find_spec(name) is not None
+    if known or hasattr(builtins, name) or (kind == "world" and hasattr(types, world)):
+        raise OperantError(f"{name!r} is taken: Python, operant or an installed package has that name; choose another")
     for path, starter in files.items():
         text = (Path(__file__).parent / "starters" / starter).read_text(encoding="utf-8")
         atomic_io.write(path, text.replace("NAME", name).replace("CLASS", world))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from operant.tools.diagnosis import distance, games, rewards, sampling, texts, updates
+from operant.tools.diagnosis import distance, rewards, sampling, texts, updates
 from operant.tools.diagnosis.history import FINDINGS, Finding, History, latest, read_history
 from operant.tools.diagnosis.verdict import short_verdict, verdict
 
@@ -28,14 +28,14 @@ RULES: tuple[Callable[[History], Finding | None], ...] = (
     updates.not_finite,
     distance.leap,
     sampling.other_sampler,
-    games.outgrown,
+    rewards.outgrown,
     rewards.verifier,
     rewards.constant,
     rewards.no_advantage,
-    games.empty,
-    games.invalid,
-    games.copied,
-    games.never_won,
+    rewards.empty,
+    rewards.invalid,
+    rewards.copied,
+    rewards.never_won,
     texts.short_programs,
     texts.empty,
     texts.one_word,

@@ -69,19 +69,18 @@ def audit_log(path: str | Path) -> Audit:
 
     Raises: OperantError for a log that cannot be read, or none of whose names is known.
     """
-    rows = [{re.sub(r"^train/", "", name): x for name, x in row.items()} for row in read_log(path)]
+    # Trackers of transformers have `train/loss` and `eval/loss` where its own files have `loss` and `eval_loss`.
+    rows = [{re.sub("^eval/", "eval_", n.removeprefix("train/")): x for n, x in row.items()} for row in read_log(path)]
     names = list(dict.fromkeys(name for row in rows for name in row if name != "step"))
     library = next((one for one in LIBRARIES.values() if set(one["marks"]) & set(names)), OWN)
-    theirs = {name: ours for name, ours in library["names"].items() if name in names}
-    own = {name: name for name in names if name not in theirs and describe(name) is not None}
-    understood = {name: theirs.get(name) or own[name] for name in names if name in theirs or name in own}
+    known = library["names"] | {n: n for n in names if n not in library["names"] and describe(n) is not None}
+    understood = {name: known[name] for name in names if name in known}
     if not understood:
         raise OperantError(
             f"{path}: none of its {len(names)} names is a metric of operant, or one by which TRL, verl or OpenRLHF is "
             f"told ({', '.join(names[:8])}): rename the columns as docs/metrics.md does"
         )
-    order = [*library["names"], *own]
-    used = {ours: name for name, ours in sorted(understood.items(), key=lambda pair: -order.index(pair[0]))}
+    used = {ours: name for name, ours in reversed(known.items()) if name in names}  # the first name of each counts
     history = History([_translated(row, used) for row in rows if any(name in row for name in understood)])
     differs = {name: why for name, why in library.get("differs", {}).items() if name in names}
     unknown = [name for name in names if name not in understood]

@@ -98,7 +98,7 @@ def _json(file: Path) -> Iterable[Mapping[str, object]]:
 
 
 def _jsonl(file: Path) -> Iterator[Mapping[str, object]]:
-    lines = _read(file).splitlines()
+    lines = [*io.StringIO(_read(file))]  # `splitlines` ends lines within texts, too
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line) if line.strip() else {}
@@ -119,6 +119,8 @@ def _csv(file: Path) -> Iterator[Mapping[str, object]]:
     except (ValueError, csv.Error) as error:
         raise OperantError(f"{file} is no table: its first line must name the columns") from error
     names = [name.rpartition(" - ")[2].strip() for name in header]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    require(twice is None, f"{file} has several columns of {twice}: give those of one run")
     for row in rows:
         yield {name: cell for name, cell in zip(names, row) if not name.endswith(("__MIN", "__MAX"))}
 

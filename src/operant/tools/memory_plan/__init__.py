@@ -41,7 +41,7 @@ PROGRAM = 0.08e9
 RECORDS = 600.0
 """Bytes per token of a step's replies: numbers in lists and in the batch, and the rows of the page."""
 DECODED = 256
-"""Rows that are decoded at a time."""
+"""Rows that are decoded at a time, unless `engine.batch` says another number."""
 HEAP = 1.25
 """Memory that the C library's heap takes for activations, gaps included, as a multiple of their size."""
 FULL = 0.9
@@ -66,11 +66,13 @@ class Shape:
     """Rows of the largest micro-batch of a pass without gradients."""
     micro_batches: int
     """Micro-batches of the largest minibatch."""
+    at_once: int
+    """Rows that the engine decodes at a time."""
 
     @property
     def decoded(self) -> int:
         """Rows of the largest batch of decoding."""
-        return min(max(self.batch, self.held_out), DECODED)
+        return min(max(self.batch, self.held_out), self.at_once)
 
     @property
     def tokens(self) -> int:
@@ -118,7 +120,7 @@ REMEDIES = {
     "forward pass": "compute fewer tokens at once: --update.micro-tokens 2048",
     "replies": "generate fewer or shorter replies in a step: --batch, --sampling.max-tokens",
     "reward models": "take a smaller classifier, or one of its calls with fewer texts: --reward.batch 8",
-    "cache": "decode fewer or shorter replies at once: --batch, --sampling.max-tokens",
+    "cache": "decode fewer or shorter replies at once: --batch, --engine.batch, --sampling.max-tokens",
     "gathered weights": "each GPU has the whole weights while it generates and scores: take GPUs with more memory, a "
     "smaller model, or --model.precision bfloat16",
     "cached hidden states": "--model.states-gb 0 computes them again in every pass",
@@ -141,8 +143,6 @@ class MeasuredRun:
     """Of this process, which has imported what a run imports."""
     frozen: float
     """Of the gradients that a trunk computes once, to find out which weights are frozen."""
-    on_device: bool
-    """Whether the run would use a GPU of this machine."""
 
 
 def plan(config: Config) -> MemoryPlan:
@@ -212,7 +212,7 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = bytes_of(model.trained), model.units()
-    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen, device.type != "cpu")
+    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen)
 
 
 @contextmanager
@@ -264,7 +264,8 @@ def shape_of(config: Config, lengths: tuple[int, int, int], ranks: int = 1) -> S
     whole = prompt + reply
     rows = min(minibatch, max(1, update.micro_tokens // whole))
     scored = max(min(batch, update.micro_tokens // whole), min(held_out, MICRO_TOKENS // whole), 1)
-    return Shape(prompt, reply, batch, held_out, rows, scored, -(-minibatch // rows))
+    at_once = config.parts.get("engine", {}).get("batch", DECODED)
+    return Shape(prompt, reply, batch, held_out, rows, scored, -(-minibatch // rows), at_once)
 
 
 def _classifiers(spec: object, options: Mapping[str, object]) -> list[Classifier]:

@@ -22,8 +22,6 @@ KINDS = {
 """The ways to divide a run over ranks, as `learner.parallel` and `learner.offload`."""
 CONTEXT = 1.5e9
 """Bytes of a GPU that CUDA, the kernels and the buffers of NCCL take: an estimate, not measured here."""
-MOST = 4096
-"""The largest number of GPUs that is tried."""
 GATHERED = 2
 """Blocks that are gathered at a time: one computes while the next one comes."""
 
@@ -108,7 +106,7 @@ def on_ranks(config: Config, measured: MeasuredRun, ranks: int, kind: str, gpu: 
 def least(config: Config, measured: MeasuredRun, kind: str, gpu: Gpu) -> int | None:
     """The smallest power of two of GPUs that the run fits on; None if 4,096 do not suffice, or prompts."""
     prompts = config.train.batch // config.train.samples
-    counts = [2**k for k in range(13) if 2**k <= min(prompts, MOST)]
+    counts = [2**k for k in range(13) if 2**k <= prompts]
     return next((n for n in counts if on_ranks(config, measured, n, kind, gpu).fits), None)
 
 

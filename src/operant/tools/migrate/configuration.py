@@ -135,11 +135,8 @@ def _of_epochs(kind: str, fields: Mapping[str, object], tasks: object, values: M
 def _other_than_ours(values: Mapping[str, object], algorithm: str) -> dict[str, object]:
     """The values that are not operant's defaults anyway."""
     schema = config_schema(algorithm)
-    usual = {
-        f"{group}.{name}" if group else name: value
-        for group, made in schema.items()
-        for name, value in named.defaults(made).items()
-    } | named.resolve(schema, dict(find(algorithm).defaults))
+    usual = {f"{g}.{n}" if g else n: x for g, made in schema.items() for n, x in named.defaults(made).items()}
+    usual |= named.resolve(schema, dict(find(algorithm).defaults))
     always = ("batch", "steps", "out")
     return {name: x for name, x in values.items() if name in always or name not in usual or usual[name] != x}
 

@@ -135,11 +135,11 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     options |= {"sampling.top_p_least": least} if method == "nlpo" and not by_k else {}
     if "batch_size" in own and "update.minibatch" in options:
         options["update.minibatch"] = max(1, round(own["batch_size"] / length))
-    for theirs, ours in (("gamma", "advantage.gamma"), ("gae_lambda", "advantage.lam")):
-        if theirs in own:
-            options[ours] = own[theirs]
     known = names(config_schema(method))
     for given, theirs, ours, factor in (
+        (own, "gamma", "advantage.gamma", 1),
+        (own, "gae_lambda", "advantage.lam", 1),
+        (own, "ent_coef", "loss.entropy_coef", 1),
         (own, "clip_range", "loss.clip", 1),
         (own, "clip_range_vf", "loss.value_clip", 1),
         (own, "max_grad_norm", "optimizer.max_grad_norm", 1),
@@ -152,8 +152,6 @@ def _numbers(part: Part, method: str) -> dict[str, object]:
     ):
         if isinstance(given.get(theirs), (int, float)) and ours in known:
             options[ours] = given[theirs] * factor
-    if "ent_coef" in own:
-        options["loss.entropy_coef"] = own["ent_coef"]
     if "vf_coef" in own and "loss.value_coef" in options:
         options["loss.value_coef"] = 2 * own["vf_coef"]  # their squared error is not halved
     return options

@@ -119,7 +119,8 @@ class _Script(TrlxCalls):
         for node in () if old_loop else self.mentioned:
             short, parent = self.meaning(node).rpartition(".")[2], self.parents[node]
             moved = self.meaning(node).startswith("trl.") and short in MOVED
-            if not moved or self._imported(node) or (isinstance(parent, self.cst.Call) and parent.func is node):
+            imported = self.around(node, self.cst.Import, self.cst.ImportFrom)
+            if not moved or imported or (isinstance(parent, self.cst.Call) and parent.func is node):
                 continue
             if isinstance(parent, self.cst.Annotation) and (short.endswith("Trainer") or short in native):
                 self.replace(node, "dict" if short.endswith("Config") else "operant.Run")
@@ -129,13 +130,6 @@ class _Script(TrlxCalls):
                 if short.endswith("Trainer"):
                     self.above(node, f"{short}: only its calls are moved; here write operant.train(...) by hand")
         return kept
-
-    def _imported(self, node: Node) -> bool:
-        while node in self.parents:
-            node = self.parents[node]
-            if isinstance(node, self.cst.Import | self.cst.ImportFrom):
-                return True
-        return False
 
     def _configuration(
         self, call: Node, algorithm: str, known: dict[str, list[Configuration]], system: str = "trl"
@@ -193,7 +187,7 @@ class _Script(TrlxCalls):
             written.append(f"reference={self.code(reference)}")
         self._lora(call, arguments.pop("peft_config", None), options)
         configuration = arguments.pop("args", arguments.pop("config", None))
-        text = "" if configuration is None else self.code(configuration).replace("None", "")
+        text = "" if configuration is None or self.code(configuration) == "None" else self.code(configuration)
         found = self.configured(known, text, call)
         if found is None and not text:
             found = Configuration(renamed({}, algorithm), "")
@@ -307,7 +301,7 @@ class _Script(TrlxCalls):
                 self._use_of_run(node, base, name)
             made = None if root is None else self.configured(known, root, node)
             if made is not None and name == "evolve" and isinstance(self.parents[node], self.cst.Call):
-                self.evolved(self.parents[node], base, {})
+                self.evolved(self.parents[node], base, {}, made.renamed.algorithm)
             elif made is not None and root is not None and not isinstance(self.parents[node], self.cst.Attribute):
                 self._field(node, root, name, made)
 
@@ -352,13 +346,15 @@ class _Script(TrlxCalls):
         values = {} if counted else renamed({name: "0.5"}, made.renamed.algorithm, "trlx").values
         mine = next(iter(values), "")
         assigned = isinstance(self.parents[node], self.cst.AssignTarget)
+        string = self.around(node, self.cst.FormattedString)
+        mark = "'" if string and string.quote == '"' else '"'  # Python 3.11 ends an f-string at its own one
         if mine in made.renamed.values or (mine and assigned):
-            self.replace(node, f'{root}["{mine}"]')
+            self.replace(node, f"{root}[{mark}{mine}{mark}]")
         elif assigned:
             why = f"it depends on other options: set it where {root} is made" if counted else note(name)
             self.above(node, f"{name}: {why or 'there is no such option here'}")
         elif constant := made.constant(name):
-            self.replace(node, constant)
+            self.replace(node, f"{mark}{x}{mark}" if string and isinstance(x := literal(constant), str) else constant)
         else:
             self.above(node, f"{self.code(node)}: {root} is a mapping of operant's options now, and has no such entry")
 

@@ -81,11 +81,15 @@ class ScriptTree:
             return [] if node.module is None or node.relative else [self.code(node.module)]
         return [self.code(alias.name) for alias in node.names]
 
+    def around(self, node: Node, *kinds: type) -> Node:
+        """The nearest node of these kinds around a node, which may be itself; None: there is none."""
+        while node is not None and not isinstance(node, kinds):
+            node = self.parents.get(node)
+        return node
+
     def statement(self, node: Node) -> Node:
         """The statement around a node: the line that comments stand above."""
-        while not isinstance(node, self.cst.SimpleStatementLine | self.cst.BaseCompoundStatement):
-            node = self.parents[node]
-        return node
+        return self.around(node, self.cst.SimpleStatementLine, self.cst.BaseCompoundStatement)
 
     def above(self, node: Node, *lines: str) -> None:
         """Put comments above the statement around a node."""

@@ -1,5 +1,7 @@
 """Moves what a script calls of trlX: `trlx.train` and its configurations."""
 
+import re
+
 from operant.options import ours
 from operant.tools.migrate.renaming import literal, renamed
 from operant.tools.migrate.source import Configuration, Node, ScriptTree, call_of, mapping
@@ -10,8 +12,9 @@ TRLX_CONFIGS = {"TRLConfig", "default_ppo_config", "default_ilql_config", "defau
 
 
 def method_of(code: str) -> str:
-    """The method of a configuration, by what its code names."""
-    return next((name for name in ("ilql", "sft") if name in code.lower()), "ppo")
+    """The method of a configuration, by the class or function in its code; a model may have any name."""
+    found = re.search(r"(ilql|sft)(?:_?config|trainer)", code.lower())
+    return found[1] if found else "ppo"
 
 
 class TrlxCalls(ScriptTree):
@@ -38,11 +41,11 @@ class TrlxCalls(ScriptTree):
             known.setdefault(made.target, []).append(made)
         self.as_mapping(call, made)
 
-    def evolved(self, call: Node, base: str, known: dict[str, list[Configuration]]) -> None:
-        """`config.evolve(train=dict(...))` becomes the mapping with other values."""
+    def evolved(self, call: Node, base: str, known: dict[str, list[Configuration]], method: str = "") -> None:
+        """`config.evolve(train=dict(...))` becomes the mapping with other values. method: by default as `base` says."""
         given: dict[str, str] = {}
         self._flat(call, given)
-        found = renamed(given, method_of(base), "trlx")
+        found = renamed(given, method or method_of(base), "trlx")
         self.above(call, *found.comments)
         made = Configuration(found, self.target(call), [], given, self._span(call)[0])
         known.setdefault(made.target, []).append(made)
