@@ -614,4 +614,8 @@ def test_the_live_page_is_updated_in_place(browser, tmp_path, soon):
         assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
         assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
         assert page.locator(".zoomed").is_visible()
+        page.evaluate("[window.served, window.fetch] = [fetch, () => Promise.reject()]")
+        page.locator(".status", has_text="· the server does not answer").wait_for()
+        page.evaluate("void (window.fetch = served)")
+        page.locator(".status", has_text="· live").wait_for()
     folder.close()
