@@ -198,6 +198,8 @@ def test_rewards_a_page_and_rows_to_judge(inside, tmp_path, capsys):
     with chromium() as browser, visit(browser, (inside / "page.html").as_uri(), PHONE) as page:
         assert "<b>ab</b>" in page.inner_text(".query-block >> nth=0")
         assert page.locator(".answer").count() == 8 and not overflows(page) and not low_contrast(page)
+        top, above = "getBoundingClientRect().top", "previousElementSibling.getBoundingClientRect().bottom"
+        assert page.locator("#replies").evaluate(f"(e) => e.{top} - e.{above}") > 30  # not glued to a table
 
 
 def test_replies_to_a_file_go_on_after_an_interrupt(inside, monkeypatch, capsys):

@@ -454,13 +454,15 @@ def test_what_never_changes_is_said_in_words_and_a_single_zero_starts_at_zero(br
     for step in (1, 2):
         current = {"rollout/staleness": 0.0, "rollout/staleness_max": 0.0, "reward/mean": 1.0 * step}
         folder.log(step, current | {"kl/coef": 0.25, "text/empty": 0.0, "value/loss": 1.0 / step})
-        folder.distributions(step, {"histograms": {"reply_tokens": four}, "blocks": {"update": {"a": 0.0, "b": 0.0}}})
+        both = {"reply_tokens": four, "reward": Histogram.of([0.0, 0.0]).as_plain()}
+        folder.distributions(step, {"histograms": both, "blocks": {"update": {"a": 0.0, "b": 0.0}}})
     folder.close()
     with visit(browser, run_report.write_report(folder.path).as_uri()) as page:
         for chart, text in (
             ("kl-coef", "0.25 at every step."),
             ("text-empty", "0 % at every step."),
             ("heat-reply_tokens", "4: all replies of every step."),
+            ("heat-reward", "0: all replies of every step."),
             ("blocks-update", "0 in every part at every step."),
         ):
             assert page.locator(f"#chart-{chart} .words").inner_text() == text
@@ -614,4 +616,8 @@ def test_the_live_page_is_updated_in_place(browser, tmp_path, soon):
         assert "step 13" in page.locator("#chart-reward-mean .readout").inner_text()
         assert page.evaluate("document.querySelector('#chart-reward-mean canvas').mine")  # not replaced
         assert page.locator(".zoomed").is_visible()
+        page.evaluate("[window.served, window.fetch] = [fetch, () => Promise.reject()]")
+        page.locator(".status", has_text="· the server does not answer").wait_for()
+        page.evaluate("void (window.fetch = served)")
+        page.locator(".status", has_text="· live").wait_for()
     folder.close()

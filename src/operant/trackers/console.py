@@ -19,7 +19,7 @@ _NUMBERS = {
     "preference/accuracy": "accuracy {:.0%}",
     "game/won": "won {:.0%}",
     "reward/mean": "reward {:.3f}",
-    "kl/per_reply": "KL {:.2f}",
+    "kl/per_reply": "KL {:z.2f}",
     "policy/entropy": "entropy {:.2f}",
     "policy/clip_fraction": "clip {:.2f}",
 }

@@ -94,7 +94,7 @@
         { class: "status" },
         `${data.name} · step ${number(step)}${of ? ` of ${number(of)}` : ""}`,
         ...health,
-        live ? " · live" : "",
+        live ? make("span", { class: "live" }, " · live") : "",
       ),
       make("p", { class: "verdict" }, arrows(data.verdict)),
       data.cycle ? make("p", { class: "task" }, data.cycle.sentence) : "",
@@ -376,15 +376,16 @@
 
   async function poll() {
     try {
-      const response = await fetch("data.json", { cache: "no-store" });
-      if (response.ok) {
+      const response = await fetch("data.json", { cache: "no-store" }).catch(() => null);
+      $(".live").textContent = response ? " · live" : " · the server does not answer";
+      if (response?.ok) {
         const newData = await response.json();
         const changed = JSON.stringify(newData) !== JSON.stringify(data);
         data = newData;
         if (changed) render();
       }
     } catch {
-      // the server does not answer; the page stays as it is, and the next request may succeed
+      // the answer was cut; the page stays as it is, and the next request may succeed
     }
     setTimeout(poll, POLL_INTERVAL);
   }

@@ -74,7 +74,8 @@ const Figures = (() => {
     const base = { id: `heat-${name}`, title, caption, metrics: [], ...more };
     if (steps.length > 1 && found.columns.every((column) => column.length === 2) && alike(found.columns.map((c) => c[0]))) {
       const low = (found.start + found.columns[0][0]) * found.width;
-      const [from, to] = [low, more.whole && found.width === 1 ? low : low + found.width].map(number);
+      const narrow = found.width < 1e-9 || (more.whole && found.width === 1); // so narrow a bin is of equal values
+      const [from, to] = [low, narrow ? low : low + found.width].map(number);
       const range = from === to ? from : `from ${from} to ${to}`;
       return { ...base, kind: "words", text: `${range}: all ${more.of ?? "replies"} of every step.`, class: "" };
     }
