@@ -98,16 +98,14 @@ def test_lists_and_functions_and_tasks():
     for made in (load_tasks, lambda frame: configure({"tasks": frame, "reward": "letters:e"})):
         with pytest.raises(OperantError, match=r"a DataFrame is not a source.*to_dict\('records'\)"):
             made(type("DataFrame", (), own)())
-    held = configure({"tasks": array, "evaluate": array[:1], "reward": "letters:e"}).train
-    assert (held.tasks, held.evaluate) == (["ab", "cd"], ["ab"])
+    assert configure({"tasks": array, "reward": "letters:e"}).train.tasks == ["ab", "cd"]
     tasks = load_tasks(forever, options=DataOptions(limit=3))
     assert [(t.id, t.prompt) for t in tasks] == [(f"forever/{i}", f"number {i}") for i in range(3)]
 
 
 def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
     tasks = load_tasks(["the film", Task("mine", "the film")], tokenizer)
-    assert tasks[0].prompt == tokenizer("the film").input_ids
-    assert tasks[1].prompt == "the film"
+    assert prompts(tasks) == [tokenizer("the film").input_ids, "the film"]
     chat = [{"role": "user", "content": "hi"}]
     given = [{"messages": chat}, {"messages": [7, 8]}]
     assert prompts(load_tasks(given, tokenizer, DataOptions(text_field="messages"))) == [chat, [7, 8]]

@@ -9,20 +9,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from operant import __version__, distributed, machine
-from operant.runs import named_parts, notes
+from operant.runs import notes
 from operant.runs.build import build
 from operant.runs.config import Config, as_mapping, configure
 from operant.runs.folder import Journal, RunFolder
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
-from operant.runs.resume import by_name, changes, elsewhere, go_on, stored_options
+from operant.runs.ranks import check_ranks, threads
+from operant.runs.resume import changes, elsewhere, go_on, stored_options
 from operant.runs.run import Observer, Run
 from operant.runs.signals import stop_on_signal
 from operant.storage import atomic_io
@@ -31,9 +30,6 @@ from operant.trackers.trackers import Tracker, Trackers, make_trackers
 from operant.training.own_optimizer import check_given, with_kind
 from operant.types import OperantError
 from operant.watchdog import Watchdog
-
-BYTES_OF_A_REPLY = 1900
-"""Memory of a reply of one token while it is generated, measured with tracemalloc."""
 
 
 def runs(
@@ -67,7 +63,7 @@ def runs(
     with ExitStack() as stack:
         stop = stack.enter_context(stop_on_signal())
         stack.enter_context(distributed.launched(config.train.silence_minutes))
-        _check_ranks(config, out, resume)
+        check_ranks(config, out, resume)
         folder = stack.enter_context(_open_folder(out, config, resume))
         folder.checkpoints = distributed.gathered(folder.checkpoints)[0]  # where the first rank's folder is
         stop.on_request = log_message = folder.log_message
@@ -77,7 +73,7 @@ def runs(
                 atomic_io.records(lines, about(path)["lengths"].get(lines.name))
         # A folder that not all machines share would resume each of them elsewhere.
         distributed.check_equal("checkpoints", {"the newest checkpoint": path and path.name})
-        stack.enter_context(_threads(config, path, log_message))
+        stack.enter_context(threads(config, path, log_message))
         models = with_copies(config, out, log_message) if resume else config
         objects = {"closing": stack, "tokenizer": tokenizer, "optimizer": optimizer, "lr_scheduler": lr_scheduler}
         with elsewhere(out) if resume else nullcontext():
@@ -96,52 +92,6 @@ def runs(
             if not (resume or run.evaluation.started):  # refused before the first step, by a reward perhaps
                 _discard(folder)
             raise
-
-
-def _check_ranks(config: Config, out: Path, resume: bool) -> None:
-    """Raise OperantError on all ranks if they differ in options or versions, or are too many for a step."""
-    versions = {name: value for name, value in machine.about().items() if name in ("torch", "transformers", "python")}
-    start = {"operant": __version__} | versions | {"resume": resume, "out": str(out)}
-    distributed.check_equal("options or versions", start | by_name(as_mapping(config)))
-    train, ranks = config.train, distributed.world()
-    replies, prompts, have = train.batch // ranks, train.batch // train.samples, machine.size_gb()
-    error = None
-    if (need := replies * BYTES_OF_A_REPLY / 1e9) > have:
-        error = OperantError(
-            f"batch={train.batch}: even replies of one token would take {need:,.0f} GB of memory, and this "
-            f"machine has {have:,.0f}; 64 to 1,024 are usual, and `operant doctor --plan` estimates what fits"
-        )
-    if prompts < ranks:
-        error = OperantError(f"{prompts} prompts a step for {ranks} ranks: each needs one; raise batch")
-    if train.partial_rollout_tokens and ranks > 1:
-        error = OperantError(
-            f"partial_rollout_tokens={train.partial_rollout_tokens} with {ranks} ranks: their steps would end "
-            "unequally; use engine=ray"
-        )
-    distributed.agree(error)
-
-
-@contextmanager
-def _threads(config: Config, path: Path | None, log_message: Callable[[str], None]) -> Iterator[None]:
-    """Let torch compute with the number of threads of the option `learner.threads`.
-
-    If that is `auto`, a resumed run has as many as at its checkpoint `path`, since the last bits depend on it. Training
-    and a thread that generates ahead of it in this process have half of them each.
-    """
-    option, here = config.learner["learner"].threads, torch.get_num_threads()
-    if config.train.rollouts_ahead and not named_parts.has_own_weights(config.train.engine):
-        here = max(1, here // 2)
-    count = option if isinstance(option, int) else here
-    began = about(path)["made_by"].get("threads") if path is not None and option == "auto" else None
-    if isinstance(began, int) and began >= 1 and began != here:
-        count, wanted = began, os.environ.get("OMP_NUM_THREADS")
-        instead = f"not with OMP_NUM_THREADS={wanted}" if wanted not in (None, str(began)) else f"not with {here}"
-        log_message(
-            f"torch computes with {began} threads as when the run began and {instead}: "
-            "another number would change the last bits of the results"
-        )
-    with machine.threads(count):
-        yield
 
 
 @contextmanager

@@ -141,8 +141,6 @@ class MeasuredRun:
     """Of the largest block, and of all weights that are in no block."""
     imports: float
     """Of this process, which has imported what a run imports."""
-    frozen: float
-    """Of the gradients that a trunk computes once, to find out which weights are frozen."""
 
 
 def plan(config: Config) -> MemoryPlan:
@@ -156,7 +154,7 @@ def plan(config: Config) -> MemoryPlan:
     shape, permanent, phases = measured.shape, measured.permanent, measured.phases
     # The file, of float32 most likely, is mapped.
     itemsize = config.learner["model"].dtype.itemsize
-    read = permanent["weights"] + max(permanent["weights"] * 4 / itemsize, HEAP * measured.frozen)
+    read = permanent["weights"] * (1 + 4 / itemsize)
     program = {"imports": measured.imports, "program": PROGRAM, "replies": RECORDS * shape.tokens}
     permanent = {name: size for name, size in permanent.items() if size}
     if device.type != "cpu":
@@ -199,12 +197,11 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
         judges = sum(classifier_memory(c, shape.prompt + shape.reply, memory) for c in here)
         # The classes of the models are imported by now, and by the command the tools of a run: the process is measured.
         imports = float(psutil.Process().memory_info().rss)
-        permanent, frozen = model.permanent() | {"reward models": judges}, 0.0
+        permanent = model.permanent() | {"reward models": judges}
         if model.policy.trunk is not None:
             size = shape.batch * (shape.prompt + shape.reply) * model.bytes_of_state
             within = size <= config.learner["model"].states_gb * 1e9  # beyond the limit none is cached
             permanent["cached hidden states"] = size if within else 0.0
-            frozen = permanent["weights"] - permanent["reference"]
         prompt = shape.prompt + len(model.policy.virtual)
         phases = {
             "generation": model.generation(shape.decoded, prompt, shape.reply),
@@ -212,7 +209,7 @@ def measure(config: Config, *, ranks: int = 1, gpu: bool = False) -> MeasuredRun
             "update": model.update(shape.rows, prompt, shape.reply, accumulates=shape.micro_batches > 1 or gpu),
         }
         gradients, units = bytes_of(model.trained), model.units()
-    return MeasuredRun(shape, permanent, phases, gradients, units, imports, frozen)
+    return MeasuredRun(shape, permanent, phases, gradients, units, imports)
 
 
 @contextmanager
