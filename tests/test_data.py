@@ -106,9 +106,8 @@ def test_lists_and_functions_and_tasks():
 def test_text_becomes_ids_once_and_tasks_stay(tokenizer):
     tasks = load_tasks(["the film", Task("mine", "the film")], tokenizer)
     assert prompts(tasks) == [tokenizer("the film").input_ids, "the film"]
-    chat = [{"role": "user", "content": "hi"}]
-    given = [{"messages": chat}, {"messages": [7, 8]}]
-    assert prompts(load_tasks(given, tokenizer, DataOptions(text_field="messages"))) == [chat, [7, 8]]
+    given, options = [[{"role": "user", "content": "hi"}], [7, 8]], DataOptions(text_field="messages")
+    assert prompts(load_tasks([{"messages": value} for value in given], tokenizer, options)) == given
 
 
 def test_filters_count_characters_and_keep_the_numbers():

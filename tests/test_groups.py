@@ -136,8 +136,9 @@ def test_what_a_step_does_not_take_is_a_sentence():
     learner = Learner(lm(), max_tokens=2)
     with pytest.raises(OperantError, match=r"takes the rollouts that generate returned, and not 'a'"):
         learner.step(["a"], [1.0])
-    with pytest.raises(OperantError, match=r"reward of turn 0 is \[1.0\]: each turn of an episode has one"):
-        learner.step([[5], [5]], [[6], [7]], [[1.0], [2.0]], episodes=[0, 0])
+    for reward in ([1.0], torch.ones(2), 10**400):
+        with pytest.raises(OperantError, match=r"reward of turn 0 is .*: each turn of an episode has one"):
+            learner.step([[5], [5]], [[6], [7]], [reward, 2.0], episodes=[0, 0])
 
 
 def test_two_ways_of_sampling_are_not_one_step():

@@ -130,9 +130,9 @@ def checked_row(made: Any, published: Row, where: str) -> FormedRow:
         raise OperantError(f"{where}: it returned {shown(made)}; it must be a mapping with a prompt")
     if odd := [key for key in made if key not in KEYS]:
         raise OperantError(f"{where}: it returned {shown(odd[0])}; a form returns {', '.join(KEYS)}")
-    references = made.get("references") or ()
-    single = isinstance(references, str) or not isinstance(references, Iterable)
-    references = (references,) if single else tuple(references)
+    given = made.get("references") or ()
+    single = isinstance(given, str) or not isinstance(given, Iterable)
+    references: tuple[Any, ...] = (given,) if single else tuple(given)
     messages = isinstance(made["prompt"], list) and all(isinstance(part, Mapping) for part in made["prompt"])
     around = [made.get(name) or "" for name in ("before", "cue", "id")]
     texts = [*references, *around, "" if messages else made["prompt"]]

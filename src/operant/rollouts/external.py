@@ -99,7 +99,7 @@ def _number(reward: object, index: int, what: str = "reward") -> float:
     """The reward (or `what`) of a turn as a float."""
     try:
         number = float("nan") if reward is None else float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise OperantError(f"the {what} of turn {index} is {reward}: each turn of an episode has one finite number")

@@ -108,7 +108,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 def at_step(folder: Path, step: int) -> Policy:
     """The policy of a run with the weights of its checkpoint of `step`."""
     path = checkpoint_of(folder, step)
-    config = named_parts.flattened(read_config(folder))
+    config: dict[str, Any] = named_parts.flattened(read_config(folder))
     schema = {"value": ValueOptions, "model": ModelOptions, "lora": LoraOptions}
     given = {group: {**(config.get(group) or {})} for group in schema}
     for option in ("lora.adapter", "value.critic"):

@@ -83,6 +83,7 @@ class CriticReward(Wrapper):
         return self.returns in ("coderl", "coderl_after")
 
     def held_out(self) -> RewardFn:
+        """The reward that pays, without the critic."""
         return held_out(self.reward)
 
     def see_greedy(self, rollouts: list[Rollout]) -> None:
