@@ -199,11 +199,11 @@ def test_options_of_a_world_split_rewards_only_if_they_change_the_pay_or_the_hel
 
 
 def test_a_part_of_a_mixed_comparison_is_named_by_what_it_has(tmp_path):
-    worlds = {"1": {"reward": "letters:e"}, "2": {"reward": None, "env": {"win": 2}}, "3": {"reward": None}}
-    for name, given in worlds.items():
-        run(tmp_path / name, after=(3.0, 1.0), replies=["a"], **given)
+    worlds = [{"reward": "letters:e"}, {"env": {"win": 2}}, {"env": "rooms", "env.win": 3}, {}]
+    for name, given in enumerate(worlds):
+        run(tmp_path / str(name), after=(3.0, 1.0), replies=["a"], **{"reward": None} | given)
     titles = {reward["name"] for reward in comparison(sorted(tmp_path.iterdir()))["rewards"]}
-    assert titles == {"letters:e", "2", "no reward and no env.win"}
+    assert titles == {"letters:e", "2", "rooms", "no reward and no env.win and no env"}
 
 
 @pytest.mark.parametrize(("tasks", "parts"), [("a.jsonl", 1), ("b.jsonl", 2)])

@@ -44,13 +44,9 @@ CURVES = {
     "value/explained_variance": "Value: explained variance",
     "update/grad_norm": "Gradient norm",
 }
-_FLOOR = {"value/explained_variance": -1.0}
-"""Smallest value drawn: an untrained critic starts far below, which would flatten the rest of the curve."""
 _OF_REPLIES = ("data.loss_on", "data.max_length", "data.reply_field", "data.reference_field")  # of no prompt
-_SCORES = ("reward/mean", "probe/reward", "evaluate/reward")
-"""Metrics in the unit of the reward."""
-_MOST_POINTS = 6000
-"""Points of a chart of all runs: many runs have fewer each."""
+_SCORES = ("reward/mean", "probe/reward", "evaluate/reward")  # in the unit of the reward
+_MOST_POINTS = 6000  # of a chart of all runs: many runs have fewer each
 MOST_REPLIES = 4000
 LONGEST = 1500
 """Characters of a reply on the page."""
@@ -144,12 +140,15 @@ def _chosen(run: RunRecord) -> dict[str, object]:
 def _divided(members: Iterable[int], groups: Sequence[Group], metric: str) -> dict[str, list[int]]:
     """Divide groups by what the metric measures in them; each part is named by the options that tell it apart."""
     scales = {i: {name: as_text(x) for name, x in _scale(groups[i].runs[0], metric).items()} for i in members}
-    names = dict.fromkeys(itertools.chain.from_iterable(scales.values()))
-    apart = [name for name in names if len({scale.get(name) for scale in scales.values()}) > 1]
+    names = itertools.chain.from_iterable(scales.values())
+    apart = [name for name in dict.fromkeys(names) if len({scale.get(name) for scale in scales.values()}) > 1]
     parts: dict[tuple[str, ...], list[int]] = {}
     for i, scale in scales.items():
         parts.setdefault(tuple(scale.get(name, "none") for name in apart), []).append(i)
-    given = [", ".join(x for x in values if x != "none") for values in parts]
+    given = [  # the name of a world or of a reward stands for its options
+        ", ".join(x for name, x in part.items() if x != "none" and part.get(name.partition(".")[0], x) in ("none", x))
+        for part in (dict(zip(apart, values)) for values in parts)
+    ]
     titles = [title or " and ".join(f"no {name}" for name in apart) for title in given]
     if len(set(titles)) < len(titles):  # the same value of different options
         titles = [", ".join(f"{name} {x}" for name, x in zip(apart, values)) for values in parts]
@@ -223,7 +222,8 @@ def _curves(groups: Sequence[Group]) -> list[dict[str, object]]:
             chart = {"name": name, "title": title, "of": part, "lines": [{"group": i} | lines[i] for i in members]}
             if metric := describe(name):
                 chart |= {"unit": metric.unit, "meaning": metric.meaning, "band": metric.band}
-            charts.append(chart | {"floor": _FLOOR.get(name)})
+            floor = -1.0 if name == "value/explained_variance" else None  # an untrained critic starts far below
+            charts.append(chart | {"floor": floor})
     first = ("reward/", "kl/", "probe/", "evaluate/")
     return sorted(charts, key=lambda chart: not str(chart["name"]).startswith(first))
 
