@@ -23,6 +23,7 @@ def test_the_numbers_are_those_of_trl(script: str, variable: str) -> None:
     if not python:
         pytest.skip(f"needs a python with that TRL in {variable}; `make parity` makes one")
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("TRANSFORMERS_VERBOSITY", None)  # a command in this process sets it, and TRL's defaults follow it
     command = [str(ROOT / python), str(ROOT / "tests" / "parity" / script)]  # relative to the repository, or absolute
     done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8")
     print(done.stdout)
