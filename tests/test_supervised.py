@@ -188,12 +188,10 @@ def test_rows_that_are_learnt_by_heart_are_a_finding(files, tmp_path):
         "algorithm ppo learns from replies that the policy generates",
     ),
 )
-def test_what_does_not_go_with_given_replies_is_refused(given, message, files):
+def test_what_does_not_go_with_given_replies_is_refused(given, message, files, tmp_path):
+    usual = {"policy": str(files / "model"), "algorithm": "sft", "out": tmp_path / "run"}
     with pytest.raises(OperantError, match=message):
-        train(
-            **{"policy": str(files / "model"), "tasks": [{"prompt": "a", "completion": "b"}], "algorithm": "sft"}
-            | given
-        )
+        train(**{**usual, "tasks": [{"prompt": "a", "completion": "b"}]} | given)
 
 
 def test_a_row_beyond_the_context_is_refused_before_a_step(files, tmp_path):
