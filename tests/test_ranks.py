@@ -29,6 +29,7 @@ PARTS = {"critic": {"value.critic": "copy"}, "trunk": {"model.train_layers": 1},
 PARTS = {name: {"minibatch": 4, **more} for name, more in PARTS.items()}
 PARTS["trust region"] = {"algorithm": "trpo", "fisher_share": 0.6, "critic_minibatch": 4}
 PARTS["replay"] = {"algorithm": "soft_q", "minibatch": 4, "replay.share": 0.6}
+PARTS["unread"] = {"algorithm": "reinforce"}  # with a value head, which no loss reads
 
 
 def learnt(which: list[int]) -> tuple[dict, dict]:
@@ -49,8 +50,10 @@ def learnt_in_parts(which: list[int]) -> dict[str, torch.Tensor]:
     moved = {}
     for name, more in PARTS.items():
         model = lm("llama").double()  # its output head is a matrix of its own; a small step is lost in float32
-        options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,)}
-        learner = Learner(model, **options, **more, micro_tokens=20)
+        if name == "unread":
+            model.unused = torch.nn.Parameter(torch.ones(3).double())  # as a vision tower, which no text reads
+        options = {"max_tokens": 12, "optimizer.eps": 1.0, "watch_every": 0, "stop_tokens": (2,), "micro_tokens": 20}
+        learner = Learner(Policy(model, value=ValueOptions()) if name == "unread" else model, **options, **more)
         before = [p.detach().clone() for p in learner.policy.trainable()]
         queries, replies = ([torch.tensor(REPLIES[i][side]) for i in which] for side in (0, 1))
         learner.step(queries, replies, [SCORES[i] for i in which])

@@ -230,16 +230,16 @@ def align(parameters: Iterable[Tensor]) -> None:
 class GradientSum:
     """A module whose gradients DistributedDataParallel sums over ranks. In one process it is the module itself."""
 
-    def __init__(self, module: nn.Module, *, idle: bool = False):
-        """`idle`: some parameters have no gradient, so the ranks must not wait for one."""
+    def __init__(self, module: nn.Module):
         self.module = module
         self.forward: Any = module
         if world() > 1:
             with warnings.catch_warnings():  # the new name of `broadcast_buffers` is not in every torch
                 warnings.simplefilter("ignore", FutureWarning)
-                self.forward = DistributedDataParallel(
-                    module, broadcast_buffers=False, init_sync=False, find_unused_parameters=idle
-                )
+                # Ranks would wait for weights that no text reads, such as a vision tower's, and then sum nothing.
+                how = {"broadcast_buffers": False, "init_sync": False, "find_unused_parameters": True}
+                self.forward = DistributedDataParallel(module, **how)
+            warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")  # where there are none
             self.forward.register_comm_hook(None, _summed)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

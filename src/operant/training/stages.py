@@ -14,6 +14,7 @@ import torch
 from operant import distributed
 from operant.import_by_name import Lazy
 from operant.metrics import collect
+from operant.models.policy import Policy
 from operant.rollouts.collate import collate, nothing, played, spread_over
 from operant.rollouts.play import Attempts
 from operant.sampling import Sampling
@@ -198,6 +199,8 @@ def refuse_or_update(learner: LearnerParts, step: TrainingStep) -> None:
     if number < own.critic_steps:
         objective = objective.of_critic
         _, held = critic_and_rest(learner.policy, f"learner.critic_steps={own.critic_steps}")
+    elif isinstance(learner.policy, Policy) and learner.policy.has_values and not learner.algorithm.needs.critic:
+        held = [*critic_and_rest(learner.policy, "a critic")[0].parameters()]  # ranks would wait for its gradient
     with learner.clock.timing("update"), parts, frozen(held):
         learner.updating = True
         tally, bad = learner.rule.update(

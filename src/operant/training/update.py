@@ -32,8 +32,6 @@ IF_REFUSED = Lazy({"first_fault": "operant.training.refused_step:first_fault"})
 """Imported for an optimizer step that meets NaN or infinity."""
 STOPS = "above 0, or none; else no step would be taken"
 
-# --- norms by block ---------------------------------------------------------------------------------------------------
-
 
 SAMPLE = 1 << 16
 """The largest sample of one tensor, in numbers. Norms of larger tensors are estimated from an evenly spaced sample."""
@@ -117,9 +115,6 @@ def _norm(x: Tensor, ratio: float) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))) * ratio**0.5
 
 
-# --- the update -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class UpdateOptions(MicroBatchOptions):
     """How often a batch is used, and how it is cut. Raises: OperantError for a value out of range."""
@@ -188,7 +183,7 @@ def update(
     recorder = NormRecorder(policy, tally, detailed=detailed)
     rows_of_units, numbers = numbered_units(batch, objective.unit, places)
     budget = budget or options.budget()
-    together = policy.shards or distributed.GradientSum(policy, idle=policy.critic is not None)
+    together = policy.shards or distributed.GradientSum(policy)
     step_on = step_on or (lambda minibatch, shrink: apply(optimizer, optimizer_options, shrink=shrink))
     for epoch in range(options.epochs):
         of_epoch = Tally()
