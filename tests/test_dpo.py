@@ -223,7 +223,7 @@ def test_wrong_steps_and_one_sample_are_refused(tmp_path):
         dpo.step([[5], [6]], [[6], [7]], [1.0, 0.0])
     with pytest.raises(OperantError, match="none of 1 prompts has two replies with different labels"):
         dpo.step([[5], [5]], [[6], [7]], [1.0, 1.0])
-    with pytest.raises(OperantError, match="this step has one prompt"):
+    with pytest.raises(OperantError, match="here is one alone"):
         kto.step([[5], [5]], [[6], [7]], [1.0, 0.0])
     assert kto.progress.step == dpo.progress.step == 0
     assert paired([[1, 1], [0, 1], [0.1 + 0.2, 0.3]], {}, whole=False) == [False, True, False]

@@ -151,6 +151,7 @@ def test_metrics_by_hand():
     _, terms = loss_of([1.0, 1.0, 0.0, 9.0, 3.0], batch)
     found = {name.removeprefix("preference/"): x[~x.isnan()].tolist() for name, x in terms.items() if name != "loss"}
     assert found["accuracy"] == pytest.approx([0.75])  # one pair is even; the second group has none
+    assert found["loss"] == pytest.approx([-(math.log(0.5) + math.log(sigmoid(1))) / 2])
     assert found["confidence"] == pytest.approx([(0.5 + sigmoid(1)) / 2])
     assert found["best"] == pytest.approx([0.5])  # two replies share the highest score, and one of them is the best
     assert found["longer_is_better"] == pytest.approx([0.5])

@@ -31,7 +31,7 @@ QUERIES, REPLIES = [[3, 4, 5], [6, 7]] * 4, [[8, 9, 10], [11, 12, 13, 14]] * 4
 SCORES = [1.0, -1.0, 0.5, -0.2, 0.9, -0.7, 0.3, 0.1]
 OPTIONS = {"optimizer.lr": 1e-2, "minibatch": 4, "epochs": 2}
 ADAPTIVE = {"score.scale": True, "kl.control": "adaptive"}
-JUDGED = {"ppo": ADAPTIVE, "rloo": ADAPTIVE, "grpo": {"score.scale": True}, "sft": {}}
+JUDGED = {"ppo": ADAPTIVE, "rloo": ADAPTIVE, "grpo": {"score.scale": True}, "sft": {}, "distill": {}}
 HUGE = 3e38
 """Finite, and nothing of its size can be squared or summed in float32."""
 
@@ -152,6 +152,7 @@ VARIANTS = {
     "lora": {"lora.rank": 2},
     "8bit": {"optimizer.states": "8bit", "model.precision": "bfloat16"},
     "critic": {"value.critic": "copy"},
+    "hint": {"algorithm": "distill", "teacher.hint": lambda rollout: [7]},
 }
 
 
@@ -167,7 +168,8 @@ def test_it_is_refused_however_the_model_is_trained(name, tmp_path):
     assert student.refused.fault.what == "log-prob"
     student.bundle(tmp_path / "refused")
     if norm.weight.requires_grad or name == "critic":
-        assert replay(tmp_path / "refused", policy=model()).same
+        again = {option: given for option, given in VARIANTS[name].items() if callable(given)}
+        assert replay(tmp_path / "refused", policy=model(), **again).same
     else:  # what is frozen comes from where the run began, and that is not broken
         with pytest.raises(OperantError, match="frozen weights have the hash"):
             replay(tmp_path / "refused", policy=model())

@@ -199,6 +199,7 @@ def test_what_cannot_work_is_refused(tmp_path):
         operant.train(given, rows, algorithm="reward-model", steps=1, out=tmp_path / "run", **options)
 
     one_class = [{"prompt": "go", "replies": ["a", "b"], "ratings": [1, 1]}]
+    single = [{"prompt": "go", "completion": "a", "label": True}]
     for make, words in (
         (lambda: RewardModel(bare), "has no tokenizer"),
         (lambda: RewardModel(three), "a classifier with 3 labels"),
@@ -211,6 +212,7 @@ def test_what_cannot_work_is_refused(tmp_path):
         (lambda: RewardModel(trunk).calibrate([[5, 6]] * 3), "the same score"),
         (lambda: learner.step(["go"], ["a"]), r"use step\(queries, responses, scores\)"),
         (lambda: trained(one_class, loss={"kind": "pairwise"}), "two replies with different labels"),
+        (lambda: trained(single, loss={"ties": "davidson"}), "none of 1 prompts has two replies"),
         (lambda: trained(one_class, loss={"kind": "rating"}), "all ratings are 1"),
         (lambda: trained(one_class, loss={"kind": "good"}), "all labels are"),
         (lambda: trained([{"text": "x"}]), "no labelled replies"),

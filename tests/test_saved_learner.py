@@ -34,7 +34,7 @@ def halving(optimizer: torch.optim.Optimizer) -> Any:
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ppo": ({"policy": "gpt2"} | ADAM | {"score.normalise": True, "kl.coef": 0.2, "kl.control": "adaptive"}, {}),
     "grpo, LoRA": ({"policy": "gpt2", "algorithm": "grpo", "lora.rank": 2} | ADAM, {}),
-    "t5": ({"policy": "t5", "optimizer.schedule": "linear", "total_steps": 9} | ADAM, {}),
+    "t5": ({"policy": "t5", "schedule": "linear", "total_steps": 9, "score.truncate_token": "<s>"} | ADAM, {}),
     "own critic": ({"policy": "gpt2", "value.critic": "gpt2"} | ADAM, {}),
     "reference": ({"policy": "gpt2", "reference": "other"} | ADAM, {}),
     "objects": (

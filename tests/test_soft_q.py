@@ -16,6 +16,7 @@ from operant import Batch, Learner, OperantError, export, load_policy, train
 from operant.algorithms import find, presets
 from operant.models import output_mlp
 from operant.models.adapters import OutputMlpOptions
+from operant.models.options import ModelOptions
 from operant.options import values
 from operant.training.options import learner_options
 
@@ -24,8 +25,8 @@ WIDE = OutputMlpOptions(width=6, gain=1.5, bias=0.1, logit_bias=-0.5)
 V = 20
 
 
-def mlp_policy(kind="gpt2", options=WIDE, **more):
-    return load_policy(lm(kind, V), mlp=options, seed=5, **more).double()
+def mlp_policy(kind="gpt2", **more):
+    return load_policy(lm(kind, V), mlp=WIDE, seed=5, **more).double()
 
 
 def logits_by_hand(bare, mlp, prompt, action):
@@ -54,20 +55,21 @@ def test_logprobs_go_through_the_mlp_which_alone_is_trained(kind):
     chosen = torch.cat([x.log_softmax(-1)[range(len(a)), a] for x, a in zip(truth, REPLIES, strict=True)])
     assert torch.allclose(out.logprobs[batch.actions], chosen, atol=1e-10)
     assert torch.allclose(out.logsumexp[batch.actions], torch.cat(truth).logsumexp(-1), atol=1e-10)
-    assert {id(p) for p in policy.trainable()} == {id(p) for p in mlp.parameters()}
+    for one in (policy, mlp_policy(kind, options=ModelOptions(train_head=False))):
+        assert {*map(id, one.trainable())} == {*map(id, output_mlp.find(one.model).parameters())}
 
 
 def test_an_untrained_mlp_makes_tokens_almost_equally_likely(tmp_path):
     fresh = load_policy(lm("gpt2", V), mlp=OutputMlpOptions(width=64), seed=1)
     assert fresh.forward(Batch.given(PROMPTS, REPLIES)).logprobs[0, 2].exp().item() == pytest.approx(1 / V, rel=1e-2)
     policy = load_policy(lm("llama", V), mlp=WIDE, seed=1)
-    learner = Learner(policy, algorithm="soft_q", tokenizer=letters(), max_tokens=4, stop_tokens=-1)
+    learner = Learner(policy, algorithm="soft_q", max_tokens=4, stop_tokens=-1)
     reply = learner.generate([[3, 4]], top_k=1, truncation="stored")[0].turns[0].action
     wanted = policy.model.generate(torch.tensor([[3, 4]]), max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert reply == wanted[0, 2:].tolist()
 
 
-def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
+def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path, monkeypatch):
     base, other, out = tmp_path / "base", tmp_path / "other", tmp_path / "out"
     export(load_policy(lm("gpt2", V), tokenizer=letters()), base)
     before = [path.read_bytes() for path in sorted(base.glob("*.*"))]
@@ -82,6 +84,13 @@ def test_an_export_has_the_mlp_alone_and_knows_its_model(tmp_path):
     batch = Batch.given(PROMPTS, REPLIES)
     assert torch.equal(again.forward(batch).logprobs, run.learner.policy.forward(batch).logprobs)
     assert output_mlp.find(again.model) is not None and again.tokenizer is not None
+    for options in (ModelOptions(train_head=True), ModelOptions(train_layers=1)):
+        with pytest.raises(OperantError, match="the MLP is trained alone"):
+            load_policy(out, options=options)
+    monkeypatch.chdir(tmp_path)  # where a model that no file held has a relative path
+    export(load_policy(export(mlp_policy(), "bare")), "again")
+    config = json.loads((tmp_path / "again/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "bare/base")
     model = lm("gpt2", V)
     model.transformer.ln_f.weight.data[0] += 0.1
     export(load_policy(model, tokenizer=letters()), other)
@@ -186,7 +195,7 @@ def test_rewards_are_standardised_and_mapped_to_a_range():
     population = step.numpy()
     theirs = (population - np.mean(population)) / (np.std(population) + 1e-4)
     assert totals(standardise="rlprompt").tolist() == pytest.approx(theirs.tolist(), abs=1e-12)
-    of_group = 2**0.5 / (2**0.5 + 1e-4) / 2**0.5  # of 1 and 3, whose deviation is the root of 2
+    of_group = 1 / (1 + 1e-6)  # of 1 and 3, whose deviation is 1 as numpy has it
     assert totals(standardise="group").tolist() == pytest.approx([-of_group, of_group, 0.0, 0.0])
 
 

@@ -220,6 +220,7 @@ def test_the_examples_state_is_its_own_and_is_resumed(tmp_path):
     ("operant_example.update_rule:Natural", "'operant_example.update_rule' has no 'Natural'; did you mean"),
     (len, "has no update_options: derive it from GradientUpdate"),
     (type("Bare", (GradientUpdate,), {"update_options": OptimizerOptions}), "derived from MicroBatchOptions"),
+    (type("Free", (GradientUpdate,), {"optimizer_options": None}), "no model is loaded"),  # the rule itself is fine
 )
 def test_a_rule_that_cannot_be_used_is_a_sentence(rule, says, monkeypatch):
     monkeypatch.setitem(ALGORITHMS, "odd", replace(ALGORITHMS["ppo"], update=rule))

@@ -73,7 +73,8 @@ def exchanged(batch: Batch) -> Batch | None:
     prompts = list(by_prompt.values())
     if len(prompts) == 1:
         raise OperantError(
-            "algorithm kto reads each prompt with the reply to another one, and this step has one prompt: raise batch"
+            "algorithm kto reads each prompt with the reply to another one, and here is one alone: a step (batch), "
+            "held-out rows and probes need two each"
         )
     pairs = [
         (found, before[number % len(before)])

@@ -192,8 +192,6 @@ def distributions(tally: Tally) -> dict[str, object]:
     return {name: part for name, part in parts.items() if part}
 
 
-# --- texts ------------------------------------------------------------------------------------------------------------
-
 _BLANK = " \t\n\r.,;:…"
 """A reply of only these characters is empty."""
 _COMMON = frozenset(".,;:'\"-()?!’‘“”")

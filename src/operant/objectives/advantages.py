@@ -164,9 +164,6 @@ def leave_one_out(returns: Tensor, groups: Tensor) -> Tensor:
     return (centred * count / (count - 1).clamp(min=1)).to(returns.dtype)
 
 
-# --- between [B, T] and [E, A] ----------------------------------------------------------------------------------------
-
-
 def episode_index(batch: Batch) -> Tensor:
     """[E, A] flat indices (row * T + column) of each episode's actions, in order of time; -1 is padding."""
     row, column = batch.actions.nonzero(as_tuple=True)

@@ -129,9 +129,6 @@ def direct_term(kind: str, logprobs: Tensor, behaviour: Tensor, ref_logprobs: Te
     return torch.exp(logprobs - behaviour).detach() * estimate(kind, logprobs, ref_logprobs)
 
 
-# --- controllers of the coefficient -----------------------------------------------------------------------------------
-
-
 class Controller:
     """A coefficient that stays constant. Subclasses change it by the measured KL or the progress of the run."""
 

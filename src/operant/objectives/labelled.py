@@ -146,6 +146,8 @@ def reward_model(
         loss = groups.mean(softplus(scores) - labels * scores, groups.numbers)
         loss = loss * groups.sizes()[groups.numbers[groups.rows]]
     metrics = _metrics(loss, scores.detach(), groups, batch)
+    if kind in ("ranking", "best") or (kind == "pairwise" and ties == "none"):  # no loss without a pair
+        metrics["preference/loss"] = metrics["preference/loss"] + 0 * metrics["preference/accuracy"]
     if kind == "good":  # there may be no pairs
         toward = scores.detach() * (2 * labels - 1)
         metrics["preference/accuracy"] = groups.reported(right(toward), groups.numbers)

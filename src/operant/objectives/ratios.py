@@ -56,9 +56,11 @@ def clipped_weight(
     check_above(0, high=high, low=low)
     if bound not in ("weight", "excess"):
         raise OperantError(f"loss.bound={bound!r}: it must be weight (at most high) or excess (at most 1 + high)")
+    least, most = 0.0 if low is None else 1 - low, high if bound == "weight" else 1 + high
+    require(least < most, f"loss.low={low}, loss.high={high}: {least:g} to {most:g}; did you mean loss.bound=excess?")
     log_ratio = out.logprobs - batch.logprobs
     ratio = log_ratio.detach().exp()
-    weight = ratio.clamp(min=0.0 if low is None else 1 - low, max=high if bound == "weight" else 1 + high)
+    weight = ratio.clamp(min=least, max=most)
     loss = -weight * batch.advantages * out.logprobs
     return ratio_terms(loss, log_ratio, weight != ratio, out, entropy_coef)
 

@@ -95,7 +95,7 @@ def with_shaped_rewards(
         totals = ((totals - mean) / (max(deviation**2 - 1e-8, 0.0) ** 0.5 + 1e-4)).where(has_actions, 0.0)
     elif standardise == "group":
         groups = batch.groups.new_zeros(len(totals)).scatter(0, batch.episodes, batch.groups)
-        totals = group_relative(totals, groups, deviation="sample")
+        totals = group_relative(totals, groups, deviation="population")  # as numpy's std, of RLPrompt
     low, high, new_low, new_high = shape
     totals = new_low + (totals - low) * (new_high - new_low) / (high - low)
     last = taken.cumsum(1) == taken.sum(1, keepdim=True)  # and padding, which `scatter` leaves out

@@ -37,7 +37,7 @@ class IsolationOptions:
     """Seconds for a whole batch, which is judged within `timeout` + 2 s. The first call, with all samples, may take
     half of it; samples of a call that failed are judged again, one at a time, in the other half."""
     sample_timeout: float | None = bounded(None, above=0, below=math.inf)
-    """Seconds for a sample that is judged alone; none: a quarter of the time that is left of `timeout`."""
+    """Seconds for a sample that is judged alone; none: at least a quarter of the time left of `timeout`."""
     memory_gb: float | None = bounded(4.0, above=0, below=math.inf)
     """Address space of each of its processes, in GB; none: no limit (needed by a reward that uses CUDA)."""
     processes: int = bounded(512, at_least=1)

@@ -142,8 +142,6 @@ class IsolatedReward(RewardBase):
             notes.append(f"reward {self.__name__!r} had left {left} processes behind; they were killed")
         return replace(judged, notes=notes)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _together(self, plain: list[object], rollouts: list[Rollout], results: dict[int, SampleResult]) -> list[str]:
         """Send each worker its share of the batch, and add the results by index; returns notes on calls that failed.
 

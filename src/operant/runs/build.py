@@ -112,6 +112,8 @@ def build(
     useful = [True] * len(tasks)
     if (usable := learner.algorithm.usable) is not None:
         useful = usable([task.scores for task in tasks], learner.options["loss"], whole=True)
+        with option_of_error("evaluate"):
+            _ = held_out and usable([task.scores for task in held_out], learner.options["loss"], whole=False)
     tasks = [task for task, teaches in zip(tasks, useful, strict=True) if teaches]
     for judge in judges:
         rewards.prepare(judge, held_out, alone=True)
@@ -282,8 +284,9 @@ def _demonstrations(learner: Learner, data: DataOptions, tasks: list[Task]) -> D
         texts = WholeTexts(policy.tokenizer, None, longest=min(data.max_length or policy.context, policy.context))
         texts.rollouts(tasks)
         return texts
-    if (on_prompt := data.loss_on == "all") and policy.encoder_decoder:
-        raise OperantError("data.loss_on=all: an encoder-decoder does not generate its prompts; use replies")
+    if (on_prompt := data.loss_on == "all") and (policy.encoder_decoder or learner.algorithm.needs.labels):
+        why = "an encoder-decoder does not generate its prompts" if policy.encoder_decoder else "labels are of replies"
+        raise OperantError(f"data.loss_on=all: {why}; use replies")
     stop = next(iter(sorted(learner.sampling.stops)), None)
     demonstrations = Demonstrations(policy.tokenizer, stop, on_prompt, data.max_length, policy.encoder_decoder)
     for task in tasks:

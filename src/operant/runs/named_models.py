@@ -33,6 +33,7 @@ from operant.storage.checkpoint import read_part
 from operant.storage.checkpoint_store import KINDS, path_of, step_of
 from operant.storage.hub import find_model, pinned
 from operant.training.learner import default_engine
+from operant.training.options import find_device
 from operant.types import Engine, OperantError, said_of
 
 
@@ -117,7 +118,9 @@ def at_step(folder: Path, step: int) -> Policy:
             given[group][name] = str(copy)
     options = compose(schema, given)
     value = options["value"] if find(config.get("algorithm", "ppo")).needs.critic else None
-    policy = load_initial(config, folder, "policy", value=value, options=options["model"], lora=options["lora"])
+    how = {"value": value, "options": options["model"], "lora": options["lora"]}
+    device = find_device((config.get("learner") or {}).get("device", "auto"))  # quantised weights are made there
+    policy = load_initial(config, folder, "policy", device=device, **how)
     with said_of(path):
         PolicyState(policy).load_state_dict(read_part(path, "policy"))
     return policy
@@ -144,9 +147,6 @@ def load_initial(config: Mapping[str, Any], folder: Path, option: str, **how: An
         made, exported = named_parts.policy(name, named_parts.stored_options("policy", config)), folder / "export"
         return load_policy(made, tokenizer=load_tokenizer(exported) if exported.is_dir() else None, **how)
     return load_policy(str(copy) if copy.is_dir() else name, **how)
-
-
-# --- what a run begins from, which a resume needs beside the checkpoint -----------------------------------------------
 
 
 def pin_names(config: Config) -> Config:

@@ -21,6 +21,7 @@ from operant.models.policy_state import PolicyState
 from operant.training import refused_step
 from operant.training.learner import Learner
 from operant.training.nonfinite import NonFinite, RefusedStep, find_in_batch, first, located
+from operant.training.saved_learner import is_object, objects_among
 from operant.training.stages import TrainingStep, credited
 from operant.types import OperantError
 
@@ -40,18 +41,20 @@ class Replayed:
         return self.found == self.recorded
 
 
-def replay(path: str | Path, *, policy: object = None, reference: object = None) -> Replayed:
-    """Repeat the step of a bundle. policy, reference: the initial models, if they were Python objects."""
+def replay(path: str | Path, *, policy: object = None, reference: object = None, **options: object) -> Replayed:
+    """Repeat the step of a bundle. policy, reference, options: the initial models and the options, if they were Python
+    objects."""
     refusal, about, weights = refused_step.read(path)
     objects = {name: model for name, model in (("policy", policy), ("reference", reference)) if model is not None}
     named = {"policy": about["policy"], "reference": about["reference"], **about["options"]}
     models = {option: named[option] for option in loading.MODELS if named.get(option) is not None}
-    named |= loading.copies(models, Path(path).resolve().parent.parent, warnings.warn) | objects
-    for what in ("policy", "reference"):
-        if str(named[what]).startswith("<"):
+    named |= loading.copies(models, Path(path).resolve().parent.parent, warnings.warn) | objects | options
+    for what in ("policy", "reference", *objects_among(about["options"], about["algorithm"])):
+        if what not in options and is_object(named[what]):
+            how = f"**{{{what!r}: ...}}" if "." in what else f"{what}=..."
             raise OperantError(
                 f"the {what} of {path} was a Python object, {named[what]}: "
-                f"operant.runs.replay.replay({str(path)!r}, {what}=...) takes the model from the start of the run"
+                f"operant.runs.replay.replay({str(path)!r}, {how}) takes what the run had at its start"
             )
     learner = Learner(named.pop("policy"), algorithm=about["algorithm"], total_steps=about["step"] + 1, **named)
     try:

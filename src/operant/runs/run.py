@@ -92,8 +92,6 @@ class Run:
         """`metric`, `value` and `step` of the model in best/."""
         return self.checkpoints.best
 
-    # --- the loop -----------------------------------------------------------------------------------------------------
-
     def train(self, stop: StopRequest) -> Iterator["Run"]:
         """Evaluate, train the remaining steps, evaluate and save; yields the run before, between and after steps."""
         self.trackers.start(self.folder.config)
@@ -177,8 +175,6 @@ class Run:
             errors.append(error_of(self.checkpoints.export))
         for error in filter(None, errors):
             raise error
-
-    # --- errors, refused steps, observers -----------------------------------------------------------------------------
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[list[str]]:

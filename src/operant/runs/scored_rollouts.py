@@ -113,8 +113,10 @@ class Probes:
         with learner.clock.timing("probe"):
             seen = self.scorer.seen(rollouts, learner.sampling, tokenizer)
             judged = self.scorer.judge(seen, pays=learner.pays)
-            batch, places = learner.preview(rollouts, judged.scores)
-            kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
+            batch, places, kl = None, None, None
+            if any(score is not None for score in judged.scores):  # people judge no probes
+                batch, places = learner.preview(rollouts, judged.scores)
+                kl = collect.of_batch(batch, 0.0).result().get("kl/per_reply")
             pieces = partial(token_pieces, tokenizer)
             return as_rows(rollouts, judged.scores, judged.parts, batch, places, pieces, judged.remarks), kl
 

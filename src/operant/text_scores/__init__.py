@@ -83,6 +83,10 @@ class RewardBase:
     def read_held_out(self, tasks: Sequence[Task]) -> None:
         """The same of all held-out tasks."""
 
+    def held_out(self) -> Any:
+        """The reward as it judges held-out replies and probes."""
+        return self
+
     def usable(self, tasks: list[Task]) -> list[Task]:
         """The tasks without those that it leaves out."""
         return tasks

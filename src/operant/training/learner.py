@@ -92,7 +92,8 @@ class Learner(LearnerParts):
             warned(sampling)
         if self.policy.tokenizer is None and sampling.stop_strings:
             raise OperantError("stop_strings need a tokenizer: Policy(model, tokenizer)")
-        if isinstance(queries, (str, Task)) or (len(queries) and isinstance(queries[0], (int, float))):
+        alone = isinstance(queries, (str, Task, Mapping)) or (isinstance(queries, torch.Tensor) and queries.ndim == 1)
+        if alone or (len(queries) and isinstance(queries[0], (int, float, Mapping))):
             raise OperantError(
                 f"generate takes a list of queries and returns a reply to each; {shown(queries)} is one query: put it "
                 "into brackets, generate([...])"
@@ -290,7 +291,8 @@ class Learner(LearnerParts):
 
     def bundle(self, path: str | Path) -> Path:
         """Write a folder for `operant replay` to repeat the refused step. Raises: OperantError if there is none."""
-        about = {"step": self.progress.step, "options": self.option_values(), **self.named}
+        options = {name: SOMETIMES["plain_option"](value) for name, value in self.option_values().items()}
+        about = {"step": self.progress.step, "options": options, **self.named}
         return SOMETIMES["bundle"](path, self.refused, about, PolicyState(self.policy).state_dict())
 
     # --- on disk ------------------------------------------------------------------------------------------------------

@@ -96,9 +96,6 @@ def first(faults: Iterable[NonFinite | None]) -> NonFinite | None:
     return min(found, key=lambda f: (order.index(f.what) if f.what in order else len(order), f.rank), default=None)
 
 
-# --- refused steps ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RefusedStep:
     """A step that was not made, or not completed, because of NaN or infinity."""

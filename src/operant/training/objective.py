@@ -200,9 +200,6 @@ def _record(tally: Tally, out: Outputs, batch: Batch, terms: dict[str, Tensor], 
         collect.of_likelihood(tally, batch, out, current)
 
 
-# --- micro-batches ----------------------------------------------------------------------------------------------------
-
-
 LEAST = 64
 """The smallest budget in tokens. If memory runs out with less, something else uses it."""
 

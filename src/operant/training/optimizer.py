@@ -111,7 +111,7 @@ def unused(kind: str) -> set[str]:
 
 def without_unused(options: Mapping[str, object], kind: object) -> dict[str, object]:
     """The options of a recipe or preset, by full name, without those that the kind of optimizer does not use."""
-    left_out = {f"optimizer.{name}" for name in unused(kind)} if kind in USED else set()
+    left_out = {f"optimizer.{name}" for name in unused(kind)} if kind in [*USED] else set()
     return {name: value for name, value in options.items() if name not in left_out}
 
 

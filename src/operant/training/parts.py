@@ -46,6 +46,7 @@ SOMETIMES = Lazy(
         "updating": "operant.training.sharding:updating",
         "optimizer": "operant.training.sharding:DividedOptimizer",
         "bundle": "operant.training.refused_step:write",
+        "plain_option": "operant.training.saved_learner:plain_option",
         "save": "operant.training.saved_learner:save",
         "external": "operant.rollouts.external:to_rollouts",
         "load": "operant.training.saved_learner:load",

@@ -92,9 +92,6 @@ def keep(path: Path, put: Callable[[Path], object]) -> None:
             atomic_io.remove_tree(old)
 
 
-# --- repeating an optimizer step --------------------------------------------------------------------------------------
-
-
 def first_fault(
     policy: Policy, batch: Batch, objective: Objective, sampling: Sampling, tokens: int
 ) -> NonFinite | None:

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 
@@ -23,7 +23,7 @@ from operant import distributed
 from operant.algorithms import find
 from operant.models.loading import MODELS, copies, copy_models
 from operant.models.policy import Policy
-from operant.options import resolve
+from operant.options import kinds, resolve
 from operant.storage import atomic_io, hub, old_names
 from operant.storage.checkpoint import RunState, read_extra
 from operant.storage.checkpoint_store import Retention, newest_whole
@@ -75,7 +75,8 @@ def prepare(learner: LearnerParts, folder: Path, attempts: list[Any], state: Run
     content = {
         "given": learner.given,
         "total_steps": learner.total_steps,
-        "options": {"schema": old_names.SCHEMA} | {name: _plain(x) for name, x in learner.option_values().items()},
+        "options": {"schema": old_names.SCHEMA}
+        | {name: plain_option(x) for name, x in learner.option_values().items()},
         "decided": measured_modes(learner),
         "history": learner.history,
         "attempts": attempts,
@@ -117,7 +118,7 @@ def load(kind: type[L], folder: Path, objects: Mapping[str, object], options: Ma
             f"{fixed[0]}={shown(again[fixed[0]])}: a loaded learner goes on with its own options, "
             f"{fixed[0]}={stored.get(fixed[0])!r}; leave it out"
         )
-    if needed := [f"{name}={what}" for name, what in stored.items() if is_object(what) and name not in again]:
+    if needed := [f"{name}={stored[name]}" for name in objects_among(stored, algorithm) if name not in again]:
         raise OperantError(f"{folder} was saved with {', '.join(needed)}, which no file can hold: give the same again")
     models = copies(mark["models"], folder, warnings.warn)
     started = {**mark["models"], **models}
@@ -146,18 +147,24 @@ def _state(learner: LearnerParts) -> RunState:
     return state
 
 
-def _plain(value: object) -> object:
+def plain_option(value: object) -> object:
     """An option's value for a file; a Python object is its class in angle brackets."""
     if isinstance(value, (list, tuple)):
-        return [_plain(x) for x in value]
+        return [plain_option(x) for x in value]
     if isinstance(value, Mapping):
-        return {str(name): _plain(x) for name, x in value.items()}
+        return {str(name): plain_option(x) for name, x in value.items()}
     return value if isinstance(value, (bool, int, float)) else name_of_model(value)
 
 
 def is_object(value: object) -> bool:
     """Whether a recorded option stands for an object of a Python program, such as `<function f>`."""
     return re.fullmatch(r"<(function \S+|\w+( of \d+)?)>", str(value)) is not None
+
+
+def objects_among(stored: Mapping[str, object], algorithm: object) -> list[str]:
+    """The options that stand for Python objects; where text is expected, one in angle brackets is itself."""
+    types = kinds(schema(find(algorithm)))
+    return [n for n, x in stored.items() if is_object(x) and str not in (types.get(n), *get_args(types.get(n)))]
 
 
 def _read_mark(folder: Path) -> dict[str, Any] | None:
@@ -193,9 +200,6 @@ def why_none(folder: Path) -> str:
     if (folder / "config.json").is_file():
         return f"is a model, not a saved learner: Learner({str(folder)!r}) starts from it"
     return "is no folder of a saved learner: Learner.save writes one"
-
-
-# --- state of the user's objects, and measured modes ------------------------------------------------------------------
 
 
 def stateful_parts(name: str, thing: Any) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,8 @@ def parse(select: str) -> tuple[str, float]:
     found = re.fullmatch(r"(top|group|above):([-+]?[\d.]+(?:e[-+]?\d+)?)(%?)", str(select))
     try:
         kind, number = (found[1] + found[3], float(found[2])) if found else ("", 0.0)
-    except ValueError:  # 1.2.3
+        int(number)
+    except (ValueError, OverflowError):  # 1.2.3, 1e400
         kind, number = "", 0.0
     if kind in ("top", "group") and number >= 1 and number == int(number):
         return ("count" if kind == "top" else "group"), number
@@ -173,9 +174,6 @@ def _finite(score: Any, rollout: Rollout) -> Total:
                 f"the reward of {rollout.task.id!r} is {x}: rewards must be finite; give None to leave a reply out"
             )
     return numbers
-
-
-# --- stale replies ----------------------------------------------------------------------------------------------------
 
 
 def age(turn: Turn, version: int) -> int:

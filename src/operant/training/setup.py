@@ -1,5 +1,6 @@
 """The policy, its copies and its sampling, made from the options of a learner; and the options of the copies."""
 
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from operant.models.reference import PolicyCopy
 from operant.rollouts.generation_kwargs import warned
 from operant.sampling import Sampling, TokenCount
 from operant.training.options import LearnerOptions, OptionGroups, find_device
-from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, with_defaults
+from operant.types import Engine, EngineParts, Env, EnvBase, OperantError, Tokenizer, require, with_defaults
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             "model.* with an existing Policy, which has its own: leave them out, pass the model itself, or make "
             "another one, Policy(model, options=ModelOptions(...))"
         )
+    if isinstance(policy, Policy):
+        own = tokenizer is None or tokenizer is policy.tokenizer
+        require(own, "tokenizer with an existing Policy: give it there, as Policy(model, tokenizer)")
+        if needs.critic and options["value"].critic is not None and policy.critic is None:  # a preset may have set it
+            warnings.warn("value.critic has no effect: the Policy has a critic of its own", stacklevel=2)
     with torch.random.fork_rng(devices=[]):  # a new critic is drawn from torch's own random numbers
         torch.manual_seed(learner.seed)
         loaded = load_policy(
@@ -82,6 +88,8 @@ def load_trained_policy(policy: object, algorithm: str, options: OptionGroups, t
             f"algorithm {algorithm!r} trains no language model: use policy={needs.policy} with policy.trunk=MODEL, as "
             f"`operant train {algorithm} --trunk MODEL` does"
         )
+    why = "policy: none of its weights is trained (requires_grad=False): unfreeze those that shall learn"
+    require(bool(loaded.trainable()), why)
     distributed.align(loaded.trainable())
     return loaded
 

@@ -86,7 +86,7 @@ class TrustRegion(GradientUpdate):
         """Move the policy once, then train the critic."""
         options: TrustRegionOptions = self.options["update"]
         train = partial(update, self.policy, self.optimizer, batch, sampling=sampling)
-        plain = replace(objective, whiten=None)
+        plain = replace(objective, whiten=None, per="token")
         rows, numbers = numbered_units(batch, objective.unit, run["places"])
         count = math.ceil(options.fisher_share * distributed.total_float(len(numbers)))
         drawn = minibatches(numbers, max(count, LEAST), run["seed"], run["step"], 0)
@@ -117,7 +117,7 @@ class TrustRegion(GradientUpdate):
                 step_on=lambda minibatch, shrink: self.step(minibatch, sampling, lr=lr, shrink=shrink),
             )
         for p, gradient in zip(self.moved, gradients, strict=True):
-            p.grad = gradient
+            p.grad = gradient if of_critic.refused is None else None
         for name, (total, count) in of_critic.tally.sums.items():
             if name.startswith("value/"):
                 result.tally.add(name, total, count)
