@@ -248,7 +248,7 @@ def test_buffers_are_reused_while_weights_keep_their_addresses():
 
 def test_a_model_that_differs_over_a_fixed_buffer_says_so(caplog, monkeypatch):
     policy = policy_of("gpt2")
-    assert static(policy_of("t5"), 4, 20, moves=False) is None
+    assert not any(static(Policy(model_of(kind, window=20)), 4, 20, moves=False) for kind in ("t5", "gpt_neo"))
     monkeypatch.setattr("operant.engines.native.cuda_graphs.StaticWindow.seen", lambda self, rows, dtype: (None, None))
     assert static(policy, 4, 20, moves=False) is None and "without graphs" in caplog.text
 

@@ -8,10 +8,12 @@ import torch
 from cases import cases
 from disks import FULL, Watched, quiet
 from toys import lm, on_disk
+from transformers import AutoModelForCausalLM
 
 from operant import OperantError, ValueOptions, export, load_policy, train
 from operant.models import lora
 from operant.models.adapters import LoraOptions, base_of
+from operant.models.options import ModelOptions
 from operant.models.reference import fingerprint
 from operant.runs.config import configure
 from operant.runs.named_models import copy_initial_models, pin_names, with_copies
@@ -68,10 +70,12 @@ def test_a_plain_folder_is_kept_with_its_tokenizer_alone(model, run):
 
 
 def test_each_model_by_name_is_kept_in_its_place(model, run, tmp_path):
-    other = shutil.copytree(model, tmp_path / "other")
+    other = shutil.copytree(model, tmp_path / "run of other" / "export").parent  # a run: what it exported is kept
+    (other / "config.yaml").touch()
     config = config_of(policy=str(model), reference=str(other), **{"value.critic": str(other)})
     copy_initial_models(config, run)
-    assert {name.split("/")[0] for name in names(run / "start")} == {"policy", "reference", "critic", "manifest.json"}
+    weights = {name for name in names(run / "start") if name.endswith("model.safetensors")}
+    assert weights == {f"{place}/model.safetensors" for place in ("policy", "reference", "critic")}
     again = with_copies(config, run, quiet)
     start = run / "start"
     assert (again.train.reference, again.learner["value"].critic) == (str(start / "reference"), str(start / "critic"))
@@ -115,12 +119,19 @@ def an_adapter(base, folder):
 
 def test_the_model_of_an_adapter_is_kept_with_it(model, run, tmp_path):
     before = an_adapter(model, tmp_path / "adapter")
-    config = config_of(policy=str(tmp_path / "adapter"))
+    theirs = load_policy(AutoModelForCausalLM.from_pretrained(tmp_path / "adapter"))  # which transformers has put on
+    assert fingerprint(theirs) == before and theirs.trainable()
+    assert load_policy(export(theirs, tmp_path / "merged")).trainable()
+    critic = str(shutil.copytree(model, tmp_path / "critic"))  # of that name beside the adapter, and not saved with it
+    config = config_of(policy=str(tmp_path / "adapter"), **{"value.critic": critic})
     copy_initial_models(config, run)
     assert {"policy/base/model.safetensors", "policy/adapter_model.safetensors"} <= set(names(run / "start"))
     shutil.rmtree(model)
     shutil.rmtree(tmp_path / "adapter")
-    assert fingerprint(load_policy(with_copies(config, run, quiet).train.policy)) == before
+    kept = with_copies(config, run, quiet)
+    assert fingerprint(load_policy(kept.train.policy, value=kept.learner["value"])) == before
+    with pytest.raises(OperantError, match="an adapter is trained alone"):
+        load_policy(kept.train.policy, options=ModelOptions(train_head=True))
 
 
 def test_an_adapter_for_the_policy_is_kept_alone(model, run, tmp_path):

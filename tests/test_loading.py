@@ -9,6 +9,7 @@ from toys import letters, lm
 from transformers import AutoModelForCausalLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from operant import Learner, OperantError, ValueOptions, export, load_policy
+from operant.models.adapters import SoftPromptOptions
 from operant.models.reference import fingerprint
 from operant.models.safe_loading import load_tokenizer
 from operant.models.value_head import ValueHead
@@ -35,6 +36,10 @@ def test_the_critic_is_saved_beside_a_plain_folder(value, tmp_path):
     assert (again.critic is None) == ("critic" not in value)
     for name, weight in policy.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name]), name
+    export(load_policy(str(tmp_path / "out")), tmp_path / "out")
+    assert not (tmp_path / "out/critic").exists()
+    with pytest.raises(OperantError, match="out holds a model: choose another folder for the soft prompt"):
+        export(load_policy(lm(), soft=SoftPromptOptions(2)), tmp_path / "out")
 
 
 def test_missing_weights_of_the_critic_are_an_error(tmp_path):

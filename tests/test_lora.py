@@ -10,7 +10,7 @@ from cases import cases
 from page_commands import snippets
 from rigs import alike, state_of
 from safetensors.torch import load_file, save_file
-from toys import lm, on_disk
+from toys import letters, lm, on_disk
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import operant
@@ -211,6 +211,8 @@ def test_a_model_of_pefts_own_is_taken_as_it_is():
 
 def test_the_reference_and_a_copied_critic_cost_only_an_adapter(tmp_path, folders):
     """The critic trains an adapter of its own, which an export merges."""
+    with pytest.warns(UserWarning, match="value.critic has no effect: the Policy has a critic of its own"):
+        Learner(Policy(lm("gpt2"), value=ValueOptions()), preset="rl4lms")
     learner = Learner(folders[0], **LORA, **{"value.critic": "copy", "model.gradient_checkpointing": True})
     policy, before = learner.policy, base_of(learner.policy.model)
     assert policy.critic.options == policy.options
@@ -281,6 +283,8 @@ def test_a_missing_package_is_named(monkeypatch, folders):
     (LORA | {"lora.targets": "wte"}, None, "the adapter changes the"),
     (LORA, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
     ({"model.train_layers": 1}, lambda: Policy(lm("gpt2"), value=ValueOptions()), "an existing Policy"),
+    ({"tokenizer": letters()}, lambda: Policy(lm("gpt2"), value=ValueOptions()), "tokenizer with an existing Policy"),
+    ({"algorithm": "grpo"}, lambda: lm("gpt2").requires_grad_(False), "none of its weights is trained"),
     (LORA, lambda: shaken(lm("gpt2")), "already has an adapter"),
 )
 def test_what_cannot_be_adapted_is_refused(options, make, message, folders):

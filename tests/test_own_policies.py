@@ -6,11 +6,13 @@ import pytest
 import torch
 from cases import cases
 from torch import nn
+from toys import lm
 
-from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, load_policy, train
+from operant import Completion, Learner, OperantError, Outputs, PolicyBase, Sampling, ValueOptions, load_policy, train
 from operant.engines.own import OwnEngine
 from operant.models import base
-from operant.models.loading import load_own_weights
+from operant.models.adapters import LoraOptions
+from operant.models.loading import export, load_own_weights
 from operant.sampling import uniforms
 
 V, WANTED = 6, 4
@@ -60,8 +62,9 @@ def test_a_table_trains_exports_loads_and_resumes_exactly(tmp_path):
     assert torch.equal(half.policy.table, whole.policy.table)
     with pytest.raises(OperantError, match="has other weights than this policy"):
         load_own_weights(Bigrams(7), tmp_path / "whole/export")
-    with pytest.raises(OperantError, match="not installed under that name"):
-        load_policy(tmp_path / "whole/export")
+    for folder in (tmp_path / "whole/export", export(Valued(), tmp_path / "from Python")):
+        with pytest.raises(OperantError, match="not installed under that name"):
+            load_policy(folder)
 
 
 def test_an_installed_policy_is_made_again_from_its_export(tmp_path, monkeypatch):
@@ -70,6 +73,14 @@ def test_an_installed_policy_is_made_again_from_its_export(tmp_path, monkeypatch
     run = train("bigrams", TASKS, wanted, out=tmp_path / "run", steps=1, **PLAIN, **{"policy.vocabulary": 8})
     again = load_policy(tmp_path / "run/export")
     assert isinstance(again, Bigrams) and again.vocabulary == 8 and torch.equal(again.table, run.policy.table)
+    monkeypatch.setattr("operant.models.lora.check", lambda *given: None)  # which wants a GPU
+    with pytest.raises(OperantError, match="its own class takes no lora"):
+        load_policy(tmp_path / "run/export", lora=LoraOptions(quantise="8bit"))
+    monkeypatch.setitem(base.POLICIES.built_in, "around", Around)
+    made = load_policy(Around(), value=ValueOptions(init="normal"))
+    folder = export(made, tmp_path / "around", made_by={"name": "around", "options": {}})
+    again = load_policy(folder, value=ValueOptions())
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in made.state_dict().items())
 
 
 def test_kl_to_the_first_table_is_exact():
@@ -91,16 +102,23 @@ class Valued(Bigrams):
     has_values = True
 
 
+class Around(nn.Module):
+    """A module around a model, without `save_pretrained`."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = lm(vocab=V)
+        self.config, self.forward = self.base.config, self.base.forward
+        self.get_output_embeddings = self.base.get_output_embeddings
+
+
 @cases(
-    (
-        type("Empty", (PolicyBase,), {}),
-        "policy Empty lacks a number `vocabulary` and a method `forward` and parameters",
-        "rloo",
-    ),
+    (type("Bare", (PolicyBase,), {}), "Bare lacks a number `vocabulary` and a method `forward` and parameters", "rloo"),
     (Silent, "policy Silent lacks a method `generate`: write it, or name an engine", "rloo"),
     (Valued, "policy Valued lacks a method `values`", "ppo"),
     (Bigrams, "needs a critic, and the policy has none: set has_values and write values", "ppo"),
     (lambda: nn.Linear(2, 2), "a Linear is no language model of transformers: .* a policy of your own", "rloo"),
+    (lambda: load_policy(Around(), value=ValueOptions(critic="copy")), "a Around cannot be saved as a critic", "ppo"),
     (object, "is no policy: .* derived from operant.PolicyBase", "rloo"),
 )
 def test_what_a_policy_lacks_is_named_at_once(policy, message, algorithm):

@@ -249,6 +249,7 @@ def test_the_longest_common_beginning_is_found():
     rows = [tuple(chance.integers(0, 3, size=chance.integers(1, 9)).tolist()) for _ in range(60)]
     for row in rows:
         kept.add(row, torch.zeros(1, 2, 1, len(row), 1))
+    kept.add((0,) * 99, torch.zeros(1, 2, 1, 2**28, 1, device="meta"))  # larger than all that may be kept
     assert 10 < len(kept) < len(set(rows)) and kept.bytes == sum(8 * len(row) for row in kept._rows)
     beginnings = {row[:n] for row in kept._rows for n in range(len(row) + 1)}
     assert set(rows) <= beginnings

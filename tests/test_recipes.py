@@ -59,8 +59,10 @@ def test_the_template_of_the_recipe_marks_and_ends_turns():
 
 def test_a_tokenizer_keeps_its_own_template():
     made = letters("{{ messages[0].content }}")
-    own = load_policy(lm(vocab=len(made)), tokenizer=made, options=ModelOptions(chat_template="another"))
-    assert own.tokenizer.chat_template == "{{ messages[0].content }}"
+    for given, told in ((made, "{{ messages[0].content }}"), (letters(), "another")):
+        before = given.chat_template
+        own = load_policy(lm(vocab=len(made)), tokenizer=given, options=ModelOptions(chat_template="another"))
+        assert (own.tokenizer.chat_template, given.chat_template) == (told, before)
     with pytest.raises(OperantError, match=r"model\.chat_template: the policy has no tokenizer"):
         load_policy(lm(), options=ModelOptions(chat_template="another"))
 

@@ -103,14 +103,15 @@ class OutputMlpOptions:
         return self.width > 0
 
 
+HEAD_ALONE = "model.train_head with lora.*: an adapter is trained alone; leave one of the two out"
+MLP_ALONE = "output_mlp.width: the MLP is trained alone; leave one of them out"
 PROMPT_ALONE = "a soft prompt: it is trained alone, below all layers; leave one of them out"
 
 
 def check_alone(lora: LoraOptions, soft: SoftPromptOptions, mlp: OutputMlpOptions, options: ModelOptions) -> None:
     """Raises: OperantError for options that train other weights beside a soft prompt or an MLP. Nothing is loaded."""
     adapts = lora.on or lora.quantise != "none"
-    alone = not (adapts and options.train_head)
-    require(alone, "model.train_head with lora.*: an adapter is trained alone; leave one of the two out")
+    require(not (adapts and options.train_head), HEAD_ALONE)
     if soft.on and adapts:
         raise OperantError(
             f"soft_prompt.tokens={soft.tokens} with lora.*: a soft prompt is trained alone, before weights that are "
@@ -122,8 +123,7 @@ def check_alone(lora: LoraOptions, soft: SoftPromptOptions, mlp: OutputMlpOption
             "are neither adapted nor quantised; take it out, output_mlp.width=0, or the others"
         )
     if soft.on or mlp.on:
-        of_mlp = "output_mlp.width: the MLP is trained alone; leave one of them out"
-        options.check_frozen(PROMPT_ALONE if soft.on else of_mlp)
+        options.check_frozen(PROMPT_ALONE if soft.on else MLP_ALONE)
 
 
 class TrainedPart(nn.Module):
@@ -173,7 +173,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def base_of(folder: Path) -> str:
     """The name or folder of the model that an adapter was trained on."""
     if (folder / BASE / "config.json").is_file():
-        return str(folder / BASE)
+        return str((folder / BASE).resolve())
     config = read_config(folder)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not base:
@@ -199,6 +199,7 @@ def write(
     """Write an adapter, and the model that it belongs to, if that is to be in `base/`."""
     from safetensors.torch import save_file
 
+    require(not (folder / "config.json").exists(), f"{folder} holds a model: choose another folder for the {what}")
     with atomic_io.explained(folder, f"save the {what}"):
         atomic_io.mkdir(folder)
         # peft has sets in its configs.

@@ -90,10 +90,8 @@ def branches_exactly(policy: HiddenStates) -> bool:
     prompts, options = [row[:-2] for row in rows], [[row[-2:], row[:1]] for row in rows]
     batch = Batch.choosing(prompts, options).to(policy.device)
     grown, window = branches(batch, None), policy.packing.window
-    if window is not None and max(map(len, rows)) > window:
+    if policy.packing.by_columns or (window is not None and max(map(len, rows)) > window):
         return False
-    if any(hasattr(config, "window_size") and config.window_size for config in policy.packing.configs):
-        return False  # GPT-Neo masks by the columns of the cache, where branches stand further apart than in their row
     try:
         _, branched = states_with_options(policy, batch, grown, branched=True)
         return close(branched, policy.states(separate_rows(batch, grown)))

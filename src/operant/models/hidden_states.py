@@ -20,7 +20,7 @@ from operant.models.frozen_trunk import Trunk, find_blocks
 from operant.models.kernels import Packing, compute_in, plain_attention
 from operant.models.options import ModelOptions, recomputing
 from operant.models.safe_loading import LanguageModel, is_encoder_decoder
-from operant.types import Batch, OperantError
+from operant.types import Batch, OperantError, require
 
 
 def named_cache(model: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -99,8 +99,9 @@ class HiddenStates(nn.Module):
         part = adapters.find(model, adapters.TrainedPart)
         self.virtual = list(part.ids) if part is not None else []
         """The ids of a soft prompt, which begin every row; empty without one."""
-        if part is not None and part.ids:
-            options.check_frozen(adapters.PROMPT_ALONE)
+        if part is not None:
+            options.check_frozen(adapters.PROMPT_ALONE if part.ids else adapters.MLP_ALONE)
+        require(not (options.train_head and adapters.adapted(model)), adapters.HEAD_ALONE)
         self.shards: Any = None
         """The `training.sharding.Shards` of a policy that is divided over ranks."""
 
@@ -175,8 +176,6 @@ class HiddenStates(nn.Module):
             )
         return int(start)
 
-    # --- states of a batch --------------------------------------------------------------------------------------------
-
     def states(self, batch: Batch) -> Tensor:
         """[N, D] the hidden state before each action, as it enters the output head; rows first."""
         if self._row_by_row(batch):
@@ -250,8 +249,6 @@ class HiddenStates(nn.Module):
         """The stacks of blocks: the decoder's, and the encoder's if the model has one."""
         encoder = [self.model.get_encoder()] if self.encoder_decoder else []
         return [find_blocks(part) for part in (self.model, *encoder)]
-
-    # --- calls of the model -------------------------------------------------------------------------------------------
 
     def last_states(self, **kwargs: object) -> tuple[Tensor, Any]:
         """[B, D] the state at the last position of every row, and the key-value cache, unless `use_cache` is false."""

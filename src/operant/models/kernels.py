@@ -66,6 +66,8 @@ class Packing:
         self.replaceable = all(getattr(model, f"_supports_{what}", 0) for what in ("attention_backend", "flash_attn"))
         """Whether the architecture declares that it looks attention up by name and passes everything as arguments."""
         windows = [getattr(c, name, None) for c in self.configs for name in WINDOWS]
+        self.by_columns = any(hasattr(c, "window_size") and c.window_size for c in self.configs)
+        """Whether a window counts columns of the cache, as GPT-Neo's, where branches stand apart from their row."""
         self.window = min((n for n in windows if isinstance(n, int) and n > 0), default=None)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -184,8 +186,6 @@ def plain_attention(states: torch.dtype, device: torch.device, width: int) -> Ab
     return sdpa_kernel(SDPBackend.MATH) if short else nullcontext()
 
 
-# --- an embedding whose backward pass only touches the rows that were looked up ---------------------------------------
-#
 # For a few hundred looked-up rows, torch makes a gradient of the whole table: 154 MB for GPT-2, filled with zeros and
 # added to the gradient of the tied head, in every backward pass. Inside `direct_gradients`, the rows are added to the
 # parameter's own gradient instead.

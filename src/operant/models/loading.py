@@ -94,7 +94,8 @@ def load_policy(
             raise OperantError(f"{error}{hint}") from error
         raise
     if (folder / OWN).is_file():
-        require(not any(part.on for part in parts), f"{folder}: its own class takes no lora, soft_prompt or output_mlp")
+        plain = lora.quantise == "none" and not any(part.on for part in parts)
+        require(plain, f"{folder}: its own class takes no lora, soft_prompt or output_mlp")
         return _load_own(folder, tokenizer, value, options)
     base, kind = folder, None
     # The adapter's config names its model by a full path if it is a folder, and otherwise by its name.
@@ -116,6 +117,8 @@ def load_policy(
         raise OperantError(f"lora.quantise={lora.quantise}: quantised weights are not trained; set lora.rank")
     how = {} if lora.quantise == "none" else BESIDE["lora"].quantisation(lora.quantise, options.dtype, device)
     model = load_model(base, options.dtype, how)
+    whole = not adapters.adapted(model)
+    require(whole, f"{base} holds a model and an adapter of it: move its {adapters.CONFIG} elsewhere, for lora.adapter")
     tokenizer = tokenizer or (load_tokenizer(folder) if base != folder else None) or load_tokenizer(base)
     if kind is not None:
         kind.attach_saved(model, folder)
@@ -220,7 +223,8 @@ def _with_critic(
 
 def _critic_of(folder: Path) -> Path | None:
     """The folder of the critic beside a model or an exported adapter, if there is one."""
-    beside = folder.parent if adapters.is_adapter(folder) else folder
+    exported = adapters.is_adapter(folder) and (folder.parent / "config.json").is_file()
+    beside = folder.parent if exported else folder
     return next((path for path in (folder / "critic", beside / "critic") if path.is_dir()), None)
 
 
@@ -229,6 +233,8 @@ def _critic_network(model: LanguageModel, value: ValueOptions, saved: Path | Non
     if saved is not None:
         network = load_policy(saved / "network").model  # which may have a soft prompt
     elif value.critic == "copy":
+        kept = hasattr(model, "save_pretrained")
+        require(kept, f"value.critic=copy: a {type(model).__name__} cannot be saved as a critic; leave it out")
         network = deepcopy(model, shared(model))
     else:
         network = load_model(Path(find_model(value.critic)))
@@ -259,7 +265,8 @@ def export(
     else:
         atomic_io.mkdir(folder)
         _write_tensors(folder / WEIGHTS, trained_weights(policy.model))
-        atomic_io.write(folder / OWN, json.dumps(dict(made_by or {}), indent=1, default=str))
+        made = {"name": None, "options": {}, **(made_by or {})}
+        atomic_io.write(folder / OWN, json.dumps(made, indent=1, default=str))
     if isinstance(policy, PolicyBase):
         policy.export(folder)
     if adapters.adapted(policy.model):
@@ -267,8 +274,10 @@ def export(
     if policy.tokenizer is not None:
         with atomic_io.operation("write", folder):
             policy.tokenizer.save_pretrained(folder)
-    if policy.has_values and not served:
-        beside, owner = folder / "critic", policy.critic or policy
+    if ((beside := folder / "critic") / "critic.json").is_file():  # of an earlier export
+        atomic_io.remove_tree(beside)
+    if policy.has_values and not (served or isinstance(policy, PolicyBase)):
+        owner = policy.critic or policy
         atomic_io.mkdir(beside)
         _write_tensors(beside / "head.safetensors", owner.value_head.state_dict())
         atomic_io.write(beside / "critic.json", json.dumps(asdict(owner.value_options), indent=1))
@@ -313,7 +322,9 @@ def _load_own(folder: Path, tokenizer: Tokenizer | None, value: ValueOptions | N
         )
     make = POLICIES.find(name)
     made = make(**arguments(Factory(make), own, f"policy {name}"))
-    policy = load_policy(made, tokenizer=tokenizer or load_tokenizer(folder), value=value, options=options)
+    policy = load_policy(made, tokenizer=tokenizer or load_tokenizer(folder))
+    if policy is not made:  # a module
+        policy = _with_critic(made, policy.tokenizer, value, folder, options)
     load_own_weights(policy, folder)
     return policy
 
@@ -431,6 +442,7 @@ def _copy_model(folder: Path, target: Path, *, alone: bool = False) -> None:
 
     alone: leave out the adapter's base model, because it is the policy, which has a copy of its own.
     """
+    folder = hub.exported(folder)
     _copy_files(folder.glob, folder, target)
     if (critic := _critic_of(folder)) is not None:
         _copy_files(critic.rglob, critic, target / "critic")

@@ -83,6 +83,8 @@ def adapt(model: LanguageModel, options: LoraOptions, *, base: str | None = None
 
 def _short_forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """As peft's forward, x W + s x A' B', with one call for the last product and the sum, and no dropout."""
+    if layer.disable_adapters or layer.merged:  # by peft's own methods, on the caller's model
+        return type(layer).forward(layer, x, *args, **kwargs)
     out = layer.base_layer(x, *args, **kwargs)
     name = next(iter(layer.lora_A))
     a, b = layer.lora_A[name].weight, layer.lora_B[name].weight
@@ -111,8 +113,8 @@ def train_adapter(model: LanguageModel) -> LanguageModel:
 
 
 def unwrapped(model: LanguageModel) -> LanguageModel:
-    """The model inside peft's wrapper, with its adapter trainable. A model without a wrapper is returned unchanged."""
-    if not (adapters.adapted(model) and hasattr(model, "get_base_model")):
+    """The model inside peft's wrapper, if any, with its adapter trainable. One without an adapter is unchanged."""
+    if not adapters.adapted(model):
         return model
     if len(model.peft_config) != 1:
         raise OperantError(f"the model has adapters {', '.join(model.peft_config)}: keep one, with delete_adapter")
@@ -123,7 +125,7 @@ def unwrapped(model: LanguageModel) -> LanguageModel:
             "PROMPT_TUNING as the folder that save_pretrained writes"
         )
     _check(config, "the model")
-    return train_adapter(model.get_base_model())
+    return train_adapter(model.get_base_model() if hasattr(model, "get_base_model") else model)
 
 
 @torch.no_grad()
@@ -139,6 +141,7 @@ def merged(model: LanguageModel) -> LanguageModel:
             layer.merge()
             copy.set_submodule(name, inner)
     del copy.peft_config
+    copy._hf_peft_config_loaded, copy._weight_conversions = False, None  # of a model that transformers gave the adapter
     return copy
 
 
@@ -173,6 +176,9 @@ def _new_config(model: LanguageModel, options: LoraOptions) -> LanguageModel:
     widest = max(min(p.shape) for p in model.parameters() if p.ndim == 2)
     if options.rank > widest:
         raise OperantError(f"lora.rank={options.rank}: it must be at most {widest}, the width of the widest layer here")
+    here = [f".{name}" for name, _ in model.named_modules()]
+    odd = [one for one in options.targets if not every and not any(name.endswith(f".{one}") for name in here)]
+    require(len(odd) in (0, len(options.targets)), f"lora.targets: no layer here is called {', '.join(odd)}")
     return _peft().LoraConfig(
         r=options.rank,
         lora_alpha=2 * options.rank if options.alpha is None else options.alpha,

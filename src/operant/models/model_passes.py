@@ -42,8 +42,8 @@ def load(auto: Any, name: str, what: str, device: str, *, truncation_side: str =
 def longest_of(model: Any, tokenizer: Tokenizer | None) -> int:
     config = model.config.get_text_config()
     positions = positions_of(config) or tokenizer.model_max_length
-    if "roberta" in config.model_type or config.model_type == "camembert":
-        positions -= config.pad_token_id + 1  # RoBERTa counts positions from behind its padding id
+    if any(kind in config.model_type for kind in "roberta camembert mpnet longformer data2vec ibert luke".split()):
+        positions -= config.pad_token_id + 1  # they count positions from behind their padding id
     return min(positions, tokenizer.model_max_length, LONGEST)  # a tokenizer without a limit says 1e30
 
 

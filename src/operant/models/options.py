@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,7 @@ class ModelOptions:
         if self.chat_template is not None:
             if tokenizer is None:
                 raise OperantError("model.chat_template: the policy has no tokenizer that could apply it; leave it out")
+            tokenizer = copy(tokenizer)  # the caller's stays as it is
             tokenizer.chat_template = tokenizer.chat_template or self.chat_template
         return tokenizer
 

@@ -66,7 +66,8 @@ class Policy(HiddenStates):
             self.trunk = Trunk(model, options)
             check_trunk(self)
         elif options.train_head is not None:
-            self.head.requires_grad_(options.train_head)
+            for p in self.head.parameters(recurse=False):  # an MLP before it stands in it, and is trained by itself
+                p.requires_grad_(options.train_head)
 
     def __repr__(self) -> str:
         whole, trained = (sum(p.numel() for p in weights) for weights in (self.parameters(), self.trainable()))
@@ -119,8 +120,6 @@ class Policy(HiddenStates):
                 yield
         finally:
             self.modes, self._twice = modes, False
-
-    # --- one forward pass over a batch --------------------------------------------------------------------------------
 
     def forward(
         self,

@@ -35,13 +35,14 @@ def explained(path: str | Path, doing: str = "write") -> Iterator[None]:
         if doing == "read":
             remedy = "check that it is there and that you may read it"
         elif error.errno in _FULL:
-            remedy = "free some space there, or choose a folder on another disk with --out"
+            remedy = "free some space there, or choose a folder on another disk"
         elif error.errno in _FORBIDDEN:
-            remedy = "choose a folder that you may write to with --out"
+            remedy = "choose a folder that you may write to"
         elif error.errno in _NO_FOLDER:
-            remedy = "a part of that path is missing or is not a folder: check it, or choose another with --out"
+            remedy = "a part of that path is missing or is not a folder: check it, or choose another"
         else:
-            remedy = "check that disk, or choose another folder with --out"
+            remedy = "check that disk, or choose another folder"
+        remedy += "" if doing == "read" else " (--out, where the command has it)"
         raise OperantError(f"cannot {doing} {path}: {reason}; {remedy}") from error
 
 

@@ -195,7 +195,7 @@ def _local_remedy(kind: str) -> str:
 def _cached(repository: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
-    cached = (try_to_load_from_cache(repository, name, revision=revision) for name in CONFIGS)
+    cached = (try_to_load_from_cache(repository, name, revision=revision) for name in (*CONFIGS, OWN))
     folder = next((Path(path).parent for path in cached if isinstance(path, str)), None)
     return str(folder) if folder and _has_weights(folder) else None
 

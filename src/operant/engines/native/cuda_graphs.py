@@ -164,7 +164,7 @@ class Static(Pooled):
 def static(policy: Policy, rows: int, columns: int, *, moves: bool, capture: bool = True) -> Static | None:
     """Static decoding of at most `rows` replies; None if the model does not allow it. The rest as in `decode`."""
     pooled = not _unsupported.setdefault(policy, False) and try_decoding(policy).pooled
-    if not pooled or plain_layers(policy, columns) is None:
+    if not pooled or policy.packing.by_columns or plain_layers(policy, columns) is None:
         return None
     if policy not in _buffers and not agrees(policy):
         log.warning("decoding without graphs: %s gives other numbers over a fixed buffer", type(policy.model).__name__)

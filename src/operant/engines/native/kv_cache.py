@@ -94,8 +94,6 @@ class Window(Cache):
         self.begin = self.at = 0
         """The first column that the next call reads, and the first that it writes."""
 
-    # --- one call of the model ----------------------------------------------------------------------------------------
-
     def end_at(self, width: int) -> None:
         """Let rows end at column `width`, if none is live."""
         if not self.live:
@@ -175,8 +173,6 @@ class Window(Cache):
         begins = torch.from_numpy(starts.copy()).to(device, non_blocking=True)[:, None]
         columns = torch.arange(self.first, self.end + 1, device=device)
         return (columns >= begins).long(), self.end - begins
-
-    # --- rows that come and go ----------------------------------------------------------------------------------------
 
     def repeat(self, sources: list[int], begin: int) -> None:
         """Copy rows, for several replies to one prompt: row `begin` + i becomes row `begin` + sources[i]."""

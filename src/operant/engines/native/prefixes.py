@@ -59,15 +59,16 @@ class Prefixes:
     def add(self, ids: Sequence[int], keys_and_values: Tensor, states: Tensor | None = None) -> None:
         """Keep a row, if it fits, in place of the row that it goes on from."""
         row, size = tuple(ids), keys_and_values.numel() * keys_and_values.element_size()
+        if size > self.most:
+            return
         before = self._sorted[max(bisect_left(self._sorted, row) - 1, 0) :][:1]
         for old in [row, *(b for b in before if b == row[: len(b)])]:
             self.remove(old)
         while self._rows and self.bytes + size > self.most:
             self.remove(next(iter(self._rows)))
-        if self.bytes + size <= self.most:
-            self._rows[row] = Prefix(row, keys_and_values, states)
-            self.bytes += size
-            insort(self._sorted, row)
+        self._rows[row] = Prefix(row, keys_and_values, states)
+        self.bytes += size
+        insort(self._sorted, row)
 
     def get(self, ids: Sequence[int]) -> Prefix | None:
         return self._rows.get(tuple(ids))
