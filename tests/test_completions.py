@@ -52,8 +52,8 @@ def test_what_is_sent_and_what_comes_back(serve):
     assert set(server.paths) == {"/v1/completions"}
     assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     chat = serve(lambda body: {"message": {"content": body["messages"][-1]["content"] * 2}})
-    assert client(chat, chat=True, system="Be brief.")(["ab"]) == ["abab"]
-    assert chat.paths == ["/v1/chat/completions"]
+    assert client(chat, chat=True, system="Be brief.", stop="END")(["ab"]) == ["abab"]
+    assert (chat.paths, chat.seen[0]["stop"]) == (["/v1/chat/completions"], ["END"])
     assert [message["role"] for message in chat.seen[0]["messages"]] == ["system", "user"]
 
 
@@ -73,7 +73,7 @@ def test_an_answer_in_the_cache_is_not_asked_for_again(serve, tmp_path):
 def test_draws_of_the_same_text_differ_and_are_kept(serve, tmp_path):
     count = iter(range(100))
     server = serve(lambda body: {"text": f"{body['seed']}:{next(count)}"})
-    options = {"cache": tmp_path / "a", "temperature": 1.0, "seed": 5, "at_once": 1}
+    options = {"cache": tmp_path / "a", "extra": {"temperature": 1.0}, "seed": 5, "at_once": 1}
     drawn = client(server, **options)(["x", "x", "y", "x"])
     assert drawn == ["5:0", "6:1", "5:2", "7:3"]
     assert client(server, **options)(["x", "y", "x", "x", "x"]) == ["5:0", "5:2", "6:1", "7:3", "8:4"]
@@ -141,7 +141,7 @@ def test_a_refusal_is_a_sentence_without_the_key(step, why, sent, serve):
     assert KEY not in str(raised.value) + repr(raised.value.__cause__)
 
 
-def test_a_missing_key_is_named_and_a_broken_one_is_not_shown(serve, monkeypatch):
+def test_a_missing_key_is_named_a_broken_one_is_not_shown_and_a_word_may_be_said(serve, monkeypatch):
     server = serve(echo, [401])
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(OperantError, match="OPENAI_API_KEY, which is not set"):
@@ -151,6 +151,8 @@ def test_a_missing_key_is_named_and_a_broken_one_is_not_shown(serve, monkeypatch
     with pytest.raises(OperantError, match="signs that no key has") as raised:
         client(server)(["a"])
     assert "sk-1" not in str(raised.value)
+    monkeypatch.setenv("OPENAI_API_KEY", "EMPTY")
+    assert client(server)(["empty"]) == ["EMPTY"]
 
 
 def test_nobody_listens():
@@ -226,6 +228,8 @@ def test_log_probs_of_continuations_are_those_of_an_echo(serve):
     with pytest.raises(OperantError, match="no token of the model begins where the continuation 'reat' does"):
         asked.logprobs(["It was g"], ["reat"])  # cut inside of a token
     assert client(server).logprobs(["It was gre"], ["at"]) == [[-0.25]]
+    with pytest.raises(OperantError, match=r"lacks log-probs \(completions.scoring=echo\)"):
+        client(serve(echo)).logprobs(["It was"], [" great"])
 
 
 LISTED = {" great": math.log(0.5), "great": math.log(0.125), " fine": math.log(0.25)}
@@ -237,18 +241,13 @@ def test_log_probs_of_the_likeliest_tokens(serve, chat):
 
     def reply(body):
         assert body["max_tokens"] == 1 and body["top_logprobs" if chat else "logprobs"] == 7
-        listed = [{"token": token, "logprob": logprob} for token, logprob in LISTED.items()]
+        listed = [{"token": token, "logprob": prob - math.log(2)} for token, prob in [*LISTED.items()] * 2]
         return {"logprobs": {"content": [{"top_logprobs": listed}]} if chat else {"top_logprobs": [LISTED]}}
 
     server = serve(reply)
     (found,) = client(server, chat=chat, scoring="top", top_logprobs=7).logprobs(["It was"], [" great", " bad", "fine"])
     assert found == pytest.approx([math.log(0.625), math.log(0.125), math.log(0.25)], abs=1e-12)
     assert len(server.seen) == 1
-
-
-def test_a_server_without_log_probs_is_named(serve):
-    with pytest.raises(OperantError, match=r"lacks log-probs \(completions.scoring=echo\)"):
-        client(serve(echo)).logprobs(["It was"], [" great"])
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -96,15 +96,15 @@ def test_the_loss_is_the_cross_entropy_behind_reached_returns():
 
 # --- play -------------------------------------------------------------------------------------------------------------
 class Count(Turns):
-    """A world of two turns, fresh or appended: each pays 0.2 for each b of the reply."""
+    """A world of three turns, the last two of which go on from the first: each pays 0, 0.2 or 0.4, by its slot."""
 
-    first = Step("go", fresh=True)
+    branches, first = True, Step("go", fresh=True)
 
     def __init__(self, fresh: bool = True):
         self.fresh = fresh
 
     def answer(self, slot, reply):
-        return Step("on", fresh=self.fresh, reward=min(reply.count("b"), 2) / 5, terminated=self.turn[slot] == 2)
+        return Step("on", fresh=self.fresh, at=0, reward=slot % 3 / 5, terminated=self.turn[slot] == 3)
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -113,13 +113,14 @@ def test_play_states_what_is_wanted_before_the_prompt(fresh):
     learner = Learner(lm(vocab=40), tokenizer=letters(), algorithm="decision", env=Count(fresh), **known)
     for stream, wanted in (("train", 1.0), ("evaluate", 0.4)):
         for rollout in learner.play([Task(str(i), "x") for i in range(8)], stream=stream):
-            one, two = rollout.turns
+            one, two, other = rollout.turns
             assert one.prompt == ids(told(wanted)) + ids("go") and one.unconditioned == ids("go")
+            assert (other.prompt, other.unconditioned) == (two.prompt, two.unconditioned)
             if fresh:
-                assert two.prompt == ids(told(max(wanted - one.reward, 0.0))) + ids("on")
-                assert two.unconditioned == ids("on")
+                assert two.prompt == ids(told(wanted - one.reward)) + ids("on") and two.unconditioned == ids("on")
             else:
-                assert two.prompt == one.prompt + one.action + ids("on") and two.unconditioned is None
+                own, more = one.unconditioned, one.action + ids("on")
+                assert (two.prompt, two.unconditioned) == (one.prompt + more, own + more)
 
 
 def test_a_run_resumes_with_the_returns_that_it_asks_for(tmp_path):

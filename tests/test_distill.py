@@ -63,6 +63,8 @@ def test_the_best_right_sibling_is_the_hint():
     assert [r.turns[0].prompt for r in made] == [ids(x) for x in ("da", "da", "ba", "da", "ma")]
     with pytest.raises(OperantError, match="hint=sibling: the replies have no scores; give a reward"):
         with_hints(rollouts, [None] * 5, letters(), TeacherOptions(hint="sibling"))
+    with pytest.raises(OperantError, match="'yes' is put into prompts, and the policy has no tokenizer: give token"):
+        with_hints([other], [None], None, TeacherOptions())
 
 
 def test_a_chat_gets_its_hint_in_the_last_message():

@@ -252,8 +252,11 @@ def test_a_server_with_another_model_or_raw_logprobs_is_refused(tmp_path):
         with pytest.raises(OperantError, match=r"/v1/nothing.* 404.*engine.reload"):
             given = {"folder": tmp_path / "new", "reload": {"/v1/nothing": {}}}
             OpenAIEngine(policy, url=server.url, model="policy", **given)
-    with serving(policy, tmp_path / "m", raw=True) as server, pytest.raises(OperantError, match="processed_logprobs"):
-        OpenAIEngine(policy, url=server.url, model="policy", sync="none")
+    with serving(policy, tmp_path / "m", raw=True) as server:
+        for scale, why in ((1.0, "processed_logprobs"), (float("nan"), "differ from the policy's by nan nats a token")):
+            policy.head.weight.data *= scale
+            with pytest.raises(OperantError, match=why):
+                OpenAIEngine(policy, url=server.url, model="policy", sync="none")
 
 
 def test_a_server_that_loads_only_some_weights_is_refused(tmp_path):
@@ -331,8 +334,9 @@ def test_a_vllm_that_cannot_be_started_is_refused(tmp_path, venv):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OperantError, match=f"engine.port={port}: Address already in use"):
-            VLLMEngine(policy, python=venv, port=port)
+        for name, given, why in (("port", port, "Address already in use"), ("restarts", -1, "it must be at least 0")):
+            with pytest.raises(OperantError, match=f"engine.{name}={given}: {why}"):
+                VLLMEngine(policy, python=venv, **{"port": port, name: given})
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

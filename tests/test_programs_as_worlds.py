@@ -155,9 +155,14 @@ def test_several_replies_to_a_request_are_branches_with_a_credit_of_their_own():
     assert [turn["parent"] for turn in shown] == [-1, 0, 0, 1] and shown[1]["state"] == shown[2]["state"]
     assert len(shown[2]["state"]) < len(shown[0]["state"] + shown[1]["state"])  # what was read behind the turn before
     plain = {"score.centre": False, "kl.coef": 0.0}
-    jumps = type("Jumps", (Turns,), {"branches": True, "answer": lambda self, slot, reply: Step(at=7)})()
-    with pytest.raises(OperantError, match="task 'letter/c': a step names turn 7 of 1"):
-        played_in(jumps, TASKS[:1])
+    for step, why in (
+        (Step(at=7), "a step names turn 7 of 2"),
+        (Step("d", at=0), "a step goes on from turn 0, which is an example"),
+        (Step(fresh=True), "a step with fresh=True has no text to reply to"),
+    ):
+        own = {"branches": True, "first": Step(examples=[("c", 0.0)]), "answer": lambda *_, step=step: step}
+        with pytest.raises(OperantError, match=f"task 'letter/c': {why}"):
+            played_in(type("Jumps", (Turns,), own)(), TASKS[:1])
     learner = operant.Learner(policy(), algorithm="reinforce", env=AgentWorld(tree), max_tokens=4, **plain)
     batch, places = learner.preview([rollout], [2.0])
     numbers = [part.place for one in played(tree) for part, _ in branches(one, 0.0)]

@@ -5,9 +5,10 @@ import torch
 from cases import cases
 from toys import PIECES, letters, lm
 
-from operant import Learner, OperantError, Policy
+from operant import Learner, OperantError, Policy, Rollout, Task
 from operant.engines.native.engine import NativeEngine
-from operant.rollouts.generation_kwargs import from_generation_kwargs
+from operant.rollouts.external import to_rollouts
+from operant.rollouts.generation_kwargs import declared, drawn_with, from_generation_kwargs
 from operant.sampling import Sampling, reply_text
 
 
@@ -31,35 +32,25 @@ def ids_of(*pieces):
 
 
 @cases(
-    (("d.",), ["s", "d.", "a"], 2, "s"),  # one token is the string
-    (("end",), ["s", "e", "n", "d", "a"], 4, "s"),  # spans three tokens
-    (("d.",), ["t", "end.a", "b"], 2, "ten"),  # inside a token: the ids keep the whole of it, the text is cut
-    (("n d", "! b"), ["!", " b", "c"], 2, ""),  # a token that begins with a space completes it
-    (("en", "d."), ["b", "en", "d."], 2, "b"),  # the first of several
-    ((" the",), ["a", " ", "the", "b"], 3, "a"),
-    (("zz",), ["a", "z", "b", "z", "a", "c"], 6, "azbzac"),  # never
+    (("d.",), ["s", "d.", "a"], {}, 2, "s"),  # one token is the string
+    (("end",), "senda", {}, 4, "s"),  # spans three tokens
+    (("d.",), ["t", "end.a", "b"], {}, 2, "ten"),  # inside a token: the ids keep the whole of it, the text is cut
+    (("n d", "! b"), ["!", " b", "c"], {}, 2, ""),  # a token that begins with a space completes it
+    (("en", "d."), ["b", "en", "d."], {}, 2, "b"),  # the first of several
+    ((" the",), ["a", " ", "the", "b"], {}, 3, "a"),
+    (("zz",), "azbzac", {}, 6, "azbzac"),  # never
+    (("en",), "enaenb", {}, 2, ""),
+    (("en",), "enaenb", {"min_tokens": 3}, 5, "ena"),  # the first came too early: it neither ends nor cuts the reply
+    (("en",), "enaenb", {"min_tokens": 2}, 2, ""),
+    (("en",), "enaenb", {"fixed_length": True}, 6, "enaenb"),
 )
-def test_a_stop_string_keeps_the_last_token_and_cuts_the_text(strings, pieces, length, text):
+def test_a_stop_string_keeps_the_last_token_and_cuts_the_text(strings, pieces, more, length, text):
     script = ids_of(*pieces)
-    forced = Forced(script)
-    sampling = Sampling(max_tokens=len(script), stop_strings=strings)
-    (c,) = NativeEngine(forced.policy).generate([[5]], sampling, [0])
+    sampling = Sampling(max_tokens=len(script), stop_strings=strings, **more)
+    (c,) = NativeEngine(Forced(script).policy).generate([[5]], sampling, [0])
     assert c.action == script[:length]
     assert c.end == ("stop" if length < len(script) or text != "".join(pieces) else "length")
     assert reply_text(letters(), [5], c.action, sampling) == text
-
-
-@cases(
-    ({}, 2, ""),
-    ({"min_tokens": 3}, 5, "ena"),  # the first came too early: it neither ends the reply nor cuts its text
-    ({"min_tokens": 2}, 2, ""),
-    ({"fixed_length": True}, 6, "enaenb"),
-)
-def test_stop_strings_wait_for_min_tokens_or_mean_nothing(more, length, text):
-    script = ids_of("e", "n", "a", "e", "n", "b")
-    sampling = Sampling(max_tokens=6, stop_strings=("en",), **more)
-    (c,) = NativeEngine(Forced(script).policy).generate([[5]], sampling, [0])
-    assert (len(c.action), reply_text(letters(), [5], c.action, sampling)) == (length, text)
 
 
 def test_the_text_has_no_stop_token_and_keeps_a_leading_space():
@@ -89,7 +80,7 @@ def test_a_method_of_trls_trainer_is_answered_with_ours():
 
 
 def test_the_names_of_transformers_mean_what_they_say_there():
-    given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_return_sequences": 1, "top_k": 5.0}
+    given = {"min_new_tokens": 2, "eos_token_id": [4, 5], "temperature": 0.7, "num_beams": None, "top_k": 5.0}
     expected = Sampling(min_tokens=2, stop_tokens=(4, 5), temperature=0.7, top_k=5)
     made = from_generation_kwargs(Sampling(), given)
     assert made == expected and type(made.top_k) is int  # torch.topk takes no float
@@ -98,3 +89,14 @@ def test_the_names_of_transformers_mean_what_they_say_there():
         greedy.for_training()
     assert greedy.top_k == 1
     assert from_generation_kwargs(Sampling(stop_tokens=(9,)), {"eos_token_id": None}).stop_tokens == (9,)
+    given = {"num_return_sequences": 4, "early_stopping": True, "num_beams": None}
+    assert declared(Sampling(), given) == (Sampling(), {})
+
+
+def test_given_replies_keep_the_names_and_the_sampling_that_they_came_with():
+    given = {"tokenizer": None, "sampling": Sampling(), "groups": [*torch.tensor([1, 1, 1])]}
+    made = to_rollouts([[5]] * 3, [[6]] * 3, episodes=["a", 0.25, "a"], **given)
+    assert [len(r.turns) for r in made] == [2, 1] and [r.group for r in made] == [0, 0]
+    ways = [Sampling(max_tokens=8), Sampling(max_tokens=16), Sampling(temperature=0.7)]
+    with pytest.raises(OperantError, match=r"in 2 ways, as .*max_tokens=16.* and as .*temperature=0\.7"):
+        drawn_with([Rollout(Task("a", [5]), 0, [], [], sampling=way) for way in ways], Sampling())

@@ -296,7 +296,7 @@ class StopTable:
         for token in range(len(tokenizer)):
             piece = tokenizer.decode([token])
             # A token decoded alone may lose its leading space, and half a character decodes as U+FFFD.
-            pieces = (piece, " " + piece)
+            pieces = (piece, " " + piece, *token_pieces(tokenizer, [token]))  # as it reads inside a text
             self.flags[token] = "\ufffd" in piece or any(
                 s in p or any(p.startswith(s[k:]) for k in range(len(s))) for s in strings for p in pieces
             )
@@ -469,6 +469,8 @@ def _ids(tokenizer: Tokenizer, text: str, **kwargs: object) -> list[int]:
 
 def encode_more(tokenizer: Tokenizer | None, text: str) -> list[int]:
     """Token ids of a text that continues a conversation, without special tokens."""
+    if text and tokenizer is None:
+        raise OperantError(f"the policy has no tokenizer for {shown(text)}: give one, Policy(model, tokenizer)")
     return _ids(tokenizer, text, add_special_tokens=False) if text else []
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from operant.net.client import Client, NoAnswer
 from operant.types import OperantError, require, shown
 
@@ -113,9 +115,10 @@ class Completions(Client):
         self.address = f"{self.url}/{'chat/completions' if chat else 'completions'}"
         self.scoring, self.top_logprobs = scoring, listed
         self.budget_requests, self.budget_tokens = budget_requests, budget_tokens
-        self.temperature, self.seed = temperature, seed
+        self.seed = seed
         sampled = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-        self.fields = {"model": model, **sampled, "stop": list(stop) or None, **(extra or {})}
+        stops = [stop] if stop and isinstance(stop, str) else list(stop)
+        self.fields = {"model": model, **sampled, "stop": stops or None, **(extra or {})}
         self.cache, self.spent, self._lock = _AnswerCache(cache), Spent(), threading.Lock()
         self.__name__ = f"{model} at {self.url}"
 
@@ -127,7 +130,7 @@ class Completions(Client):
         """
         seen, requests = dict[str, int](), list[Request]()
         for text in texts:
-            sample = seen.get(text, 0) if self.temperature else 0
+            sample = seen.get(text, 0) if self.fields.get("temperature") != 0 else 0
             seen[text] = sample + 1
             own = {} if self.seed is None else {"seed": self.seed + sample}
             requests.append(Request(self.body(text, **own), sample, self.text_of))
@@ -247,8 +250,9 @@ class Completions(Client):
     def listed(self, choice: Any) -> dict[str, float]:
         """The likeliest next tokens with their log-probs, of which there is at least one."""
         if self.chat:
-            first = choice["logprobs"]["content"][0]["top_logprobs"]
-            listed = {one["token"]: float(one["logprob"]) for one in first}
+            listed = dict[str, float]()
+            for one in choice["logprobs"]["content"][0]["top_logprobs"]:  # tokens of different bytes may look the same
+                listed[one["token"]] = float(np.logaddexp(listed.get(one["token"], -math.inf), one["logprob"]))
         else:
             listed = {token: float(logprob) for token, logprob in choice["logprobs"]["top_logprobs"][0].items()}
         if not listed or not all(map(math.isfinite, listed.values())):

@@ -221,7 +221,7 @@ class OpenAIEngine:
                 f"{self.address} returns log-probs from before temperature and truncation: start the server "
                 "with processed ones (vLLM: --logprobs-mode processed_logprobs)"
             )
-        if processed > (OTHER_MODEL if self.usual is None else ROUNDING + 5 * self.usual):
+        if not processed <= (OTHER_MODEL if self.usual is None else ROUNDING + 5 * self.usual):  # or NaN
             remedy = "let engine.reload load all of them" if self.folder else "serve them, or set engine.sync=folder"
             raise OperantError(
                 f"{self.address}: its log-probs of a reply differ from the policy's by {processed:.2g} nats a "

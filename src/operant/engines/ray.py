@@ -134,8 +134,6 @@ class RayEngine(RayActors):
         sizes = [len(prompt) + sum(map(len, among)) for prompt, among in zip(prompts, options, strict=True)]
         return self._ask("choose", sizes, (prompts, options, keys), sampling)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _ask(self, method: str, sizes: list[int], columns: tuple[Sequence[Any], ...], sampling: Sampling) -> list[Any]:
         """The answers of the actors for each row of the columns, in order. Parts are answered in any order."""
         require(self.actors, "engine ray is closed: make another one")
@@ -193,9 +191,6 @@ class Actor:
 
     def ready(self) -> None:
         """Return once the actor has been made."""
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def named_weights(policy: nn.Module) -> dict[str, Tensor]:

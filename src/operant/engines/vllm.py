@@ -71,6 +71,7 @@ class VLLMEngine(OpenAIEngine):
                 f"engine=vllm with {distributed.world()} ranks: each would start a server; start one yourself "
                 "(docs/engines.md), and use engine=openai"
             )
+        require(restarts >= 0, f"engine.restarts={restarts}: it must be at least 0")
         require(0 <= port < 65536, f"engine.port={port}: it must lie in 0..65535; 0 is a free one")
         with socket.socket() as free:
             try:

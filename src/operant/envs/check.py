@@ -132,7 +132,7 @@ def _play(
             for slot, step in answers.step(env, replied, tasks_of).items():
                 turns[slot] += 1
                 live[slot] = played[turns[slot], slot] = step
-                if step.fresh and not step.text and not _ends(step):
+                if step.fresh and not step.text and step.at is None and not _ends(step):
                     raise OperantError(
                         f"world {name_of(env)!r}: step answered slot {slot} (task {tasks[slot].id!r}) with an empty "
                         "prompt; fresh=True needs a text to reply to"

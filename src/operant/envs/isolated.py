@@ -176,8 +176,6 @@ class IsolatedEnv:
         """Send each reply to its episode. Raises: OperantError if a failure stops the run."""
         return self._ask("step", replies)
 
-    # --- inside -------------------------------------------------------------------------------------------------------
-
     def _check_limits(self) -> None:
         """Raises: OperantError for an unknown name or a value that is not allowed."""
         for name, value in self._limits.items():

@@ -125,7 +125,7 @@ class Client:
         stop, failure = stop or threading.Event(), NoAnswer("")
         for attempt in range(self.tries):
             if attempt:  # not to the second, so that clients do not come back together
-                wait = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
+                wait = FIRST_WAIT * 2 ** min(attempt - 1, 60) * random.uniform(0.75, 1.25)
                 stop.wait(min(max(failure.after, wait), self.longest_wait))
             require(not stop.is_set(), f"{address}: another request has failed")
             try:
@@ -153,7 +153,8 @@ class Client:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             with self.fetch(Request(address, body.encode(), headers), timeout=self.timeout) as response:
-                return without(key, self.received(address, response))
+                secret = key if len(key) >= 16 else ""  # a shorter one is a word, such as EMPTY or ollama
+                return without(secret, self.received(address, response))
         except HTTPError as error:
             answer = b""
             with error, suppress(OSError, HTTPException):  # it may break off

@@ -184,6 +184,6 @@ def _instead(name: str, *given: int, **named: object) -> object:
 
 def _ends(target: int = 1, number: int = 0) -> bool:
     """Whether a signal to this process, or to its group, kills it; one that is handled says a sentence of its own."""
-    own = target in (os.getpid(), os.getpgrp(), 0)
-    deadly = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL)
+    own = target in (os.getpid(), os.getpgrp(), -os.getpgrp(), 0)
+    deadly = [signal.Signals[f"SIG{name}"] for name in "TERM HUP QUIT ABRT SEGV KILL USR1 USR2 ALRM".split()]
     return own and number in deadly and signal.getsignal(number) == signal.SIG_DFL

@@ -178,9 +178,6 @@ def _cached_states(rows: list[dict[str, Any]], width: int) -> Tensor | None:
     return torch.nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
-# --- micro-batches and weights ----------------------------------------------------------------------------------------
-
-
 def units(batch: Batch, unit: str = "episode") -> list[list[int]]:
     """Row numbers of each unit, whose rows stay together.
 

@@ -49,16 +49,15 @@ def to_rollouts(
     are texts.
     """
     count = len(queries)
-    names = list(range(count)) if episodes is None else [int(e) for e in episodes]
+    called = range(count) if episodes is None else episodes, [None] * count if groups is None else groups
+    names, together = ([x.item() if hasattr(x, "item") else x for x in some] for some in called)
     paid = [0.0] * count if rewards is None else [_number(r, i) for i, r in enumerate(rewards)]
     ahead = [0.0] * count if next_values is None else [_number(v, i, "next value") for i, v in enumerate(next_values)]
-    groups = groups.tolist() if isinstance(groups, torch.Tensor) else groups
-    together = [None] * count if groups is None else list(groups)
     lists = {"responses": responses, "episodes": names, "rewards": paid, "next_values": ahead, "groups": together}
     for what, things in lists.items():
         require(len(things) == count, f"{len(things)} {what} for {count} queries: give one for each")
-    turns_of: dict[int, list[tuple[Turn, str]]] = {}
-    group_of: dict[int, Any] = {}
+    turns_of: dict[Any, list[tuple[Turn, str]]] = {}
+    group_of: dict[Any, Any] = {}
     for i, name in enumerate(names):
         action = to_ids(tokenizer, responses[i], reply=True)
         if ends and isinstance(responses[i], str):

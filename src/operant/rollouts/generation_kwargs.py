@@ -15,8 +15,8 @@ from operant.sampling import Sampling
 from operant.types import OperantError, Rollout, shown
 
 _NEUTRAL = {
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
+    "num_beams": (1, None),
+    "num_return_sequences": (1, None),
     "repetition_penalty": (1, None),
     "length_penalty": (1, None),
     "no_repeat_ngram_size": (0, None),
@@ -27,7 +27,7 @@ _NEUTRAL = {
     "use_cache": (True, False, None),
     "bos_token_id": None,
     "pad_token_id": None,
-    "early_stopping": (False, None),
+    "early_stopping": None,
 }
 """Arguments that `Sampling` does not have, and the values with which they change nothing; None: any value."""
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "stop_tokens"}
@@ -74,17 +74,20 @@ def from_generation_kwargs(base: Sampling, kwargs: Mapping[str, object]) -> Samp
         elif value is not None:
             own = _RENAMED.get(name, name)
             changes[own] = convert(value, types[own], name)
-    return replace(base, **changes)
+    made = replace(base, **changes)
+    return replace(made, banned=tuple(t for t in made.banned if t not in made.stops)) if base.only_text else made
 
 
 def drawn_with(rollouts: Sequence[Rollout], usual: Sampling) -> Sampling:
     """The sampling that all replies were generated with; `usual` for replies that do not store theirs."""
     found = list(dict.fromkeys(r.sampling or usual for r in rollouts)) or [usual]
     chose = any(turn.options is not None for r in rollouts for turn in r.turns)  # an option ends with a stop token
-    if len({(sampling.distribution, sampling.terminator if chose else None) for sampling in found}) > 1:
+    ways = {(sampling.distribution, sampling.terminator if chose else None): sampling for sampling in found}
+    if len(ways) > 1:
+        one, other, *_ = ways.values()
         raise OperantError(
-            f"these replies were sampled in {len(found)} ways, as {found[0]} and as {found[1]}: one step scores all of "
-            "them in one way; use a step for each"
+            f"these replies were sampled in {len(ways)} ways, as {one} and as {other}: one step scores all of them in "
+            "one way; use a step for each"
         )
     return max(found, key=lambda sampling: sampling.max_tokens)
 
@@ -115,7 +118,7 @@ def declared(base: Sampling, generation: Mapping[str, object]) -> tuple[Sampling
     Raises: OperantError for an unknown name, with the nearest.
     """
     unscored = {k: v for k, v in generation.items() if k in UNSCORED and v not in UNSCORED[k]}
-    scored = {k: v for k, v in generation.items() if k not in UNSCORED and k != "max_length"}
+    scored = {k: v for k, v in generation.items() if k not in {*UNSCORED, *_HARMLESS, "max_length"}}
     sampling = from_generation_kwargs(base, scored)
     return replace(sampling, top_k=0, top_p=1.0, min_p=0.0), unscored
 

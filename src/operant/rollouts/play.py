@@ -140,9 +140,11 @@ class Episode:
         self.turns[-1] = last = replace(self.turns[-1], **paid)
         if missing := [number for number in (*step.paid, step.at or 0) if not 0 <= number < len(self.turns)]:
             raise OperantError(f"task {self.task.id!r}: a step names turn {missing[0]} of {len(self.turns)}")
+        if step.at is not None and not self.turns[step.at].action:
+            raise OperantError(f"task {self.task.id!r}: a step goes on from turn {step.at}, which is an example")
         for number, reward in step.paid.items():
             self.turns[number] = replace(self.turns[number], reward=self.turns[number].reward + float(reward))
-        self.info, self.key = self.info | step.info, step.key
+        self.info, self.key = {**self.info, **step.info}, step.key
         if step.failed is not None:
             return self._ended(step.failed)
         first_reply = len(self.turns) == 1
@@ -154,9 +156,13 @@ class Episode:
             following, self.own = before.prompt, before.unconditioned
             self.parent = step.at - 1 if before.parent is None else before.parent
         if following is None and not done:
-            following = before.prompt + before.action + encode_more(self.tokenizer, step.text)
+            more = before.action + encode_more(self.tokenizer, step.text)
+            following = before.prompt + more
+            self.own = None if before.unconditioned is None else before.unconditioned + more
         if not (step.terminated or step.truncated):
             assert following is not None  # the episode goes on, so the line above has set it
+            if step.fresh and not step.text and step.at is None:
+                raise OperantError(f"task {self.task.id!r}: a step with fresh=True has no text to reply to")
             options = self._encoded(step)
             if not fits(len(following), self._longest(options)):
                 while not fits(len(following), 1):  # the critic reads what fits, and predicts after it
@@ -173,7 +179,11 @@ class Episode:
         if self.opening is None:
             return prompt
         self.own = prompt
-        return self.opening(self.task, self.place, prompt, self.turns)
+        path, at = list[Turn](), len(self.turns) - 1 if self.parent is None else self.parent
+        while at >= 0:  # what other branches have earned is no part of this one
+            path.append(turn := self.turns[at])
+            at = at - 1 if turn.parent is None else turn.parent
+        return self.opening(self.task, self.place, prompt, path[::-1])
 
     def _add_examples(self, step: Step) -> None:
         """Append the turns that the world has played by itself, which have neither prompt nor action."""

@@ -58,9 +58,6 @@ def with_prompts(rollout: Rollout, prompt_of: Callable[[int, Turn], list[int]]) 
     return replace(rollout, turns=turns)
 
 
-# --- hints ------------------------------------------------------------------------------------------------------------
-
-
 def target(rollout: Rollout) -> str:
     """The target of the task, or the answer in it."""
     known = rollout.task.target
@@ -166,7 +163,7 @@ def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, temp
         if not hint:
             return turn.prompt
         if tokenizer is None:
-            before, _, behind = (list(hint) if "{hint}" in part else "" for part in template.partition("{prompt}"))
+            before, _, behind = (hint if "{hint}" in part else "" for part in template.partition("{prompt}"))
         else:
             text = hint if isinstance(hint, str) else tokenizer.decode(hint)
             before, _, behind = (part.replace("{hint}", text) for part in template.partition("{prompt}"))
@@ -180,9 +177,6 @@ def _with_hint(rollout: Rollout, tokenizer: Tokenizer | None, hint: object, temp
             "one hint for the whole episode"
         )
     return made
-
-
-# --- returns ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
